@@ -1,0 +1,45 @@
+"""What capture hands to the driver: one frame, captured up to its end or its first graph break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch.fx
+
+from fusewright.capture.guards import Guard
+from fusewright.capture.sources import Source
+from fusewright.graph.types import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A graph break: `code` is a row of the catalogue in `fusewright.errors`; `stack` is outermost first."""
+
+    code: str
+    detail: str
+    stack: tuple[Location, ...]
+
+
+@dataclass(slots=True)
+class CapturedFrame:
+    """One captured frame.
+
+    graph     ATen-level or torch-level FX graph, or None when the frame has no tensor operator before its end or break
+    inputs    the source of each placeholder of `graph`, in order (a tensor, or a TensorSize for a symbolic size)
+    guards    what must hold for this capture to be reused
+    finish    called as finish(outputs, function, *locals) with the tuple of graph outputs; returns the frame's result.
+              None when the graph has exactly one output and the frame returns just that
+    finish_text  the generated source of `finish`, for people
+    breaks    graph breaks of this frame (at most one: a resumed frame is captured separately)
+    op_count  torch-level operators captured
+    """
+
+    graph: torch.fx.Graph | None
+    inputs: tuple[Source, ...]
+    guards: tuple[Guard, ...]
+    finish: Callable[..., object] | None
+    finish_text: str
+    breaks: tuple[Break, ...] = ()
+    op_count: int = 0
+    example_inputs: tuple[object, ...] = field(default=())

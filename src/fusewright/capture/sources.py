@@ -1,0 +1,158 @@
+"""Sources: where an outside object came from, as a path that can be evaluated again at every call.
+
+Takes nothing; gives immutable, hashable descriptions. A source is evaluated three ways, which must agree:
+by the native guard program (`csrc/guards.cpp`), by generated Python text (`text`, used by `finish` and in messages),
+and by a person reading a recompile log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Base of all sources. `text` is a Python expression over the names that `finish` has in scope."""
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Source):
+    """The argument in slot `index` of the root frame's locals (positional, keyword-only, `*args` tuple, `**kwargs` dict)."""
+
+    index: int
+    name: str
+
+    def text(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSource(Source):
+    """The function object whose frame is being compiled."""
+
+    def text(self) -> str:
+        return "__function"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Source):
+    """An object known at capture, held strongly by the compiled code (a module's globals, a class, `sys.modules[...]`)."""
+
+    obj_id: int
+    obj: object
+    name: str
+
+    def text(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash((Constant, self.obj_id))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Constant and other.obj is self.obj
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute(Source):
+    """`getattr(base, name)` where the attribute is a slot, C descriptor or other cheap native attribute
+    (`__globals__`, `__defaults__`, `__self__`, `cell_contents`, `__class__`, `tensor.grad`); never runs Python code."""
+
+    base: Source
+    name: str
+
+    def text(self) -> str:
+        return f"{self.base.text()}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDict(Source):
+    """The instance dictionary of an object (`vars(base)`), or a module's / class's `__dict__`."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"{self.base.text()}.__dict__"
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Source):
+    """`base[key]` by the builtin container's own method: an index of a list/tuple/deque, a key of a dict.
+
+    `key` is hashable and compared by equality (a str, an int…); a key that is an object is given by identity.
+    Item(InstanceDict(x), "weight") prints as `x.weight`, Item(InstanceDict(m)._modules, ...) likewise readable.
+    """
+
+    base: Source
+    key: object
+
+    def text(self) -> str:
+        if isinstance(self.base, InstanceDict) and isinstance(self.key, str) and self.key.isidentifier():
+            return f"{self.base.text()}[{self.key!r}]"
+        return f"{self.base.text()}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOf(Source):
+    """`type(base)`."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"type({self.base.text()})"
+
+
+@dataclass(frozen=True, slots=True)
+class DictKey(Source):
+    """The `index`-th key, in order, of a dict (for keys that are not constants)."""
+
+    base: Source
+    index: int
+
+    def text(self) -> str:
+        return f"list({self.base.text()})[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize(Source):
+    """`base.size(dim)` of a tensor: the source of a symbolic size."""
+
+    base: Source
+    dim: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.size()[{self.dim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStride(Source):
+    """`base.stride(dim)` of a tensor."""
+
+    base: Source
+    dim: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.stride()[{self.dim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Source):
+    """A global name of the root frame's function: `__globals__[name]`, falling to builtins."""
+
+    name: str
+
+    def text(self) -> str:
+        return f"__globals[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Closure(Source):
+    """The contents of closure cell `index` (name `name`) of the root frame's function."""
+
+    index: int
+    name: str
+
+    def text(self) -> str:
+        return f"__function.__closure__[{self.index}].cell_contents"

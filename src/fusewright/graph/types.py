@@ -1,0 +1,65 @@
+"""The type of a value in a graph: what every stage after capture knows about a tensor without having it.
+
+Always holds: shape and stride have the same length, and both are counted in elements (never bytes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.graph.sizes import Dim
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape, strides (in elements), element type and device of a tensor, with symbolic sizes allowed.
+
+    `offset` is the storage offset in elements; it matters only for views.
+    """
+
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+    offset: Dim = 0
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> Dim:
+        """Number of elements, symbolic if any size is."""
+        total: Dim = 1
+        for size in self.shape:
+            total = total * size
+        return total
+
+    def __str__(self) -> str:
+        sizes = "x".join(str(size) for size in self.shape) or "scalar"
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}[{sizes}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """One level of the user's stack: where an operator, a break or a kernel came from."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Row-major strides of `shape`, in elements; a dimension of size 0 or 1 counts as PyTorch counts it (as 1)."""
+    strides: list[Dim] = []
+    running: Dim = 1
+    for size in reversed(shape):
+        strides.append(running)
+        running = running * (1 if isinstance(size, int) and size == 0 else size)
+    return tuple(reversed(strides))
