@@ -1,0 +1,32 @@
+// What the parts of fusewright._native share: each part registers its types and functions in `module`, and the entry
+// calls plans through one C function. CPython API only; no PyTorch or C++ library type crosses this border.
+//
+// Always holds: every function returns -1 or NULL with a Python exception set when it fails; the GIL is held.
+#ifndef FUSEWRIGHT_NATIVE_H
+#define FUSEWRIGHT_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// csrc/plan.cpp: the native call plan. Weak, so that the extension also loads when that file is not in the tree.
+__attribute__((weak)) PyTypeObject *fw_plan_type(void);
+__attribute__((weak)) int fw_plan_init(PyObject *module);
+// Runs `plan` (exactly of fw_plan_type()) on `n` borrowed inputs. Returns a new reference: a tuple of outputs, or the
+// single output object when the plan says so.
+__attribute__((weak)) PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n);
+
+// csrc/guards.cpp: GuardProgram.
+int fw_guards_init(PyObject *module);
+// csrc/entry.cpp: Entry, CompiledFunction.
+int fw_entry_init(PyObject *module);
+// csrc/hook.c: the PEP 523 frame hook.
+int fw_hook_init(PyObject *module);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
