@@ -1,0 +1,333 @@
+"""The loop IR: a graph as loops over buffers, in plain data that prints, compares and hashes.
+
+Takes nothing; defines the types between lowering (`loops/lower`), scheduling (`schedule`) and code generation (`codegen`).
+
+Always holds:
+- Expressions are hash-consed: structurally equal expressions are the same object, so equality and hashing are by identity, a shared
+  subexpression is shared, and walks must memoise by identity (an expression is a DAG, not a tree).
+- An index is a `Dim` (graph/sizes.py) over loop variables and size symbols, counted in elements from the buffer's start, strides included.
+- Arithmetic is done in the dtype of the expression. bfloat16 and float16 appear only in `Load`, in `Store`d values and as the target of a
+  `cast`: lowering computes in float32 between them. bool is its own dtype (a mask), stored as one byte 0 or 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union
+from weakref import WeakValueDictionary
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr
+from fusewright.graph.types import Location
+
+# --- expressions ----------------------------------------------------------------------------------------------------
+
+_interned: WeakValueDictionary[tuple[Any, ...], Expression] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Expression:
+    """A value computed at one point of an iteration space. Construct with the functions below, never directly."""
+
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load(Expression):
+    """`buffer[index]`. `bindings` are symbols of `index` whose values are computed at run time (indirect indexing):
+    (symbol, int64 expression) pairs, already bounds-checked or wrapped by a `check`/`wrap` of lowering's making."""
+
+    buffer: str
+    index: Dim
+    bindings: tuple[tuple[Expr, Expression], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant(Expression):
+    """A literal. Floats are kept exactly (inf, nan and -0.0 included)."""
+
+    value: bool | int | float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexValue(Expression):
+    """The value of an index (a loop variable, a size, arithmetic on them) as an integer of dtype int64."""
+
+    index: Dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apply(Expression):
+    """An elementwise operation from `OPERATIONS` on arguments."""
+
+    op: str
+    args: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masked(Expression):
+    """`body` where `mask` is true, else `other`. Loads inside `body` are not performed where the mask is false
+    (their index may be out of range there)."""
+
+    mask: Expression
+    body: Expression
+    other: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedIndex(Expression):
+    """An int64 index into a dimension of size `extent`. Negative values in -extent..-1 are wrapped when `wrap`;
+    what is still out of range sets the kernel's status flag (the call then falls back to eager, which raises PyTorch's own
+    IndexError) and yields 0, so that no memory outside the buffer is touched."""
+
+    value: Expression
+    extent: Dim
+    wrap: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalValue(Expression):
+    """The value of a kernel-local name: a reduction's result or a definition (only in scheduled kernels)."""
+
+    name: str
+
+
+def _intern(key: tuple[Any, ...], make: Any) -> Any:
+    found = _interned.get(key)
+    if found is None:
+        found = make()
+        _interned[key] = found
+    return found
+
+
+def load(buffer: str, index: Dim, dtype: torch.dtype, bindings: tuple[tuple[Expr, Expression], ...] = ()) -> Load:
+    return _intern(("load", buffer, index, dtype, bindings), lambda: Load(dtype, buffer, index, bindings))
+
+
+def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
+    """`value` converted to the Python type of `dtype` first; keyed by type and bits so that 1, True, 1.0 and -0.0 differ."""
+    if dtype.is_floating_point:
+        value = float(value)
+        key: Any = value.hex()
+    elif dtype is torch.bool:
+        value = bool(value)
+        key = value
+    else:
+        value = int(value)
+        key = value
+    return _intern(("constant", type(value), key, dtype), lambda: Constant(dtype, value))
+
+
+def index_value(index: Dim) -> Expression:
+    if isinstance(index, int):
+        return constant(index, torch.int64)
+    return _intern(("index", index), lambda: IndexValue(torch.int64, index))
+
+
+def apply(op: str, *args: Expression, dtype: torch.dtype) -> Apply:
+    if op not in OPERATIONS:
+        raise ValueError(f"unknown loop operation {op!r}")
+    return _intern(("apply", op, args, dtype), lambda: Apply(dtype, op, args))
+
+
+def cast(value: Expression, dtype: torch.dtype) -> Expression:
+    """Conversion with PyTorch's semantics (float to int truncates, anything to bool is `!= 0`)."""
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Constant) and (dtype.is_floating_point or value.value == value.value and abs(value.value) != float("inf")):
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32) or not isinstance(value.value, float):
+            return constant(value.value, dtype)
+    return apply("cast", value, dtype=dtype)
+
+
+def masked(mask: Expression, body: Expression, other: Expression) -> Expression:
+    return _intern(("masked", mask, body, other), lambda: Masked(body.dtype, mask, body, other))
+
+
+def checked_index(value: Expression, extent: Dim, wrap: bool = True) -> CheckedIndex:
+    return _intern(("checked", value, extent, wrap), lambda: CheckedIndex(torch.int64, value, extent, wrap))
+
+
+def local_value(name: str, dtype: torch.dtype) -> LocalValue:
+    return _intern(("local", name, dtype), lambda: LocalValue(dtype, name))
+
+
+OPERATIONS: dict[str, int] = {
+    # name: number of arguments. Semantics are those of the ATen operator of the same name on floats and integers.
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_divide": 2, "trunc_divide": 2, "remainder": 2, "fmod": 2,
+    "neg": 1, "abs": 1, "sign": 1, "pow": 2, "fma": 3,
+    "minimum": 2, "maximum": 2,  # NaN propagates
+    "fmin": 2, "fmax": 2,  # NaN loses
+    "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2,  # result bool
+    "logical_and": 2, "logical_or": 2, "logical_xor": 2, "logical_not": 1,  # bool arguments, bool result
+    "bitwise_and": 2, "bitwise_or": 2, "bitwise_xor": 2, "bitwise_not": 1, "shift_left": 2, "shift_right": 2,
+    "where": 3,  # (bool, a, b)
+    "cast": 1, "bitcast": 1,
+    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1, "sqrt": 1, "rsqrt": 1, "reciprocal": 1,
+    "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "atan2": 2, "sinh": 1, "cosh": 1, "tanh": 1,
+    "asinh": 1, "acosh": 1, "atanh": 1, "sigmoid": 1, "erf": 1, "erfc": 1, "erfinv": 1, "lgamma": 1, "digamma": 1,
+    "floor": 1, "ceil": 1, "round": 1, "trunc": 1, "frac": 1,
+    "isnan": 1, "isinf": 1, "isfinite": 1, "signbit": 1, "copysign": 2, "hypot": 2, "nextafter": 2,
+}  # fmt: skip
+
+# --- statements and operations --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop: `symbol` runs from 0 to extent - 1."""
+
+    symbol: Expr
+    extent: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """`buffer[index] = value` ("write"), or an accumulation into memory ("add", "max", "min": atomic where iterations may collide).
+    `bindings` as in Load."""
+
+    buffer: str
+    index: Dim
+    value: Expression
+    mode: Literal["write", "add", "max", "min"] = "write"
+    bindings: tuple[tuple[Expr, Expression], ...] = ()
+
+
+ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "xor_sum"]
+"""max/min propagate NaN; argmax/argmin give the int64 position in the flattened reduced axes, of the first extreme or the first NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """For every point of `axes`, perform the stores (all of them at the same point; stores never read what this operation writes)."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    stores: tuple[Store, ...]
+    locations: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """For every point of `axes`: accumulate `value` over `reduced`, then store result to buffer[index].
+
+    The accumulator's dtype is `value.dtype` (float32 for half inputs; argmax accumulates pairs and its result is int64).
+    `finish` is an expression over local_value("acc", ...) applied before the store (e.g. division by the count, a cast).
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    kind: ReductionKind
+    value: Expression
+    buffer: str
+    index: Dim
+    finish: Expression
+    locations: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """For every point of `axes`: run along `scanned` in order, combining `value` into a running accumulator ("sum", "prod", "max",
+    "min", "logaddexp") and storing finish(accumulator) to buffer[index] at every step. For "max"/"min" with `position_buffer`, the int64
+    position of the (last, as ATen does) extreme is stored there at the same index."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    scanned: Axis
+    kind: Literal["sum", "prod", "max", "min", "logaddexp"]
+    value: Expression
+    buffer: str
+    index: Dim
+    finish: Expression
+    position_buffer: str | None = None
+    locations: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """A strided window on a buffer, as an argument of an extern operator: elements buffer[offset + sum(i_k * stride_k)]."""
+
+    buffer: str
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+    offset: Dim
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """A call of a library operator. args/kwargs are nested tuples of BufferRef, Dim, and plain constants.
+
+    outputs: the buffers that receive the results, in order (None for a result that nobody reads).
+    placement "out": `target` is called in its out= form and writes into buffers that the memory plan places;
+    "returned": the operator allocates its results. mutates: buffers written in place (e.g. a random generator's none, index_put_'s one).
+    ordered: must keep its order among other ordered externs (random numbers, side effects).
+    """
+
+    name: str
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[str | None, ...]
+    placement: Literal["out", "returned"] = "returned"
+    mutates: tuple[str, ...] = ()
+    ordered: bool = False
+    locations: tuple[Location, ...] = ()
+
+
+Operation = Union[Pointwise, Reduction, Scan, Extern]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A piece of memory. shape/stride are what an extern or the user sees; kernels index it flat.
+
+    role: "input" (the caller's tensor; `position` says which graph input), "constant" (captured tensor; `position` indexes
+    LoopProgram.constants), "temporary", "output" (freshly allocated for the user at every call).
+    """
+
+    name: str
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+    dtype: torch.dtype
+    device: torch.device
+    role: Literal["input", "constant", "temporary", "output"]
+    position: int = -1
+    offset: Dim = 0
+
+    def span(self) -> Dim:
+        """Number of elements from the first to the last one addressed."""
+        total: Dim = 1
+        for size, stride in zip(self.shape, self.stride):
+            if isinstance(size, int) and size == 0:
+                return 0
+            total = total + (size - 1) * stride
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of the graph: a buffer as it is, a strided view of a buffer (`ref`), a size, or None/constant (`value`)."""
+
+    kind: Literal["buffer", "view", "size", "value"]
+    buffer: str = ""
+    ref: BufferRef | None = None
+    value: Any = None
+
+
+@dataclass(slots=True)
+class LoopProgram:
+    """A whole graph as loops: operations in a valid order over named buffers.
+
+    `size_symbols` maps each symbol of the sizes in use to where its value is found at run time:
+    (input position, dimension), or (input position, -1) when the input itself is the integer.
+    """
+
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    constants: tuple[torch.Tensor, ...] = ()
+    size_symbols: dict[Expr, tuple[int, int]] = field(default_factory=dict)

@@ -1,0 +1,134 @@
+"""The schedule's result: fused kernels, and the order in which kernels and library operators run, with memory placed.
+
+Takes nothing; defines the types between `schedule`, `codegen` and `runtime`.
+
+A kernel is two levels of loops. `outer` axes are shared by all stages and their iterations are independent (they may run in
+parallel, in any order, and be vectorised). For each outer point the stages run in order; each runs its own inner axes.
+A layer norm is: outer (row); stage 1 over columns reduces the mean; stage 2 reduces the squared deviations; stage 3 stores.
+A column sum is: outer (column); one stage over rows (code generation vectorises the outer axis).
+Pure pointwise work has outer axes and one stage without inner axes, or rows and columns split between them: code generation treats both alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Union
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr
+from fusewright.graph.types import Location
+from fusewright.loops.ir import Axis, Buffer, Expression, Extern, Output, ReductionKind, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Define:
+    """Names a value for later statements of the same stage (a stored value that is read again in the same iteration)."""
+
+    local: str
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Accumulates `value` over the stage's inner axes into local `local`, available to later stages of the same outer point.
+
+    accumulator dtype = value.dtype; argmax/argmin give int64 positions in the flattened inner axes (first extreme, NaN wins).
+    """
+
+    local: str
+    kind: ReductionKind
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class ScanStep:
+    """A running accumulation along the stage's only inner axis; `local` is the value at this step, usable by later statements.
+    For "max"/"min", `position` (if given) is the local that holds the int64 position of the last extreme."""
+
+    local: str
+    kind: Literal["sum", "prod", "max", "min", "logaddexp"]
+    value: Expression
+    position: str | None = None
+
+
+Statement = Union[Define, Store, Reduce, ScanStep]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`axes` nested inner loops (possibly none) around statements in order."""
+
+    axes: tuple[Axis, ...]
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory private to one outer iteration (a buffer that fusion made local to a row): `size` elements, indexed like a buffer."""
+
+    name: str
+    dtype: torch.dtype
+    size: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One fused kernel. `buffers` lists every buffer it touches, in parameter order (reads first); `sizes` the size symbols it needs.
+
+    inplace: buffers in this kernel whose memory may be the same (the memory plan reused an input's space for an output):
+    pairs (read, written); each element is read before the same element is written, in the same iteration.
+    """
+
+    name: str
+    outer: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+    buffers: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    written: frozenset[str]
+    sizes: tuple[Expr, ...] = ()
+    scratch: tuple[Scratch, ...] = ()
+    inplace: tuple[tuple[str, str], ...] = ()
+    locations: tuple[Location, ...] = ()
+    origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunKernel:
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunExtern:
+    extern: Extern
+
+
+Step = Union[RunKernel, RunExtern]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A temporary's place in the arena: byte offset (aligned to 64) and size in bytes. Symbolic sizes give symbolic places."""
+
+    offset: Dim
+    size: Dim
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything that code generation and the runtime need to run a graph.
+
+    `placements` covers every temporary that a kernel or an out= extern writes; temporaries returned by an extern own their memory and
+    are freed after the step numbered in `last_use`.
+    """
+
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    constants: tuple[torch.Tensor, ...] = ()
+    placements: dict[str, Placement] = field(default_factory=dict)
+    arena_size: Dim = 0
+    last_use: dict[str, int] = field(default_factory=dict)
+    size_symbols: dict[Expr, tuple[int, int]] = field(default_factory=dict)
