@@ -1,0 +1,41 @@
+"""Settings of one capture: what the driver decides and the interpreter and `World` read.
+
+Always holds: plain data, made once per compiled function by the driver; capture never changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    return function
+
+
+def call_plainly(function: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+    """Calls `function`; stands in for the native `call_eager`, which does the same with the frame hook installed."""
+    return function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """fullgraph          a graph break is re-raised to the driver instead of being cut
+    level                 "aten" for the native stages, "torch" for backends that take a torch-level graph
+    dynamic               None: sizes are static until they change; True: symbolic from the start; False: never symbolic
+    instruction_budget    work, in interpreted instructions, after which the frame is run eagerly
+    inline_depth          interpreted frames on top of each other after which a call is a graph break
+    max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
+    wrap_resume           makes a resume function a compiled function
+    call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are compiled
+    """
+
+    fullgraph: bool = False
+    level: Literal["aten", "torch"] = "aten"
+    dynamic: bool | None = None
+    instruction_budget: int = 5_000_000
+    inline_depth: int = 400
+    max_attempts: int = 4
+    wrap_resume: Callable[[Callable[..., object]], Callable[..., object]] = _unwrapped
+    call_eager: Callable[..., object] = call_plainly
