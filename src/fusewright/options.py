@@ -1,0 +1,149 @@
+"""Modes, options and environment variables: one typed table each. The only place that reads the environment.
+
+Takes what the user passed to `compile`; gives a frozen `Settings`. Always holds: an unknown key or a value of the wrong type is an
+`OptionError` that names the value and the near misses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusewright.errors import OptionError, near_misses
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row: the type of its values, the default, and what it means."""
+
+    type: type
+    default: Any
+    meaning: str
+
+
+OPTIONS: dict[str, Option] = {
+    "max_autotune": Option(bool, False, "search kernel parameters and library paths by measuring, within autotune_seconds"),
+    "autotune_seconds": Option(float, 30.0, "time budget of a max_autotune compile, in seconds"),
+    "shape_padding": Option(bool, False, "pad matrix multiplications to sizes that the hardware likes"),
+    "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
+    "trace.enabled": Option(bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"),
+    "fallback_random": Option(bool, True, "random operators give exactly eager's numbers"),
+    "layout": Option(bool, True, "let convolution chains run in channels-last memory format inside the graph"),
+    "fusion": Option(bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"),
+    "stop_after_rewrites": Option(int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"),
+    "instruction_limit": Option(int, 5_000_000, "Python instructions that capture follows before it gives up on a frame"),
+    "arena_limit_mib": Option(int, 4096, "temporary memory kept between calls, in MiB; larger needs are freed after each call"),
+}
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"triton.cudagraphs": True},
+    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
+}
+
+STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
+
+
+def _flag(text: str) -> bool:
+    return text.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: how its text is read, and what it means."""
+
+    parse: Callable[[str], Any]
+    default: Any
+    meaning: str
+
+
+VARIABLES: dict[str, Variable] = {
+    "FUSEWRIGHT_LOGS": Variable(str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles"),
+    "FUSEWRIGHT_DEBUG": Variable(_flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/"),
+    "FUSEWRIGHT_DISABLE": Variable(_flag, False, "compile() returns its argument unchanged"),
+    "FUSEWRIGHT_BACKEND": Variable(str, "", "the backend to use where the program does not name one"),
+}
+
+
+def environment(name: str) -> Any:
+    """The value of an environment variable of the table, parsed (read at each call: a test may change it)."""
+    variable = VARIABLES[name]
+    text = os.environ.get(name)
+    return variable.default if text is None else variable.parse(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one `compile` call asked for, checked."""
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    backend: Any = "native"
+    mode: str = "default"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backend_options: Mapping[str, Any] | None = None
+    name: str | None = None
+    recompile_limit: int = 8
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of option `key`: the user's, else the mode's, else the default."""
+        return self.options[key]
+
+
+def _checked(key: str, value: Any) -> Any:
+    row = OPTIONS.get(key)
+    if row is None:
+        raise OptionError(f"unknown option {key!r}: {near_misses(key, OPTIONS)}")
+    if row.type is float and type(value) is int:
+        value = float(value)
+    if type(value) is not row.type:
+        raise OptionError(
+            f"option {key!r} takes {row.type.__name__}, got {value!r} of type {type(value).__name__} ({row.meaning})"
+        )
+    return value
+
+
+def settings(
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: Any = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    recompile_limit: int | None = None,
+) -> Settings:
+    """Checks the arguments of `compile` and merges mode and options (options refine the mode).
+
+    Raises OptionError naming the wrong value and the choices. Options of a backend other than "native" are passed to it unchecked.
+    """
+    if type(fullgraph) is not bool:
+        raise OptionError(f"fullgraph takes True or False, got {fullgraph!r}")
+    if dynamic not in (None, True, False) or type(dynamic) not in (bool, type(None)):
+        raise OptionError(f"dynamic takes None, True or False, got {dynamic!r}")
+    if mode is not None and mode not in MODES:
+        raise OptionError(f"unknown mode {mode!r}: {near_misses(str(mode), MODES)}")
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f"options takes a dict, got {type(options).__name__}")
+    if recompile_limit is not None and (type(recompile_limit) is not int or recompile_limit < 1):
+        raise OptionError(f"recompile_limit takes a positive int, got {recompile_limit!r}")
+    backend = backend if backend is not None else environment("FUSEWRIGHT_BACKEND") or "native"
+    merged = {key: row.default for key, row in OPTIONS.items()} | MODES[mode or "default"]
+    backend_options = None
+    if backend == "native":
+        merged |= {key: _checked(key, value) for key, value in (options or {}).items()}
+    else:
+        backend_options = dict(options) if options else None
+    return Settings(
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        backend=backend,
+        mode=mode or "default",
+        options=merged,
+        backend_options=backend_options,
+        name=name,
+        recompile_limit=recompile_limit if recompile_limit is not None else 8,
+    )
