@@ -31,7 +31,7 @@ from fusewright.graph.sizes import (
 )
 
 N = symbol("s0", 1)
-I = loop_symbol("i0", 12)
+IV = loop_symbol("i0", 12)
 J = loop_symbol("i1", 768)
 K = loop_symbol("k", N)
 L = loop_symbol("l", 96)
@@ -42,29 +42,29 @@ X = symbol("x", None)
 @pytest.mark.parametrize(
     ("built", "text"),
     [
-        ((I * 768 + J) // 768, "i0"),
-        ((I * 768 + J) % 768, "i1"),
-        ((12 * I + J) // 4, "i0*3 + i1//4"),
+        ((IV * 768 + J) // 768, "i0"),
+        ((IV * 768 + J) % 768, "i1"),
+        ((12 * IV + J) // 4, "i0*3 + i1//4"),
         (X // 4 // 3, "x//12"),
         (X // 1, "x"),
         ((X * 6) % 3, "0"),
         (J % 800, "i1"),
-        (I * 768 + J, "i0*768 + i1"),
-        (((I * 768 + M * 96 + L) % 768) // 96, "m"),
-        (((I * 768 + M * 96 + L) % 768) % 96, "l"),
+        (IV * 768 + J, "i0*768 + i1"),
+        (((IV * 768 + M * 96 + L) % 768) // 96, "m"),
+        (((IV * 768 + M * 96 + L) % 768) % 96, "l"),
         ((X // 4) * 4 + X % 4, "x"),
         ((K * N + K) // N, "k"),
         ((J * N + K) % N, "k"),
         ((X % 12) // 4, "(x//4)%3"),
         ((X % 12) % 4, "x%4"),
-        (minimum(I, 20), "i0"),
-        (maximum(I * 768, X), "max(x, i0*768)"),
+        (minimum(IV, 20), "i0"),
+        (maximum(IV * 768, X), "max(x, i0*768)"),
         (ceil_div(16 * N, 16), "s0"),
         (ceil_div(N, 16), "(s0 + 15)//16"),
         (X % -4, "-((x*3)%4)"),
         ((2 * N * X) // (4 * N), "x//2"),
         ((N + 1) * (N - 1) // (N + 1), "s0 - 1"),
-        ((4 * I + M % 4) // 32, "i0//8"),
+        ((4 * IV + M % 4) // 32, "i0//8"),
         (3 - X, "-x + 3"),
     ],
 )
@@ -74,7 +74,7 @@ def test_canonical_form(built: Dim, text: str) -> None:
 
 def test_constants_are_ints_and_equal_forms_are_one_object() -> None:
     assert type(X - X) is int and type(X * 0) is int and type((X + 3) - X) is int
-    assert (I + J) * 2 is 2 * J + I * 2
+    assert (IV + J) * 2 is 2 * J + IV * 2
     assert symbol("x", None) is X and symbol("x") is not X
 
 
@@ -103,22 +103,22 @@ def test_tiles_are_in_range() -> None:
 
 
 def test_questions() -> None:
-    assert known_eq(I, 12) is False and known_eq(2 * X, 2 * X + 1) is False and known_eq(2 * X, 3) is False
+    assert known_eq(IV, 12) is False and known_eq(2 * X, 2 * X + 1) is False and known_eq(2 * X, 3) is False
     assert known_eq(X, 3) is None and known_le(0, N) is True and known_lt(0, N) is True and known_lt(1, N) is None
-    assert known(Relation("!=", I, 12)) is True and known(Relation("<", I, 12).negated()) is False
+    assert known(Relation("!=", IV, 12)) is True and known(Relation("<", IV, 12).negated()) is False
     assert is_multiple(12 * X + 8, 4) and not is_multiple(12 * X + 8, 8) and is_multiple((8 * X) % 32 * 3, 24)
-    assert coefficient(I * N + J, I) is N and coefficient(I * I, I) is None and coefficient(I % 5, I) is None
-    assert coefficient(I * 3 + I * N + 1, I) is N + 3 and coefficient(J, I) == 0
-    assert str(Relation("<", I, N)) == "i0 < s0"
+    assert coefficient(IV * N + J, IV) is N and coefficient(IV * IV, IV) is None and coefficient(IV % 5, IV) is None
+    assert coefficient(IV * 3 + IV * N + 1, IV) is N + 3 and coefficient(J, IV) == 0
+    assert str(Relation("<", IV, N)) == "i0 < s0"
 
 
-SYMBOLS: list[Expr] = [I, M, L, X, N, K]
+SYMBOLS: list[Expr] = [IV, M, L, X, N, K]
 
 
 def random_values(rng: random.Random) -> dict[Expr, int]:
     n = rng.choice([1, 2, 3, 7, 16, 96, 1000])
     return {
-        I: rng.randrange(12),
+        IV: rng.randrange(12),
         M: rng.randrange(8),
         L: rng.randrange(96),
         X: rng.randrange(-200, 200),
@@ -134,7 +134,8 @@ def random_tree(rng: random.Random, depth: int) -> object:
     operator = rng.choice(["+", "+", "+", "*", "//", "%", "min", "max"])
     left = random_tree(rng, depth - 1)
     if operator in ("//", "%"):
-        return operator, left, rng.choice([2, 3, 4, 6, 8, 12, 96, 768, -3, -8, ("sym", "s0"), ("*", ("sym", "s0"), 4), ("+", ("sym", "s0"), 1)])
+        divisors = [2, 3, 4, 6, 8, 12, 96, 768, -3, -8, ("sym", "s0"), ("*", ("sym", "s0"), 4), ("+", ("sym", "s0"), 1)]
+        return operator, left, rng.choice(divisors)
     if operator == "*" and rng.random() < 0.8:
         return operator, left, rng.choice([2, 3, 4, 8, 12, 96, -1, ("sym", "s0")])
     return operator, left, random_tree(rng, depth - 1)
@@ -238,5 +239,5 @@ def _tuples_of(expression: object) -> object:
 def test_order_is_total_and_natural() -> None:
     names = [symbol(f"i{n}") for n in (10, 2, 1)] + [3, symbol("i2", 1), symbol("i1") * 2]
     ordered = sorted(names, key=sort_key)
-    assert [str(d) for d in ordered][0] == "3" and [str(d) for d in ordered][1] == "i1"
+    assert [str(d) for d in ordered[:2]] == ["3", "i1"]
     assert len({sort_key(d) for d in names}) == len(names)
