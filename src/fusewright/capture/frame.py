@@ -33,6 +33,8 @@ class CapturedFrame:
     finish_text  the generated source of `finish`, for people
     breaks    graph breaks of this frame (at most one: a resumed frame is captured separately)
     op_count  torch-level operators captured
+    example_inputs  the real values of `inputs` at capture
+    constants  real tensors met inside native code, by the target of their get_attr node
     """
 
     graph: torch.fx.Graph | None
@@ -43,3 +45,4 @@ class CapturedFrame:
     breaks: tuple[Break, ...] = ()
     op_count: int = 0
     example_inputs: tuple[object, ...] = field(default=())
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
