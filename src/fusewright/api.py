@@ -1,0 +1,216 @@
+"""The public functions: `compile` and what stands around it.
+
+Takes what users write; gives compiled functions and modules. The compiler itself (`driver`) is imported by the first `compile` call,
+so that `import fusewright` stays cheap.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fusewright import options as option_tables
+from fusewright.errors import OptionError, near_misses
+
+
+def _driver() -> Any:
+    return importlib.import_module("fusewright.driver")
+
+
+def compile(  # noqa: A001  (the ecosystem's name)
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: Any = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    disable: bool = False,
+    recompile_limit: int | None = None,
+) -> Any:
+    """Compiles a function, a method or an nn.Module; without `model`, gives a decorator.
+
+    Lazy: nothing is compiled before the first call. A module comes back as a module that shares the original's state; a function as
+    a function. What cannot be compiled runs eagerly with the same result.
+
+    fullgraph   raise GraphBreakError at the first graph break, instead of running that part eagerly
+    dynamic     None: sizes are static until they change; True: symbolic from the start; False: never symbolic
+    backend     "native" (default), another name of `list_backends()`, or a callable backend(gm, example_inputs)
+    mode        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    options     typed options (fusewright.options.OPTIONS); they refine the mode
+    name        how logs and reports call this compile
+    disable     return `model` as it is
+    recompile_limit  versions kept for one function before new cases run eagerly (8)
+
+    Raises OptionError for a wrong argument, naming the value and the choices.
+    """
+    if model is None:
+        return functools.partial(
+            compile,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            backend=backend,
+            mode=mode,
+            options=options,
+            name=name,
+            disable=disable,
+            recompile_limit=recompile_limit,
+        )
+    settings = option_tables.settings(
+        fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, name=name, recompile_limit=recompile_limit
+    )
+    if isinstance(model, type) or not callable(model):
+        raise OptionError(f"compile takes a function, a method or an nn.Module instance, got {model!r}")
+    driver = _driver()
+    compiler = driver.Compiler(settings)  # resolves the backend, so that a wrong name fails here and not at the first call
+    if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
+        return model
+    return _compile_callable(model, compiler)
+
+
+def _compile_callable(model: Any, compiler: Any) -> Any:
+    if isinstance(model, torch.nn.Module):
+        module = importlib.import_module("fusewright.module")
+        original = getattr(model, "_fusewright_original", model)
+        return module.compiled_module(original, compiler.wrap, functools.partial(_recompile, compiler.settings))
+    if isinstance(model, types.FunctionType):
+        return compiler.wrap(model)
+    if isinstance(model, types.MethodType) and isinstance(model.__func__, types.FunctionType):
+        return types.MethodType(compiler.wrap(model.__func__), model.__self__)
+    original = getattr(model, "__wrapped__", None)
+    if isinstance(model, _driver().CompiledFunction) and isinstance(original, types.FunctionType):
+        return compiler.wrap(original)
+    call = getattr(type(model), "__call__", None)
+    if isinstance(call, types.FunctionType):
+        return types.MethodType(compiler.wrap(call), model)
+
+    def call_object(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    call_object.__name__ = call_object.__qualname__ = getattr(model, "__name__", type(model).__name__)
+    return compiler.wrap(call_object)
+
+
+def _recompile(settings: Any, model: Any) -> Any:
+    return _compile_callable(model, _driver().Compiler(settings))
+
+
+def compile_(module: torch.nn.Module, **arguments: Any) -> None:
+    """Compiles `module` in place: its own calls run compiled code from now on (as `torch.nn.Module.compile` does).
+
+    Takes the arguments of `compile`. The module keeps its identity and its state; its class becomes a subclass of what it was.
+    """
+    twin = compile(module, **arguments)
+    if twin is not module:
+        module._compiled_call_impl = twin  # the slot that nn.Module.__call__ looks at
+
+
+def disable(fn: Any = None, recursive: bool = True, reason: str | None = None) -> Any:
+    """Runs `fn` eagerly inside compiled code: a function, a method, an nn.Module, or nothing (decorator with arguments).
+
+    recursive: the functions that it calls run eagerly too; False compiles those. `reason` appears in reports of graph breaks.
+    """
+    if fn is None:
+        return functools.partial(disable, recursive=recursive, reason=reason)
+    if isinstance(fn, torch.nn.Module):
+        fn.forward = disable(fn.forward, recursive, reason)
+        return fn
+    if not callable(fn):
+        raise OptionError(f"disable takes a callable, got {fn!r}")
+    if isinstance(fn, _driver().CompiledFunction):
+        fn = fn.__wrapped__
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not recursive:
+            return fn(*args, **kwargs)
+        with _driver().hook_paused():
+            return fn(*args, **kwargs)
+
+    run._fusewright_disable = reason or True  # type: ignore[attr-defined]
+    return run
+
+
+def graph_break(reason: str = "") -> None:
+    """Cuts the graph here when capturing; does nothing otherwise. `reason` appears in reports."""
+
+
+graph_break._fusewright_graph_break = True  # type: ignore[attr-defined]
+
+
+def is_compiling() -> bool:
+    """True while fusewright captures the code that asks, False when it runs eagerly."""
+    return False  # capture answers True without calling this
+
+
+def reset() -> None:
+    """Clears everything compiled in this process (not the disk cache)."""
+    _driver().reset()
+
+
+class set_stance:  # noqa: N801  (the ecosystem's name: function, decorator and context manager)
+    """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use what is compiled, run
+    new cases eagerly); "fail_on_recompile" (raise RecompileError).
+
+    As a function it lasts until the next call; as a context manager or a decorator it is undone at the end.
+    """
+
+    def __init__(self, stance: str) -> None:
+        if stance not in option_tables.STANCES:
+            raise OptionError(f"unknown stance {stance!r}: {near_misses(str(stance), option_tables.STANCES)}")
+        driver = _driver()
+        self._stance, self._previous = stance, driver.stance
+        driver.set_stance(stance)
+
+    def __enter__(self) -> set_stance:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _driver().set_stance(self._previous)
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        driver, stance = _driver(), self._stance
+        driver.set_stance(self._previous)
+
+        @functools.wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            previous = driver.stance
+            driver.set_stance(stance)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                driver.set_stance(previous)
+
+        return run
+
+
+def list_backends() -> list[str]:
+    """The names that `compile(backend=...)` accepts, sorted."""
+    return importlib.import_module("fusewright.backends.registry").list_backends()
+
+
+def register_backend(compiler: Any = None, name: str | None = None) -> Any:
+    """Decorator: registers `compiler(gm, example_inputs)` as a backend; see backends.registry.register_backend."""
+    return importlib.import_module("fusewright.backends.registry").register_backend(compiler, name)
+
+
+def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
+    """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that prints as a table."""
+    report = importlib.import_module("fusewright.tools.explain")
+    if args or kwargs:
+        return report.explain(f, args, kwargs)
+    return lambda *call_args, **call_kwargs: report.explain(f, call_args, call_kwargs)
+
+
+def set_logs(**artifacts: Any) -> None:
+    """Turns log artifacts on or off: `set_logs(graph_breaks=True, recompiles=True)`; a logging level may be given instead of True.
+
+    Artifacts: see fusewright.logs.ARTIFACTS. Records go to loggers `fusewright.<artifact>`.
+    """
+    importlib.import_module("fusewright.logs").set_logs(**artifacts)

@@ -1,0 +1,18 @@
+"""Backend `inductor`: PyTorch's own compiler on our captured graph, for comparison. Imported only when it is asked for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor.compile_fx import compile_fx
+
+from fusewright.backends.registry import from_callable
+
+
+def _compile(module: torch.fx.GraphModule, example_inputs: list[Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    return compile_fx(module, example_inputs, config_patches=options)
+
+
+BACKEND = from_callable(_compile, "inductor")

@@ -1,0 +1,166 @@
+"""Backends by name: what each takes (a torch-level or an ATen-level graph) and how it turns a graph into a callable.
+
+Takes a name, a callable or a `Backend`; gives a `Backend`. Built-in ones are modules of this folder, each with a `BACKEND`, imported when asked for; further
+ones come from `register_backend` and from the entry-point group `torch_dynamo_backends`, which is the ecosystem's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+import torch
+import torch.fx
+
+from fusewright.errors import BackendError, OptionError, near_misses
+from fusewright.options import Settings
+
+ENTRY_POINT_GROUP = "torch_dynamo_backends"
+
+BUILT_IN = {
+    "native": "fusewright.backends.native",
+    "eager": "fusewright.backends.eager",
+    "aot_eager": "fusewright.backends.aot_eager",
+    "inductor": "fusewright.backends.inductor",
+}
+
+RETIRED = {
+    "aot_nvfuser": "nvFuser was removed from PyTorch; use 'native'",
+    "nvfuser": "nvFuser was removed from PyTorch; use 'native'",
+    "ofi": "torch.jit.optimize_for_inference is not a graph backend any more; use 'native' under torch.no_grad()",
+    "aot_cudagraphs": "it is called 'cudagraphs' now",
+}
+
+
+@dataclass(slots=True)
+class GraphToCompile:
+    """A captured graph on its way to a backend.
+
+    graph           FX graph at the backend's level; placeholders in the order of `example_inputs`
+    constants       tensors of get_attr nodes
+    example_inputs  the real inputs of the call that caused the compile
+    function        the name of the captured frame, for messages and events
+    notify          emits an event (fusewright.events.Event)
+    """
+
+    graph: torch.fx.Graph
+    constants: dict[str, torch.Tensor]
+    example_inputs: tuple[Any, ...]
+    function: str
+    settings: Settings
+    notify: Callable[[Any], None]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def module(self) -> torch.fx.GraphModule:
+        """The graph as a GraphModule whose attributes are the constants."""
+        root = torch.nn.Module()
+        for name, tensor in self.constants.items():
+            root.register_buffer(name, tensor)
+        return torch.fx.GraphModule(root, self.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """name; `level`: which graph it takes; `compile(graph)` gives a callable over the flat inputs that returns the flat outputs (tuple).
+
+    differentiable: the callable's outputs carry autograd history when the inputs do (it runs PyTorch operators).
+    """
+
+    name: str
+    level: Literal["aten", "torch"]
+    compile: Callable[[GraphToCompile], Callable[..., Any]]
+    differentiable: bool = True
+
+
+_backends: dict[str, Backend] = {}
+
+
+def register(backend: Backend) -> Backend:
+    """Adds a backend under its name; a later one of the same name replaces it."""
+    _backends[backend.name] = backend
+    return backend
+
+
+def register_backend(compiler: Any = None, name: str | None = None) -> Any:
+    """Decorator: registers `compiler(gm, example_inputs, **options)` as a backend.
+
+    `gm` is a torch.fx.GraphModule at torch level, `example_inputs` the real tensors; it returns a callable over the same inputs. The name is
+    the function's unless given: `@register_backend`, `@register_backend("name")` and `@register_backend(name="name")` all work.
+    """
+    if isinstance(compiler, str):
+        return lambda fn: register_backend(fn, compiler)
+    if compiler is None:
+        return lambda fn: register_backend(fn, name)
+    register(from_callable(compiler, name or compiler.__name__))
+    return compiler
+
+
+def _accepts_options(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a callable without a readable signature, e.g. a C function: call it the plain way
+        return False
+    return "options" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def from_callable(function: Callable[..., Any], name: str) -> Backend:
+    """A Backend that calls `function(gm, example_inputs)`; what it raises reaches the user as BackendError naming the backend."""
+
+    def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
+        options = to_compile.settings.backend_options
+        keywords = {"options": options} if options is not None and _accepts_options(function) else {}
+        if options is not None and not keywords:
+            raise OptionError(f"backend {name!r} takes no options, got {sorted(options)}")
+        module = to_compile.module()
+        try:
+            compiled = function(module, list(to_compile.example_inputs), **keywords)
+        except Exception as error:
+            raise BackendError(f"backend {name!r} failed on the graph of {to_compile.function}: {type(error).__name__}: {error}") from error
+        if not callable(compiled):
+            raise BackendError(f"backend {name!r} returned {type(compiled).__name__} for {to_compile.function}; it must return a callable")
+        return _as_tuple(compiled)
+
+    return Backend(name, "torch", compile_graph)
+
+
+def _as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        outputs = function(*inputs)
+        return outputs if isinstance(outputs, tuple) else tuple(outputs) if isinstance(outputs, list) else (outputs,)
+
+    return run
+
+
+def _entry_points() -> dict[str, Any]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if not point.value.startswith("fusewright.")}
+
+
+def list_backends() -> list[str]:
+    """The names that `compile(backend=...)` accepts, sorted."""
+    return sorted({*BUILT_IN, *_backends, *_entry_points()})
+
+
+def resolve(backend: Any) -> Backend:
+    """The backend for what the user gave: a name, a callable, or a `Backend`. Raises OptionError with the near misses."""
+    if isinstance(backend, Backend):
+        return backend
+    if isinstance(backend, str):
+        if backend in _backends:
+            return _backends[backend]
+        if backend in BUILT_IN:
+            return register(importlib.import_module(BUILT_IN[backend]).BACKEND)
+        if backend in RETIRED:
+            raise OptionError(f"backend {backend!r} is retired: {RETIRED[backend]}")
+        points = _entry_points()
+        if backend in points:
+            return register(from_callable(points[backend].load(), backend))
+        raise OptionError(f"unknown backend {backend!r}: {near_misses(backend, list_backends())}")
+    if callable(backend):
+        return from_callable(backend, getattr(backend, "__name__", type(backend).__name__))
+    raise OptionError(f"backend takes a name or a callable, got {backend!r}")
+
+

@@ -1,0 +1,237 @@
+"""The driver: what happens when a compiled function meets a call that no cache entry fits.
+
+Takes one `compile` call's settings; captures the frame, hands its graph to the backend, and gives the native entry that serves
+such calls from then on. Always holds: whatever goes wrong in here, the call still gives what eager gives, and an event says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+import time
+import traceback
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusewright import _native
+from fusewright.backends.registry import Backend, GraphToCompile, resolve
+from fusewright.capture.frame import CapturedFrame
+from fusewright.capture.guards import build_program, guard_text
+from fusewright.capture.interpreter import capture_frame
+from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
+from fusewright.errors import (
+    BackendError,
+    FusewrightError,
+    GraphBreakError,
+    InternalErrorWarning,
+    OptionError,
+    RecompileError,
+    RecompileLimitWarning,
+    RuntimeFallback,
+    describe_break,
+)
+from fusewright.events import STREAM, Broken, Captured, Compiled, Event, InternalError, LimitReached, Recompiling, Skipped
+from fusewright.options import Settings
+
+_native.set_fallback_error(RuntimeFallback)
+
+TRANSIENT_SKIPS = frozenset({"exception-escapes"})
+"""Reasons to run one call eagerly that say nothing about the next one."""
+
+
+@dataclass(slots=True)
+class FunctionState:
+    """What the driver remembers about one compiled function besides its entries."""
+
+    skipped: bool = False
+    warned: bool = False
+    compiles: int = 0
+
+
+_lock = threading.RLock()
+_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
+_states: weakref.WeakKeyDictionary[Any, FunctionState] = weakref.WeakKeyDictionary()
+stance = "default"
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """`Model.forward (model.py:12)`: how messages and events name a frame."""
+    code = function.__code__
+    return f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def call_with_locals(function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    """Calls `function` with the argument slots of its frame (positional, keyword-only, *args, **kwargs as its code orders them)."""
+    code = function.__code__
+    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    positional = list(values[: code.co_argcount])
+    keywords = dict(zip(keyword_only, values[code.co_argcount :]))
+    rest = list(values[code.co_argcount + code.co_kwonlyargcount :])
+    if code.co_flags & inspect.CO_VARARGS:
+        positional.extend(rest.pop(0))
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        keywords.update(rest.pop(0))
+    return function(*positional, **keywords)
+
+
+def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
+    return call_with_locals(function, values)
+
+
+class Compiler:
+    """Compiles frames under one set of settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.backend: Backend = resolve(settings.backend)
+        self.options = CaptureOptions(
+            fullgraph=settings.fullgraph,
+            level=self.backend.level,
+            dynamic=settings.dynamic,
+            instruction_budget=settings["instruction_limit"],
+            wrap_resume=self.wrap,
+            call_eager=_native.call_eager,
+        )
+
+    def wrap(self, function: Callable[..., Any]) -> Any:
+        """A compiled function for a plain Python function. Nothing is compiled before its first call."""
+        compiled = _native.CompiledFunction(function, self.miss)
+        functools.update_wrapper(compiled, function)
+        _compiled.add(compiled)
+        return compiled
+
+    def miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        """No entry of `compiled` fits this call: gives a new entry, or None to run the call eagerly.
+
+        Raises GraphBreakError under fullgraph, BackendError when the backend failed, RecompileError under that stance.
+        """
+        with _lock:
+            state = _states.setdefault(compiled, FunctionState())
+            if state.skipped:
+                return None
+            name = function_name(function)
+            entries = compiled.entries
+            if entries and stance == "eager_on_recompile":
+                return None
+            failures = tuple(entry.program.failure(values, function)[1] for entry in entries) if entries else ()
+            if entries and stance == "fail_on_recompile":
+                raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
+            if len(entries) >= self.settings.recompile_limit:
+                self._limit_reached(state, name, failures)
+                return None
+            if entries:
+                self.notify(Recompiling(name, failures, state.compiles))
+            state.compiles += 1
+            return self._compile(state, name, function, values)
+
+    def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...]) -> None:
+        if state.warned:
+            return
+        state.warned = True
+        limit = self.settings.recompile_limit
+        self.notify(LimitReached(name, failures, limit))
+        warnings.warn(
+            f"{name} was compiled {limit} times (recompile_limit) and runs eagerly for new cases from now on. "
+            f"The last check that failed: {failures[0] if failures else 'none'}. "
+            "If a size changes from call to call, mark it dynamic (dynamic=True); if a Python value does, pass it as a tensor; "
+            "or raise recompile_limit.",
+            RecompileLimitWarning,
+            stacklevel=4,
+        )
+
+    def _compile(self, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        started = time.perf_counter()
+        try:
+            frame = capture_frame(function, values, self.options)
+        except SkipFrame as signal:
+            state.skipped = signal.code not in TRANSIENT_SKIPS
+            report = describe_break(signal.code, signal.detail, signal.stack)
+            self.notify(Skipped(name, report))
+            if self.settings.fullgraph and signal.code not in TRANSIENT_SKIPS:
+                raise GraphBreakError(f"fullgraph=True, but {name} cannot be captured whole.\n{report}", signal.code) from None
+            return None
+        except GraphBreak as signal:
+            report = describe_break(signal.code, signal.detail, signal.stack)
+            self.notify(Broken(name, report))
+            raise GraphBreakError(f"fullgraph=True, but {name} has a graph break.\n{report}", signal.code) from None
+        except Signal:
+            raise
+        except Exception as error:
+            return self._failed(state, name, "capture", error)
+        captured = time.perf_counter()
+        self._announce(name, frame, captured - started)
+        try:
+            entry = self._entry(name, frame)
+        except (BackendError, OptionError):
+            raise
+        except Exception as error:
+            return self._failed(state, name, "compile", error)
+        self.notify(Compiled(name, time.perf_counter() - started, 0, 0))
+        return entry
+
+    def _failed(self, state: FunctionState, name: str, stage: str, error: Exception) -> None:
+        """A defect of ours: under fullgraph the user asked to be told, otherwise the frame runs eagerly."""
+        state.skipped = True
+        trace = traceback.format_exc()
+        self.notify(InternalError(name, stage, trace))
+        if self.settings.fullgraph:
+            raise FusewrightError(f"internal error in the {stage} of {name}: {type(error).__name__}: {error}") from error
+        warnings.warn(
+            f"{name} runs eagerly: internal error in its {stage}: {type(error).__name__}: {error}. "
+            "Please report it with the output of FUSEWRIGHT_LOGS=internal_errors.",
+            InternalErrorWarning,
+            stacklevel=5,
+        )
+        return None
+
+    def _announce(self, name: str, frame: CapturedFrame, seconds: float) -> None:
+        if not STREAM.subscribers:
+            return
+        for item in frame.breaks:
+            self.notify(Broken(name, describe_break(item.code, item.detail, item.stack)))
+        guards = tuple(guard_text(guard) for guard in frame.guards)
+        inputs = tuple(source.text() for source in frame.inputs)
+        self.notify(Captured(name, frame.graph, guards, inputs, frame.finish_text, frame.op_count, seconds))
+
+    def _entry(self, name: str, frame: CapturedFrame) -> Any:
+        program = build_program(frame.guards, frame.inputs)
+        if frame.graph is None:
+            return _native.Entry(program, None, frame.finish)
+        if not self.backend.differentiable and wants_gradients(frame.graph):
+            self.notify(Skipped(name, describe_break("training-eager", "", ())))
+            return _native.Entry(program, None, _eager_finish)
+        graph = GraphToCompile(frame.graph, frame.constants, frame.example_inputs, name, self.settings, self.notify)
+        return _native.Entry(program, self.backend.compile(graph), frame.finish)
+
+    def notify(self, event: Event) -> None:
+        STREAM.emit(event)
+
+
+def wants_gradients(graph: torch.fx.Graph) -> bool:
+    """Whether an output of the graph carries autograd history that eager would have given to the user."""
+    (output,) = (node for node in reversed(graph.nodes) if node.op == "output")
+    return any(getattr(node.meta.get("type"), "requires_grad", False) for node in output.all_input_nodes if node.op != "placeholder")
+
+
+def reset() -> None:
+    """Forgets everything compiled in this process."""
+    with _lock:
+        for compiled in list(_compiled):
+            compiled.clear()
+        _states.clear()
+
+
+def set_stance(value: str) -> None:
+    """Sets the process-wide stance (checked by api.set_stance)."""
+    global stance
+    stance = value
+    _native.set_stance(1 if value == "force_eager" else 0)

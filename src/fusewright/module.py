@@ -1,0 +1,107 @@
+"""Compiled modules: a module that behaves as the original in everything, except that calling it runs compiled code.
+
+Takes an nn.Module; gives an instance of a subclass of its class that *shares the original's `__dict__`*: parameters, buffers, submodules,
+hooks, `training` and every other attribute are the same objects under the same names, so `state_dict` keys, `train()`, `to()`,
+attribute access and `isinstance` need no forwarding. Always holds: the two modules have one state, whichever is used to change it.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+
+Wrap = Callable[[types.FunctionType], Callable[..., Any]]
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling `module` runs anything besides its `forward`."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module_hooks._global_forward_hooks
+        or module_hooks._global_forward_pre_hooks
+        or module_hooks._global_backward_hooks
+        or module_hooks._global_backward_pre_hooks
+    )
+
+
+class ModuleCaller:
+    """What a compiled module calls: `forward` compiled directly while there are no hooks, the whole `Module.__call__` otherwise.
+
+    A `forward` that is replaced later, on the class or on the instance, is noticed and compiled anew.
+    """
+
+    __slots__ = ("_fast", "_forward", "_slow", "_wrap", "module")
+
+    def __init__(self, module: torch.nn.Module, wrap: Wrap) -> None:
+        self.module = module
+        self._wrap = wrap
+        self._forward: types.FunctionType | None = None
+        self._fast: Callable[..., Any] | None = None
+        self._slow: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module
+        if not has_hooks(module):
+            forward = module.forward
+            function = getattr(forward, "__func__", None)
+            if function is self._forward and self._fast is not None:
+                return self._fast(module, *args, **kwargs)
+            if isinstance(function, types.FunctionType) and forward.__self__ is module:
+                self._forward, self._fast = function, self._wrap(function)
+                return self._fast(module, *args, **kwargs)
+        if self._slow is None:
+            self._slow = self._wrap(torch.nn.Module.__call__)
+        return self._slow(module, *args, **kwargs)
+
+    def compiled_functions(self) -> list[Any]:
+        """The compiled functions made so far (for `explain` and tests)."""
+        return [function for function in (self._fast, self._slow) if function is not None]
+
+
+class CompiledModuleBase:
+    """Marks compiled modules and keeps what is not shared with the original. Mixed in front of the original's class."""
+
+    __slots__ = ()
+    _fusewright_caller: ModuleCaller
+    _fusewright_recompile: Callable[[torch.nn.Module], torch.nn.Module]
+
+    @property
+    def _fusewright_original(self) -> torch.nn.Module:
+        return self._fusewright_caller.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fusewright_caller(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._fusewright_recompile(copy.deepcopy(self._fusewright_original, memo))
+
+    def __copy__(self) -> Any:
+        return self._fusewright_recompile(copy.copy(self._fusewright_original))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._fusewright_recompile, (self._fusewright_original,)
+
+
+def compiled_module(module: torch.nn.Module, wrap: Wrap, recompile: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
+    """The compiled twin of `module`. `recompile(m)` compiles another module the same way (copies and unpickling use it)."""
+    original = type(module)
+    body = {
+        "__slots__": ("_fusewright_caller", "_fusewright_recompile"),
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+    }
+    cls = type(original.__name__, (CompiledModuleBase, original), body)
+    twin = cls.__new__(cls)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    cls._fusewright_caller.__set__(twin, ModuleCaller(module, wrap))  # the slots: nn.Module.__setattr__ must not see these
+    cls._fusewright_recompile.__set__(twin, recompile)
+    return twin
