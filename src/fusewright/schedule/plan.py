@@ -23,7 +23,10 @@ from fusewright.loops.ir import Axis, Buffer, Expression, Extern, Output, Reduct
 
 @dataclass(frozen=True, slots=True)
 class Define:
-    """Names a value for later statements of the same stage (a stored value that is read again in the same iteration)."""
+    """Names a value for later statements of the same stage (a stored value that is read again in the same iteration).
+
+    In a stage without axes, the name stays visible to every later stage of the same outer point, as a reduction's result does.
+    """
 
     local: str
     value: Expression
@@ -57,7 +60,12 @@ Statement = Union[Define, Store, Reduce, ScanStep]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`axes` nested inner loops (possibly none) around statements in order."""
+    """`axes` nested inner loops (possibly none) around statements in order.
+
+    Within a stage no buffer is loaded after it was stored (the value is forwarded through a local instead), so a load means the same
+    value wherever it stands in the stage. A later stage may load from memory (a buffer or a Scratch) what an earlier one stored for the
+    same outer point. All axes of a kernel are loop symbols named o0, o1, … (outer) and i0, i1, … (inner, outermost first, per stage).
+    """
 
     axes: tuple[Axis, ...]
     statements: tuple[Statement, ...]
@@ -65,7 +73,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory private to one outer iteration (a buffer that fusion made local to a row): `size` elements, indexed like a buffer."""
+    """Memory private to one outer iteration (a buffer that fusion made local to a row): `size` elements, indexed like a buffer.
+
+    Indices hold inner axes only, never outer ones; each outer point sees only what it wrote itself. bool is one byte, as in buffers.
+    """
 
     name: str
     dtype: torch.dtype
