@@ -1,0 +1,98 @@
+"""The design's "never" list, checked on the source text (import-linter checks the direction of imports)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "fusewright"
+FILES = sorted(SOURCE.rglob("*.py"))
+FORBIDDEN_IMPORTS = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch.fx.experimental",
+    "torch.export",
+    "torch._subclasses",
+    "pickle",
+)
+PEER_BACKENDS = {"backends/inductor.py", "backends/cudagraphs.py", "backends/onnxrt.py", "backends/xla.py"}
+ONLY_IN = {
+    "llvmlite": ("codegen/llvm/", "runtime/"),
+    "triton": ("codegen/triton", "runtime/"),
+}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_never(path: Path) -> None:
+    name, tree = relative(path), ast.parse(path.read_text())
+    found = []
+    for imported in imports(tree):
+        if name not in PEER_BACKENDS:
+            found += [imported for bad in FORBIDDEN_IMPORTS if imported == bad or imported.startswith(bad + ".")]
+        for package, places in ONLY_IN.items():
+            if imported.split(".")[0] == package and not name.startswith(places):
+                found.append(f"{imported} outside {places}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and name != "options.py":
+            found.append(f"line {node.lineno}: os.{node.attr} outside options.py")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "print" and not name.startswith("tools/"):
+                found.append(f"line {node.lineno}: print outside tools/")
+            if node.func.id in ("exec", "eval") and name not in ("capture/finish.py",):
+                found.append(f"line {node.lineno}: {node.func.id}")
+        if isinstance(node, ast.ExceptHandler) and all(isinstance(item, ast.Pass) for item in node.body):
+            if node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"):
+                found.append(f"line {node.lineno}: swallowed exception")
+    assert not found
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_files_are_small_and_say_what_they_are(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 800
+    assert not text.strip() or ast.get_docstring(ast.parse(text))
+
+
+def test_every_break_code_is_in_the_catalogue() -> None:
+    from fusewright.break_catalogue import BREAKS
+
+    missing = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("GraphBreak", "SkipFrame") and node.args:
+                first = node.args[0]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value not in BREAKS:
+                    missing.add(f"{first.value} ({relative(path)}:{node.lineno})")
+    assert not missing
+
+
+def test_importing_and_compiling_leave_pytorchs_compiler_out() -> None:
+    program = """
+import sys, torch, fusewright
+f = fusewright.compile(lambda x, y: torch.relu(x + y) * 2)
+x = torch.randn(16)
+with torch.no_grad():
+    assert torch.equal(f(x, x), torch.relu(x + x) * 2)
+for name in ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.fx.experimental.symbolic_shapes", "sympy"):
+    assert name not in sys.modules, name
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)})
+    assert done.returncode == 0, done.stderr
