@@ -1,0 +1,198 @@
+"""The public surface: arguments that are wrong, modules that stay modules, exceptions that stay the user's own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import traceback
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusewright
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 3), 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x)) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mode": "max-autotun"}, ["'max-autotun'", "max-autotune", "reduce-overhead"]),
+        ({"backend": "natve"}, ["'natve'", "native", "inductor"]),
+        ({"backend": "nvfuser"}, ["nvfuser", "retired", "native"]),
+        ({"backend": 7}, ["backend", "7"]),
+        ({"options": {"max_autotun": True}}, ["'max_autotun'", "max_autotune"]),
+        ({"options": {"max_autotune": 1}}, ["max_autotune", "bool", "int"]),
+        ({"options": [1]}, ["options", "list"]),
+        ({"dynamic": "yes"}, ["dynamic", "yes"]),
+        ({"fullgraph": 1}, ["fullgraph", "1"]),
+        ({"recompile_limit": 0}, ["recompile_limit", "0"]),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_name_the_value_and_the_choices(arguments: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(fusewright.OptionError) as error:
+        fusewright.compile(Net(), **arguments)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [3, "model", Net], ids=str)
+def test_what_cannot_be_compiled_is_refused(wrong: object) -> None:
+    with pytest.raises(fusewright.OptionError):
+        fusewright.compile(wrong)
+
+
+def test_a_compiled_module_is_the_module() -> None:
+    net = Net()
+    compiled = fusewright.compile(net)
+    assert isinstance(compiled, Net)
+    assert list(compiled.state_dict()) == list(net.state_dict())
+    assert [id(p) for p in compiled.parameters()] == [id(p) for p in net.parameters()]
+    compiled.eval()
+    assert not net.training
+    compiled.scale = 3.0
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x))
+        assert net.scale == 3.0
+        calls = []
+        handle = compiled.register_forward_hook(lambda *_: calls.append(1))
+        torch.testing.assert_close(compiled(x), net.forward(x))
+        assert calls == [1]
+        handle.remove()
+        Net().load_state_dict(compiled.state_dict())
+        for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+            assert other.linear.weight is not net.linear.weight
+            torch.testing.assert_close(other(x), net(x))
+
+
+def test_functions_methods_decorators_and_in_place_use() -> None:
+    def plain(x: torch.Tensor, *, scale: float = 2.0) -> torch.Tensor:
+        "The docstring."
+        return x.sin() * scale
+
+    compiled = fusewright.compile(plain)
+    assert compiled.__name__ == "plain" and compiled.__doc__ == "The docstring."
+    x = torch.randn(6)
+    torch.testing.assert_close(compiled(x, scale=3.0), plain(x, scale=3.0))
+    torch.testing.assert_close(compiled(x), plain(x))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shift'"):
+        compiled(x, shift=1)
+    net = Net().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(fusewright.compile(net.forward)(torch.ones(2, 4)), net(torch.ones(2, 4)))
+        expected = net(torch.ones(2, 4))
+        fusewright.compile_(net)
+        torch.testing.assert_close(net(torch.ones(2, 4)), expected)
+    assert fusewright.compile(plain, disable=True) is plain
+
+
+def test_exceptions_are_the_users_own_with_the_users_traceback() -> None:
+    class Mine(Exception):
+        pass
+
+    @fusewright.compile
+    def f(x: torch.Tensor, fail: bool) -> torch.Tensor:
+        y = x + 1
+        if fail:
+            raise Mine("from the model")
+        return y
+
+    f(torch.ones(2), False)
+    for _ in range(2):
+        with pytest.raises(Mine, match="from the model") as error:
+            f(torch.ones(2), True)
+        assert traceback.extract_tb(error.value.__traceback__)[-1].line == 'raise Mine("from the model")'
+    assert torch.equal(f(torch.ones(2), False), torch.full((2,), 2.0))
+
+
+def test_errors_of_operators_are_pytorchs_own() -> None:
+    @fusewright.compile
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b).relu()
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        multiply(torch.ones(2, 3), torch.ones(4, 5))
+
+    @fusewright.compile
+    def look_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(index, table) * 2
+
+    table = torch.randn(5, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(look_up(table, torch.tensor([0, 4])), table[[0, 4]] * 2)
+        with pytest.raises(IndexError, match="index out of range"):
+            look_up(table, torch.tensor([0, 5]))
+        torch.testing.assert_close(look_up(table, torch.tensor([1, 2])), table[[1, 2]] * 2)
+
+
+def test_stances() -> None:
+    @fusewright.compile
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    f(torch.ones(2))
+    with fusewright.set_stance("fail_on_recompile"):
+        f(torch.ones(2))
+        with pytest.raises(fusewright.RecompileError):
+            f(torch.ones(2, dtype=torch.int64))
+    with fusewright.set_stance("eager_on_recompile"):
+        assert torch.equal(f(torch.ones(2, dtype=torch.int64)), torch.full((2,), 2))
+    with fusewright.set_stance("force_eager"):
+        assert torch.equal(f(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(fusewright.OptionError, match="force_eager"):
+        fusewright.set_stance("force_eagr")
+
+
+def test_recompile_limit_warns_once_and_stays_right() -> None:
+    @fusewright.compile(recompile_limit=2, dynamic=False)
+    def f(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n
+
+    with pytest.warns(fusewright.RecompileLimitWarning, match="recompile_limit"):
+        for n in range(5):
+            assert torch.equal(f(torch.ones(3), n), torch.full((3,), float(n)))
+
+
+def test_gradients_flow_through_a_compiled_module() -> None:
+    net, x = Net(), torch.randn(5, 4, requires_grad=True)
+    compiled = fusewright.compile(net)
+    for _ in range(2):
+        compiled(x).sum().backward()
+        mine = [x.grad, *(p.grad for p in net.parameters())]
+        x.grad = None
+        net.zero_grad()
+        net(x).sum().backward()
+        for got, expected in zip(mine, [x.grad, *(p.grad for p in net.parameters())]):
+            torch.testing.assert_close(got, expected)
+        x.grad = None
+        net.zero_grad()
+
+
+def test_logs_say_what_broke_and_what_recompiled(caplog: pytest.LogCaptureFixture) -> None:
+    @fusewright.compile(dynamic=False)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    fusewright.set_logs(graph_breaks=True, recompiles=True)
+    try:
+        with caplog.at_level("INFO", logger="fusewright"):
+            f(torch.ones(3))
+            f(torch.ones(4))
+    finally:
+        fusewright.set_logs(graph_breaks=False, recompiles=False)
+    assert "torch.where" in caplog.text
+    assert "L['x'].size()[0] was 3, is 4" in caplog.text
+    with pytest.raises(fusewright.OptionError, match="graph_breaks"):
+        fusewright.set_logs(graph_break=True)
