@@ -1,0 +1,140 @@
+"""The result types of any operator, from PyTorch's own meta kernels: right for everything, but 10 to 500 µs a call.
+
+Takes an operator and arguments with a TensorType in each tensor's place; gives TensorTypes in each result's place.
+Always holds: no storage is allocated, and `torch._dynamo` is not imported by this call (PyTorch's reference kernels import it
+on their first use, which takes a second).
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.sizes import Expr
+from fusewright.graph.symint import dim_of, size_of
+from fusewright.graph.types import TensorType
+
+META = torch.device("meta")
+
+
+def type_of(tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
+    """The type of a real or meta tensor; `device` replaces its device."""
+    return TensorType(
+        tuple(map(dim_of, tensor.size())),
+        tuple(map(dim_of, tensor.stride())),
+        tensor.dtype,
+        tensor.device if device is None else device,
+        tensor.requires_grad,
+        dim_of(tensor.storage_offset()),
+    )
+
+
+def meta_tensor(type_: TensorType, env: ShapeEnv | None = None) -> torch.Tensor:
+    """A meta tensor of this type."""
+    shape = [size_of(d, env) for d in type_.shape]
+    stride = [size_of(d, env) for d in type_.stride]
+    made = torch.empty_strided(shape, stride, dtype=type_.dtype, device=META)
+    if isinstance(type_.offset, Expr) or type_.offset:
+        made = made.as_strided(shape, stride, size_of(type_.offset, env))
+    return made
+
+
+class MetadataChanged(Exception):
+    """An in-place operator changed the shape, strides or storage of an argument (for example `resize_`, or `out=` of a wrong size)."""
+
+
+def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], device: torch.device | None, env: ShapeEnv | None) -> object:
+    """The result types of `op`, as a TensorType, None, a Dim, or a tuple of these. Raises what the meta kernel raises.
+
+    `device` is the results' device; it stands in for what meta tensors cannot carry.
+    """
+    _quieten_reference_kernels()
+    made: list[tuple[TensorType, torch.Tensor]] = []
+
+    def lower(value: object) -> object:
+        if isinstance(value, TensorType):
+            tensor = meta_tensor(value, env)
+            made.append((value, tensor))
+            return tensor
+        if isinstance(value, Expr):
+            return size_of(value, env)
+        if isinstance(value, (tuple, list)):
+            return type(value)([lower(item) for item in value])
+        if isinstance(value, torch.device):
+            return META
+        return value
+
+    lowered_args = tuple(lower(value) for value in args)
+    lowered_kwargs = {name: lower(value) for name, value in kwargs.items() if name != "generator"}
+    if "device" in kwargs or (not made and any(a.name == "device" for a in op._schema.arguments)):
+        lowered_kwargs["device"] = META
+    lowered_kwargs.pop("pin_memory", None)
+    if env is not None and env.symbols:
+        with torch._C._EnablePythonDispatcher():
+            result = op(*lowered_args, **lowered_kwargs)
+    else:
+        result = op(*lowered_args, **lowered_kwargs)
+    for type_, tensor in made:
+        after = type_of(tensor, type_.device)
+        if (after.shape, after.stride, after.offset) != (type_.shape, type_.stride, type_.offset):
+            raise MetadataChanged(f"{op} changed the shape of an argument from {type_} to {after}")
+    return _lift(result, device)
+
+
+def _lift(result: object, device: torch.device | None) -> object:
+    if isinstance(result, torch.Tensor):
+        return type_of(result, device)
+    if isinstance(result, (tuple, list)):
+        return tuple(_lift(item, device) for item in result)
+    if isinstance(result, torch.SymInt):
+        return dim_of(result)
+    return result
+
+
+# --- keeping torch._dynamo out -------------------------------------------------------------------------------------------
+
+_quiet = False
+
+
+def _quieten_reference_kernels() -> None:
+    """Stop PyTorch's Python meta kernels from importing torch._dynamo.
+
+    They are wrapped by `torch._compile._disable_dynamo`, which imports torch._dynamo on the first call to ask for a function under
+    which frames are not compiled, and keeps it as the attribute `__dynamo_disable`. While torch._dynamo is not loaded nothing could
+    compile those frames, so the function itself serves; as soon as it is loaded, the attribute is dropped and PyTorch's way resumes.
+    """
+    global _quiet
+    if _quiet:
+        return
+    _quiet = True
+    wrapper_code = torch._disable_dynamo(_quieten_reference_kernels).__code__
+    prefixes = ("torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
+    seen: set[int] = set()
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(prefixes):
+            continue
+        for value in list(vars(module).values()):
+            while isinstance(value, types.FunctionType) and id(value) not in seen:
+                seen.add(id(value))
+                wrapped = getattr(value, "__wrapped__", None)
+                if value.__code__ is wrapper_code and not hasattr(wrapped, "__dynamo_disable"):
+                    wrapped.__dynamo_disable = _direct(wrapped, value)  # type: ignore[union-attr]
+                value = wrapped
+
+
+def _direct(function: Callable[..., object], wrapper: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
+        if "torch._dynamo" in sys.modules:
+            del function.__dynamo_disable  # type: ignore[attr-defined]
+            return wrapper(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+__all__ = ["MetadataChanged", "infer", "meta_tensor", "type_of"]

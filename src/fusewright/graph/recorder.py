@@ -1,0 +1,525 @@
+"""Recording: runs torch functions on traced tensors and writes down the operators, as an FX graph.
+
+Takes real inputs (or sizes) and calls of torch functions; gives a `torch.fx.Graph` at one of two levels:
+"aten"   one call_function node for each ATen OpOverload that reaches the dispatcher below autograd, autocast and composite operators;
+"torch"  one call_function / call_method node for each call, as the user wrote it; dispatch below only computes shapes.
+Always holds: nodes are in execution order; in-place operators and views are recorded as they are (the functionalise pass resolves
+them); every aten-level node has meta["type"] (TensorType, a Dim, None, or a tuple of these) and meta["location"].
+Symbolic sizes stand in aten-level arguments as `Expr`, in torch-level arguments as nodes computed from the size placeholders.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusewright.capture.signals import GraphBreak, Signal
+from fusewright.graph import shape_rules
+from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
+from fusewright.graph.schema import OperatorFacts, argument, facts
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
+from fusewright.graph.symint import dim_of, size_of
+from fusewright.graph.traced_tensor import TracedTensor, make_traced
+from fusewright.graph.types import Location, TensorType
+
+Level = Literal["aten", "torch"]
+aten = torch.ops.aten
+
+# Operators whose result would need the data. The rest of them carry a tag (data_dependent_output, dynamic_output_shape).
+_BREAKS: dict[OpOverload, tuple[str, str]] = {
+    aten._local_scalar_dense.default: ("data-dependent-scalar", "a Python number is read from a tensor"),
+    aten.item.default: ("data-dependent-scalar", "a Python number is read from a tensor"),
+    aten.is_nonzero.default: ("data-dependent-scalar", "a Python bool is read from a tensor"),
+    aten.set_.source_Tensor: ("inplace-metadata", "set_"),
+    aten.set_.source_Storage_storage_offset: ("inplace-metadata", "set_"),
+    aten.resize_.default: ("inplace-metadata", "resize_"),
+    aten.resize_as_.default: ("inplace-metadata", "resize_as_"),
+}
+
+
+class _RecordingMode(TorchDispatchMode):
+    """Sends every operator, factory functions included, to the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo at the first operator
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return self.recorder.dispatch(func, args, kwargs or {})
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place operators)."""
+
+    @staticmethod
+    def forward(context: object, leaf: TracedTensor) -> TracedTensor:  # type: ignore[override]
+        return make_traced(leaf.recorder, leaf.node, leaf.tensor_type)
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+class Recorder:
+    """Records one graph.
+
+    level      "aten" or "torch" (see the head of this file)
+    env        the symbolic sizes of the capture; None when every size is static
+    location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
+    """
+
+    def __init__(
+        self, level: Level = "aten", env: ShapeEnv | None = None, location: Callable[[], tuple[Location, ...]] | None = None
+    ) -> None:
+        self.level: Level = level
+        self.env = env
+        self.location = location or (lambda: ())
+        self.graph = torch.fx.Graph()
+        self.inputs: list[tuple[torch.fx.Node, object]] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.op_count = 0
+        self._constant_nodes: dict[int, TracedTensor] = {}
+        self._size_nodes: dict[Dim, torch.fx.Node] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+        self._here: tuple[Location, ...] = ()
+        self._depth = 0
+
+    @property
+    def symbolic(self) -> bool:
+        return self.env is not None and bool(self.env.symbols)
+
+    # --- inputs
+
+    def input(
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        symbolic_dims: Mapping[int, Expr] | None = None,
+        requires_grad: bool | None = None,
+    ) -> TracedTensor:
+        """A placeholder for a real tensor. `symbolic_dims` gives the sizes that are symbolic; strides that are products of them follow."""
+        shape: tuple[Dim, ...] = tuple(tensor.shape)
+        stride: tuple[Dim, ...] = tuple(tensor.stride())
+        if symbolic_dims:
+            shape = tuple(symbolic_dims.get(axis, size) for axis, size in enumerate(shape))
+            stride = _symbolic_strides(tensor, shape)
+        if requires_grad is None:
+            requires_grad = tensor.requires_grad
+        type_ = TensorType(shape, stride, tensor.dtype, tensor.device, requires_grad, 0)
+        node = self._placeholder(name, tensor)
+        node.meta["type"] = type_
+        with torch.inference_mode(tensor.is_inference()), torch.enable_grad():
+            traced = make_traced(self, node, type_, requires_grad=requires_grad and not tensor.is_inference())
+            if requires_grad and not tensor.is_leaf:
+                traced = _NonLeaf.apply(traced)
+                traced.node, traced.tensor_type = node, type_
+        traced.original_class = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
+        node.meta["example_value"] = traced
+        return traced
+
+    def size_input(self, expr: Expr, name: str) -> torch.SymInt:
+        """A placeholder for a symbolic size. At aten level it is named as the symbol prints, so that the graph's code runs as it prints."""
+        node = self._placeholder(expr.name if isinstance(expr, Symbol) else name, expr)
+        node.meta["type"] = expr
+        self._size_nodes[expr] = node
+        size = size_of(expr, self.env)
+        node.meta["example_value"] = size
+        return size  # type: ignore[return-value]
+
+    def _placeholder(self, name: str, value: object) -> torch.fx.Node:
+        # A new input may be met at any time; placeholders nevertheless stand at the head, in the order of `inputs`.
+        if self._last_placeholder is None:
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self._last_placeholder):
+                node = self.graph.placeholder(name)
+        self._last_placeholder = node
+        node.meta["location"] = self.location()
+        self.inputs.append((node, value))
+        return node
+
+    def constant(self, tensor: torch.Tensor) -> TracedTensor:
+        """A get_attr node for a real tensor that is part of the program. The tensor is kept in `constants`."""
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise GraphBreak("operator-failed", "a tensor that requires a gradient reached an operator without being an input")
+        found = self._constant_nodes.get(id(tensor))
+        if found is not None:
+            return found
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = tensor
+        node = self.graph.get_attr(name)
+        type_ = replace(type_of(tensor), requires_grad=False)
+        node.meta.update(type=type_, location=self._here)
+        traced = make_traced(self, node, type_)
+        node.meta["example_value"] = traced
+        self._constant_nodes[id(tensor)] = traced
+        return traced
+
+    # --- calls
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records whatever runs inside, factory functions included. Not needed around `call`."""
+        if self._depth:
+            yield
+            return
+        self._depth += 1
+        self._here = self.location()
+        try:
+            with _RecordingMode(self):
+                if self.symbolic:
+                    with torch._C._EnablePythonDispatcher():
+                        yield
+                else:
+                    yield
+        finally:
+            self._depth -= 1
+
+    def call(self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
+        """Run a torch function, method or OpOverload on traced arguments, recording it; returns what it returns, traced.
+
+        Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it then gives the genuine result or error.
+        """
+        kwargs = kwargs or {}
+        self.op_count += 1
+        # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they are now.
+        node = self._torch_node(fn, args, kwargs) if self.level == "torch" and not self._depth else None
+        try:
+            with self.recording():
+                result = fn(*args, **kwargs)
+        except Signal:
+            raise
+        except Exception as error:
+            raise GraphBreak("operator-failed", f"{_name(fn)}: {type(error).__name__}: {error}") from error
+        if node is not None:
+            node.meta["example_value"] = result
+            self._adopt(result, node)
+        return result
+
+    def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
+        if not isinstance(func, OpOverload):
+            raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
+        known = facts(func)
+        if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
+            with _RecordingMode(self):
+                return func.decompose(*args, **kwargs)
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, args, kwargs)
+        self._refuse_data_dependent(func, args, kwargs)
+        node_args, type_args = self._convert_sequence(args)
+        node_kwargs: dict[str, object] = {}
+        type_kwargs: dict[str, object] = {}
+        for name, value in kwargs.items():
+            node_kwargs[name], type_kwargs[name] = self._convert(value)
+        result_type = self._infer(func, type_args, type_kwargs)
+        node = None
+        if self.level == "aten":
+            node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs)  # type: ignore[arg-type]
+            meta = node.meta
+            meta["type"] = result_type
+            meta["location"] = self._here
+            if known.random:
+                meta["random"] = True
+        return self._results(known, func, args, kwargs, node, result_type)
+
+    def finish(self, outputs: Sequence[object]) -> torch.fx.Graph:
+        """End the graph: a flat output tuple of traced tensors, sizes, ints or None. Placeholders that nothing uses stay, with
+        meta["unused"]. Returns the linted graph."""
+        values: list[object] = []
+        kinds: list[object] = []
+        for value in outputs:
+            if self.level == "torch" and isinstance(value, torch.SymInt):
+                node = self._size_node(dim_of(value))
+                values.append(node)
+                kinds.append(dim_of(value))
+            else:
+                node_value, kind = self._convert(value)
+                values.append(node_value)
+                kinds.append(kind)
+        output = self.graph.output(tuple(values))  # type: ignore[arg-type]
+        output.meta.update(type=tuple(kinds), location=self.location())
+        for node in self.graph.nodes:
+            if node.op == "placeholder" and not node.users and not isinstance(node.meta["type"], Expr):
+                node.meta["unused"] = True
+        self.graph.lint()
+        return self.graph
+
+    # --- dispatch, step by step
+
+    def _refuse_data_dependent(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        refused = _refusal(func)
+        if refused is None:
+            return
+        if func is aten.index.Tensor:
+            indices = args[1]
+            if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):  # type: ignore[attr-defined]
+                return
+        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
+            return
+        raise GraphBreak(*refused)
+
+    def _convert_sequence(self, values: Sequence[object]) -> tuple[list[object], list[object]]:
+        nodes: list[object] = []
+        kinds: list[object] = []
+        for value in values:
+            if type(value) is TracedTensor and value.recorder is self:
+                nodes.append(value.node)
+                kinds.append(value.tensor_type)
+            else:
+                node, kind = self._convert(value)
+                nodes.append(node)
+                kinds.append(kind)
+        return nodes, kinds
+
+    def _convert(self, value: object) -> tuple[object, object]:
+        """(as a node argument, as a rule's argument)."""
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, TracedTensor):
+                value = self.constant(value)
+            elif value.recorder is not self:
+                raise GraphBreak("operator-failed", "a tensor of another capture")
+            return value.node, value.tensor_type
+        if isinstance(value, (list, tuple)):
+            nodes, kinds = self._convert_sequence(value)
+            return nodes, kinds
+        if isinstance(value, torch.SymInt):
+            d = dim_of(value)
+            return d, d
+        if isinstance(value, torch.SymFloat):
+            number = value.node.guard_float("", 0)
+            return number, number
+        if isinstance(value, torch.SymBool):
+            truth = value.node.guard_bool("", 0)
+            return truth, truth
+        if isinstance(value, torch.Generator):
+            raise GraphBreak("operator-failed", "an explicit random generator")
+        return value, value
+
+    def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
+        rule = shape_rules.RULES.get(func)
+        if rule is not None:
+            found = rule(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        try:
+            return infer(func, tuple(args), kwargs, _result_device(args, kwargs), self.env)
+        except MetadataChanged as error:
+            raise GraphBreak("inplace-metadata", str(error)) from error
+        except Signal:
+            raise
+        except Exception as error:
+            raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
+
+    def _results(
+        self,
+        known: OperatorFacts,
+        func: OpOverload,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        node: torch.fx.Node | None,
+        result_type: object,
+    ) -> object:
+        returned = known.returned
+        if not returned:
+            return None
+        if len(returned) == 1 and not isinstance(result_type, tuple):
+            alias = returned[0]
+            if alias is not None and alias[0] == "same":
+                return argument(func, args, kwargs, alias[1])
+            return make_traced(self, node, result_type) if isinstance(result_type, TensorType) else self._plain_result(result_type)
+        assert isinstance(result_type, tuple)
+        results: list[object] = []
+        for index, item in enumerate(result_type):
+            alias = returned[index] if len(returned) == len(result_type) else None
+            if alias is not None and alias[0] == "same":
+                results.append(argument(func, args, kwargs, alias[1]))
+            elif isinstance(item, TensorType):
+                results.append(make_traced(self, None if node is None else self._getitem(node, index, item), item))
+            else:
+                results.append(self._plain_result(item))
+        return results if len(returned) == 1 else tuple(results)
+
+    def _plain_result(self, value: object) -> object:
+        return size_of(value, self.env) if isinstance(value, Expr) else value
+
+    def _getitem(self, node: torch.fx.Node, index: int, type_: TensorType) -> torch.fx.Node:
+        item = self.graph.create_node("call_function", operator.getitem, (node, index))
+        item.meta.update(type=type_, location=self._here)
+        return item
+
+    # --- torch level
+
+    def _torch_node(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> torch.fx.Node:
+        kind, target, args = _torch_target(fn, args)
+        node_args = tuple(self._torch_argument(value) for value in args)
+        node_kwargs = {name: self._torch_argument(value) for name, value in kwargs.items()}
+        node = self.graph.create_node(kind, target, node_args, node_kwargs)  # type: ignore[arg-type]
+        node.meta["location"] = self.location()
+        return node
+
+    def _torch_argument(self, value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return self._convert(value)[0]
+        if isinstance(value, torch.SymInt):
+            return self._size_node(dim_of(value))
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            return self._convert(value)[0]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._torch_argument(item) for item in value))
+        if isinstance(value, (list, tuple)):
+            made = [self._torch_argument(item) for item in value]
+            return made if isinstance(value, list) else tuple(made)
+        if isinstance(value, dict):
+            return {key: self._torch_argument(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step))
+        return value
+
+    def _adopt(self, result: object, node: torch.fx.Node) -> None:
+        """Give the traced tensors in a torch-level call's result their nodes."""
+        if isinstance(result, TracedTensor):
+            result.node = node
+            node.meta["type"] = result.tensor_type
+        elif isinstance(result, (list, tuple)):
+            for index, item in enumerate(result):
+                self._adopt_item(item, node, index)
+        elif isinstance(result, dict):
+            for key, item in result.items():
+                self._adopt_item(item, node, key)
+
+    def _adopt_item(self, item: object, node: torch.fx.Node, key: object) -> None:
+        if not isinstance(item, (TracedTensor, list, tuple, dict)):
+            return
+        if isinstance(item, TracedTensor) and item.node is not None:
+            return  # an argument that comes back
+        found = self.graph.create_node("call_function", operator.getitem, (node, key))  # type: ignore[arg-type]
+        found.meta.update(example_value=item, location=node.meta["location"])
+        self._adopt(item, found)
+
+    def _size_node(self, d: Dim) -> torch.fx.Node | int:
+        """The torch-level node that computes a size from the size placeholders."""
+        if isinstance(d, int):
+            return d
+        found = self._size_nodes.get(d)
+        if found is None:
+            found = self._size_nodes[d] = self._make_size_node(d)
+        return found
+
+    def _make_size_node(self, d: Expr) -> torch.fx.Node:
+        if isinstance(d, Sum):
+            parts: list[object] = []
+            for monomial, count in d.terms:
+                factors: list[object] = [self._size_node(atom) for atom in monomial]
+                parts.append(self._size_fold(operator.mul, factors if count == 1 else [*factors, count]))
+            return self._size_fold(operator.add, parts if not d.constant else [*parts, d.constant])  # type: ignore[return-value]
+        fold = _SIZE_FUNCTIONS.get(type(d))
+        if fold is None:
+            raise GraphBreak("data-dependent-shape", f"the size {d} has no placeholder")
+        return self._size_fold(fold, [self._size_node(child) for child in d._children()])  # type: ignore[return-value]
+
+    def _size_fold(self, fn: Callable[..., object], values: list[object]) -> object:
+        result = values[0]
+        for value in values[1:]:
+            result = self.graph.create_node("call_function", fn, (result, value))  # type: ignore[arg-type]
+            result.meta["location"] = self._here
+        return result
+
+
+_SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {FloorDiv: operator.floordiv, Mod: operator.mod, Min: min, Max: max}
+
+
+def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """The operator checks what the types already say."""
+
+
+def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """A tensor that native code just made from Python data: a constant, copied at each run since the program may write to it."""
+    tensor = args[0]
+    if isinstance(tensor, TracedTensor):
+        return tensor
+    return recorder.dispatch(aten.clone.default, (tensor,), {})
+
+
+_SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
+    aten._assert_tensor_metadata.default: _drop,
+    aten.lift_fresh.default: _lift_fresh,
+}
+
+_refusals: dict[OpOverload, tuple[str, str] | None] = {}
+
+
+def _refusal(func: OpOverload) -> tuple[str, str] | None:
+    """The graph break that this operator may need: (code, detail)."""
+    if func not in _refusals:
+        tags = func.tags
+        found = _BREAKS.get(func)
+        if found is None and torch.Tag.data_dependent_output in tags:
+            found = ("data-dependent-scalar", f"{func} gives a Python value")
+        if found is None and torch.Tag.dynamic_output_shape in tags:
+            found = ("data-dependent-shape", f"{func} gives a shape that depends on data")
+        if found is None and torch.Tag.inplace_view in tags:
+            found = ("inplace-metadata", str(func))
+        _refusals[func] = found
+    return _refusals[func]
+
+
+def _result_device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
+    """The device of the results: asked for, else that of the first tensor with dimensions, else of the first tensor, else the CPU."""
+    asked = kwargs.get("device")
+    if asked is not None:
+        return shape_rules.exact_device(torch.device(asked))  # type: ignore[arg-type]
+    first: torch.device | None = None
+    for value in (*args, *kwargs.values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, TensorType):
+                if item.shape:
+                    return item.device
+                first = first or item.device
+    return first or torch.device("cpu")
+
+
+def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is that product."""
+    sizes, strides = tensor.shape, tensor.stride()
+    result: list[Dim] = list(strides)
+    order = sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis))
+    for position, axis in enumerate(order):
+        for inner in reversed(order[:position]):
+            if sizes[inner] * strides[inner] == strides[axis] and sizes[inner] != 1 and sizes[axis] != 1:
+                result[axis] = shape[inner] * result[inner]
+                break
+    return tuple(result)
+
+
+def _name(fn: object) -> str:
+    return getattr(fn, "__qualname__", None) or str(fn)
+
+
+def _torch_target(fn: Callable[..., object], args: Sequence[object]) -> tuple[str, object, Sequence[object]]:
+    """(node kind, target, arguments) for a torch-level call: methods of Tensor by name, so that a subclass would be honoured."""
+    owner = getattr(fn, "__self__", None)
+    if isinstance(fn, types.MethodWrapperType) and fn.__name__ == "__get__" and isinstance(owner, types.GetSetDescriptorType):
+        return "call_function", getattr, (args[0], owner.__name__)
+    if isinstance(owner, TracedTensor):
+        return "call_method", fn.__name__, (owner, *args)
+    name = getattr(fn, "__name__", "")
+    if name and args and isinstance(args[0], TracedTensor) and getattr(torch.Tensor, name, None) is fn:
+        return "call_method", name, args
+    return "call_function", fn, args

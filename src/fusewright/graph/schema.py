@@ -1,0 +1,79 @@
+"""What an ATen operator's schema says about aliasing, as plain tuples: what it writes, and which results are arguments or views of them.
+
+Takes an OpOverload; gives an `OperatorFacts`, computed once an operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch._ops import OpOverload
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """Aliasing and effects of one operator.
+
+    arguments  the schema's argument names in order; keyword-only ones follow the positional ones
+    positional how many of them may be given by position
+    written    indexes (into `arguments`) of the arguments that the operator writes to
+    returned   for each result: ("same", i) it is written argument i itself; ("view", i) it may be a view of argument i; None: fresh
+    random     draws from a random generator, so order matters
+    effect     has an effect that outputs do not show (an assertion, a collective), so it is never removed
+    """
+
+    arguments: tuple[str, ...]
+    positional: int
+    written: tuple[int, ...]
+    returned: tuple[tuple[str, int] | None, ...]
+    random: bool
+    effect: bool
+    composite: bool
+
+    @property
+    def is_view(self) -> bool:
+        return any(r is not None and r[0] == "view" for r in self.returned)
+
+
+# Operators that give no tensor, or whose point is not their result. They stay in order and are never removed.
+_EFFECTS = frozenset({"aten::_assert_async", "aten::_assert_scalar"})
+
+
+@cache
+def facts(op: OpOverload) -> OperatorFacts:
+    """The facts of `op` from its schema and tags."""
+    schema = op._schema
+    written = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    by_alias: dict[str, int] = {}
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None:
+            for name in argument.alias_info.before_set:
+                by_alias.setdefault(name, i)
+    returned: list[tuple[str, int] | None] = []
+    for result in schema.returns:
+        names = () if result.alias_info is None else tuple(result.alias_info.before_set)
+        source = next((by_alias[name] for name in names if name in by_alias), None)
+        if source is None:
+            returned.append(None)
+        else:
+            returned.append(("same" if source in written and result.alias_info.is_write else "view", source))
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return OperatorFacts(
+        arguments=tuple(a.name for a in schema.arguments),
+        positional=sum(not a.kwarg_only for a in schema.arguments),
+        written=written,
+        returned=tuple(returned),
+        random=torch.Tag.nondeterministic_seeded in op.tags,
+        effect=schema.name in _EFFECTS or (not schema.returns and not written) or op.namespace in ("_c10d_functional", "c10d"),
+        composite=composite,
+    )
+
+
+def argument(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], index: int) -> object:
+    """The value that argument `index` of the schema has in this call (None when it keeps a default)."""
+    known = facts(op)
+    if index < len(args):
+        return args[index]
+    return kwargs.get(known.arguments[index])

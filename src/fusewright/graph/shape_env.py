@@ -1,0 +1,186 @@
+"""What a capture knows about its symbolic sizes: where each comes from, an example value, and the relations learnt on the way.
+
+Takes symbols with sources and hints, and relations that tracing asks about; gives answers, and `guards`: the relations that must
+hold for the capture to be valid.
+Always holds: an answer is either provable from the symbols' ranges and `guards`, or its relation has just been added to `guards`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fusewright.capture.signals import GraphBreak
+from fusewright.graph.sizes import (
+    Dim,
+    Expr,
+    Mod,
+    Relation,
+    Symbol,
+    bounds,
+    evaluate,
+    free_symbols,
+    is_multiple,
+    known,
+    known_le,
+    substitute,
+    symbol,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSymbol:
+    """One symbol of a capture: its source (opaque here) and the example's value."""
+
+    symbol: Symbol
+    source: object
+    hint: int
+
+
+class ShapeEnv:
+    """The symbols and the learnt facts of one capture."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[Symbol, SizeSymbol] = {}
+        self.guards: list[Relation] = []
+        self._hints: dict[Expr, int] = {}
+        self._equal: dict[Expr, Dim] = {}  # learnt: symbol == value
+        self._divisors: dict[Symbol, int] = {}  # learnt: symbol is a multiple of this
+        self._not_negative: list[Dim] = []  # learnt: these are >= 0
+        self._different: set[Dim] = set()  # learnt: these are != 0
+
+    def create(self, name: str, hint: int, source: object, lower: int = 2, upper: int | None = None) -> Symbol:
+        """A new symbol. `lower` is 2 by default: sizes 0 and 1 broadcast or vanish, so a caller guards and specialises them.
+
+        Raises ValueError when the hint is out of range."""
+        if hint < lower or (upper is not None and hint > upper):
+            raise ValueError(f"{name}: the example's value {hint} is outside {lower}..{'' if upper is None else upper}")
+        made = symbol(name, lower, upper)
+        self.symbols[made] = SizeSymbol(made, source, hint)
+        self._hints[made] = hint
+        return made
+
+    def hint(self, d: Dim) -> int:
+        """The value of `d` in the example. Raises GraphBreak for a symbol that is not of this capture."""
+        try:
+            return evaluate(d, self._hints)
+        except KeyError as error:
+            raise GraphBreak("data-dependent-shape", f"the size {d} depends on {error.args[0]}, which has no example value") from error
+
+    def simplify(self, d: Dim) -> Dim:
+        """`d` with the learnt equalities applied."""
+        while self._equal:
+            simpler = substitute(d, self._equal)
+            if simpler is d or simpler == d:
+                break
+            d = simpler
+        return d
+
+    def known(self, relation: Relation) -> bool | None:
+        """Whether ranges and learnt facts decide the relation; adds no guard."""
+        relation = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
+        answer = known(relation)
+        if answer is not None:
+            return answer
+        difference = relation.right - relation.left
+        if relation.op in ("==", "!="):
+            unequal = difference in self._different or -difference in self._different
+            if unequal or self._never_zero(difference):
+                return relation.op == "!="
+            if self._divisible(difference):
+                return relation.op == "=="
+            return None
+        slack = 0 if relation.op == "<=" else 1
+        if self._certainly_not_negative(difference - slack):
+            return True
+        return False if self._certainly_not_negative(slack - 1 - difference) else None
+
+    def guard(self, relation: Relation) -> bool:
+        """Whether the relation holds: from what is known, else in the example, and then the answer becomes a guard."""
+        answer = self.known(relation)
+        if answer is not None:
+            return answer
+        answer = Relation(relation.op, self.hint(relation.left), self.hint(relation.right)).holds({})
+        fact = relation if answer else relation.negated()
+        self.guards.append(fact)
+        self._learn(Relation(fact.op, self.simplify(fact.left), self.simplify(fact.right)))
+        return answer
+
+    def specialise(self, d: Dim) -> int:
+        """The value of `d` in the example, guarded."""
+        d = self.simplify(d)
+        if isinstance(d, int):
+            return d
+        value = self.hint(d)
+        self.guard(Relation("==", d, value))
+        return value
+
+    def is_multiple(self, d: Dim, k: int) -> bool:
+        """Whether `d` is certainly a multiple of `k`, with learnt divisibility."""
+        return is_multiple(self._with_divisors(self.simplify(d)), k)
+
+    def _with_divisors(self, d: Dim) -> Dim:
+        shared = free_symbols(d) & self._divisors.keys()
+        if not shared:
+            return d
+        parts: dict[Expr, Dim] = {}
+        for s in shared:
+            divisor = self._divisors[s]
+            low, high = bounds(s)
+            part = symbol(f"{s.name}_{divisor}", None if low is None else -(-low // divisor), None if high is None else high // divisor)
+            parts[s] = part * divisor
+        return substitute(d, parts)
+
+    def _divisible(self, difference: Dim) -> bool:
+        """A difference that is zero only because of learnt divisibility."""
+        simpler = self._with_divisors(difference)
+        return isinstance(simpler, int) and simpler == 0
+
+    def _never_zero(self, difference: Dim) -> bool:
+        if self._certainly_not_negative(difference - 1) or self._certainly_not_negative(-1 - difference):
+            return True
+        simpler = self._with_divisors(difference)
+        return known(Relation("==", simpler, 0)) is False
+
+    def _certainly_not_negative(self, d: Dim) -> bool:
+        d = self._with_divisors(d)
+        if known_le(0, d):
+            return True
+        return any(known_le(fact, d) for fact in self._not_negative)
+
+    def _learn(self, fact: Relation) -> None:
+        difference = fact.right - fact.left
+        if isinstance(difference, int):
+            return
+        if fact.op == "<=" or fact.op == "<":
+            self._not_negative.append(difference if fact.op == "<=" else difference - 1)
+        elif fact.op == "!=":
+            self._different.add(difference)
+        else:
+            self._learn_equality(difference)
+
+    def _learn_equality(self, difference: Expr) -> None:
+        """difference == 0: solved for a symbol when one stands alone in it, or read as divisibility."""
+        if isinstance(difference, Mod) or (len(difference.terms) == 1 and difference.constant == 0):
+            atom = difference.terms[0][0][0]
+            if len(difference.terms[0][0]) == 1 and isinstance(atom, Mod) and isinstance(atom.left, Symbol) and isinstance(atom.right, int):
+                known_divisor = self._divisors.get(atom.left, 1)
+                self._divisors[atom.left] = math.lcm(known_divisor, atom.right)
+                return
+        alone = [
+            (monomial[0], count)
+            for monomial, count in difference.terms
+            if len(monomial) == 1 and isinstance(monomial[0], Symbol) and abs(count) == 1
+        ]
+        for unknown, count in alone:
+            rest = (difference - unknown * count) * -count
+            if unknown not in free_symbols(rest):
+                self._equal[unknown] = rest
+                return
+        # Not solvable for one symbol alone: c*x == constant still fixes x.
+        if len(difference.terms) == 1:
+            (monomial, count), constant = difference.terms[0], difference.constant
+            if len(monomial) == 1 and isinstance(monomial[0], Symbol):
+                self._equal[monomial[0]] = -constant // count
+                return
+        self._not_negative.extend((difference, -difference))

@@ -1,0 +1,102 @@
+"""The tensor that stands for a value during capture: a wrapper subclass with the real device and dtype and no data.
+
+Takes a recorder and a TensorType; gives a tensor that PyTorch's own code (autograd, autocast, composite operators) handles as any other.
+Always holds: every operator on it reaches its recorder's `dispatch`; asking for its data raises GraphBreak, never gives a wrong value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+import torch.fx
+
+from fusewright.capture.signals import GraphBreak
+from fusewright.graph.symint import size_of
+from fusewright.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from fusewright.graph.recorder import Recorder
+
+
+def _data_method(name: str, code: str) -> object:
+    def refuse(self: TracedTensor, *args: object, **kwargs: object) -> NoReturn:
+        raise GraphBreak(code, f"Tensor.{name}")
+
+    refuse.__name__ = name
+    return refuse
+
+
+class TracedTensor(torch.Tensor):
+    """A value of the graph being recorded.
+
+    recorder        the Recorder that it belongs to
+    node            its node in the recorder's graph (None only inside a torch-level call)
+    tensor_type     its TensorType when it was made (not called `type`: torch.Tensor.type is a method that user code calls)
+    original_class  torch.Tensor or torch.nn.Parameter: the class of the real input that it stands for
+    """
+
+    recorder: Recorder
+    node: torch.fx.Node
+    tensor_type: TensorType
+    original_class: type
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        recorder = _recorder_of((*args, *(kwargs or {}).values()))
+        return recorder.dispatch(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: object = None) -> NoReturn:  # type: ignore[override]
+        raise GraphBreak("print-tensor", "the text of a tensor")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise GraphBreak("operator-failed", "a tensor is copied or pickled")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise GraphBreak("operator-failed", "copy.deepcopy of a tensor")
+
+    tolist = _data_method("tolist", "data-dependent-scalar")
+    numpy = _data_method("numpy", "operator-failed")
+    __array__ = _data_method("__array__", "operator-failed")
+    __dlpack__ = _data_method("__dlpack__", "operator-failed")
+    data_ptr = _data_method("data_ptr", "operator-failed")
+    storage = _data_method("storage", "operator-failed")
+    untyped_storage = _data_method("untyped_storage", "operator-failed")
+
+
+def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorType, requires_grad: bool = False) -> TracedTensor:
+    """A traced tensor of this type, standing for `node`."""
+    shape, stride, offset = type_.shape, type_.stride, type_.offset
+    if recorder.symbolic:
+        env = recorder.env
+        shape = tuple(size_of(d, env) for d in shape)  # type: ignore[misc]
+        stride = tuple(size_of(d, env) for d in stride)  # type: ignore[misc]
+        offset = size_of(offset, env)  # type: ignore[assignment]
+    traced = torch.Tensor._make_wrapper_subclass(
+        TracedTensor,
+        shape,  # type: ignore[arg-type]
+        strides=stride,  # type: ignore[arg-type]
+        storage_offset=offset,  # type: ignore[arg-type]
+        dtype=type_.dtype,
+        device=type_.device,
+        requires_grad=requires_grad,
+    )
+    traced.recorder = recorder
+    traced.node = node  # type: ignore[assignment]
+    traced.tensor_type = type_
+    traced.original_class = torch.Tensor
+    return traced
+
+
+def _recorder_of(values: tuple[object, ...]) -> Recorder:
+    """The recorder of the first traced tensor among the arguments (at most one level deep in lists)."""
+    for value in values:
+        if type(value) is TracedTensor:
+            return value.recorder
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                if type(item) is TracedTensor:
+                    return item.recorder
+    raise AssertionError("a traced operator without a traced argument")
