@@ -1,0 +1,491 @@
+"""The walk over the graph: every node becomes an expression, a realised buffer, or an extern call.
+
+Takes a functionalised `torch.fx.Graph` of ATen calls whose nodes carry `meta["type"]` (a TensorType, a Dim, or a tuple of them for
+several results) and gives a `LoopProgram`. Pointwise operators and views compose lazily; a value is *realised* (stored into a buffer by
+a loop of its own) when memory must hold it: it is returned, a library operator reads it, or recomputing it for each of its readers
+costs more than a store and a load. The scheduler fuses the loops again and drops the buffers that turn out to be local.
+
+Always holds: nothing fails for want of a row: such a call becomes an `Extern` with eager's semantics.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fusewright.graph.sizes import Dim, Expr, Symbol
+from fusewright.graph.types import Location, TensorType, contiguous_strides
+from fusewright.loops import ir
+from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, LoopProgram, Operation, Output, Pointwise, Reduction, Scan, Store
+from fusewright.loops.lower import expressions as ex
+from fusewright.loops.lower import registry
+from fusewright.loops.lower.extern import call_extern
+from fusewright.loops.lower.liveness import drop_dead_operations
+from fusewright.loops.lower.registry import Fallback
+from fusewright.loops.lower.values import (
+    Shape,
+    Value,
+    axes_of,
+    axis_symbols,
+    dense_strides_like,
+    flat_index,
+    is_empty,
+    is_non_overlapping,
+    is_one,
+    numel,
+    strided_load,
+    window,
+)
+
+COMPUTABLE = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.bfloat16, torch.float16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+
+MAX_NODES = 160
+MAX_LOADS = 24
+CHEAP_WORK = 4
+"""An expression with at most one load and this much work is recomputed by each of its readers."""
+MAX_LOCATIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a row knows about the call that it lowers: the lowering, the operator, and the type of the result(s)."""
+
+    lowering: Lowering
+    target: Any
+    type: Any
+
+    @property
+    def axes(self) -> tuple[Dim, ...]:
+        """The canonical loop variables of the (single, tensor) result."""
+        return axis_symbols(self.type.shape)
+
+    def result(self, expression: Expression) -> Value:
+        """The result whose element at `axes` is `expression`; half results keep a float32 expression."""
+        return self.lowering.value(self.type, expression)
+
+
+class Lowering:
+    """The state of one lowering: buffers, operations so far, and what each node stands for."""
+
+    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:
+        self.graph = graph
+        self.constants = constants
+        self.program = LoopProgram()
+        self.binder = ex.Binder()
+        self.environment: dict[Node, Any] = {}
+        self.locations: tuple[Location, ...] = ()
+        self._names: dict[str, int] = {}
+        self._node_name = ""
+        self._memory_readers: dict[Node, bool] = {}
+        self._constants: list[torch.Tensor] = []
+        self._created: set[str] = set()  # buffers made by the current node
+        self._inputs: list[str] = []
+
+    # --- the walk ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> LoopProgram:
+        epilogue = [node for node in self.graph.nodes if is_input_update(node)]
+        updates = frozenset(epilogue)
+        for node in self.graph.nodes:
+            if node in updates:
+                continue
+            if node.op == "output":
+                # What is returned is read before the inputs change under it.
+                outputs = self.output_values(node)
+                self.update_inputs(epilogue)
+                self.program.outputs = tuple(self.output(value) for value in outputs)
+            else:
+                self.environment[node] = self.lower_node(node)
+        self.program.inputs = tuple(self._inputs)
+        self.program.constants = tuple(self._constants)
+        drop_dead_operations(self.program)
+        return self.program
+
+    def lower_node(self, node: Node) -> Any:
+        self._node_name = node.name
+        self._created = set()
+        if node.op == "placeholder":
+            return self.placeholder(node)
+        if node.op == "get_attr":
+            return self.constant_tensor(self.constants[str(node.target)], node.meta.get("type"))
+        if node.op != "call_function":
+            raise TypeError(f"not a node of an ATen graph: {node.format_node()}")
+        kind = node.meta.get("type")
+        if isinstance(kind, (int, Expr)):  # arithmetic on sizes; the type is the value
+            return kind
+        if node.target is operator.getitem:
+            return self.environment[node.args[0]][node.args[1]]  # type: ignore[index]
+        args, kwargs = self.resolve(node.args), self.resolve(dict(node.kwargs))
+        self.locations = merge_locations(lazy_locations((args, kwargs)), locations_of(node))
+        result = self.call(node.target, args, kwargs, kind)
+        self.place(node, result)
+        return result
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
+        """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
+        row = registry.find(target)
+        if row is not None and (row.view or self.computable(args, kwargs, kind)):
+            try:
+                result = row.function(Call(self, target, kind), *args, **kwargs)
+            except Fallback:
+                pass
+            else:
+                if not row.view or all(value.dtype in COMPUTABLE or window(value) is not None for value in tensors_in(result)):
+                    return result
+        return call_extern(self, target, args, kwargs, kind)
+
+    def computable(self, args: Any, kwargs: Any, kind: Any) -> bool:
+        """Whether loops can express the call at all: known dtypes, one device, no certainly empty tensor among the arguments."""
+        results = [t for t in (kind if isinstance(kind, (tuple, list)) else (kind,)) if isinstance(t, TensorType)]
+        types = results + [value.type for value in tensors_in((args, kwargs))]
+        return bool(results) and all(
+            t.dtype in COMPUTABLE and t.device == results[0].device and not is_empty(t.shape) for t in types
+        )
+
+    def resolve(self, arg: Any) -> Any:
+        if isinstance(arg, Node):
+            return self.environment[arg]
+        if isinstance(arg, (list, tuple)):
+            return tuple(self.resolve(item) for item in arg)
+        if isinstance(arg, dict):
+            return {key: self.resolve(item) for key, item in arg.items()}
+        return arg
+
+    # --- placement ---------------------------------------------------------------------------------------------------
+
+    def place(self, node: Node, result: Any) -> None:
+        """Realises the results of `node` that memory must hold."""
+        if isinstance(result, Value):
+            if self.must_realize(node, result):
+                self.realize(result)
+        elif isinstance(result, (tuple, list)):
+            readers: dict[Any, list[Node]] = {}
+            for user in node.users:
+                if user.target is operator.getitem:
+                    readers.setdefault(user.args[1], []).append(user)
+            for position, item in enumerate(result):
+                if isinstance(item, Value) and any(self.must_realize(user, item) for user in readers.get(position, ())):
+                    self.realize(item)
+
+    def must_realize(self, node: Node, value: Value) -> bool:
+        row = registry.find(node.target)
+        aliases = node.target is operator.getitem or (row is not None and row.view)
+        ref = window(value)
+        if ref is not None and (aliases or ref.buffer in self._created):
+            return False
+        if self.needs_memory(node):
+            return True
+        if isinstance(value.expression, ir.Load) and not value.expression.bindings:
+            return False
+        price = ex.cost(value.expression)
+        if price.nodes > MAX_NODES or price.loads > MAX_LOADS:
+            return True
+        return len(node.users) > 1 and not is_cheap(price)
+
+    def needs_memory(self, node: Node) -> bool:
+        """Whether the node's elements are read from memory: by the caller or by a library operator, directly or through views."""
+        found = self._memory_readers.get(node)
+        if found is None:
+            self._memory_readers[node] = False
+            found = any(self._reads_memory(user) for user in node.users)
+            self._memory_readers[node] = found
+        return found
+
+    def _reads_memory(self, user: Node) -> bool:
+        if user.op == "output":
+            return True
+        if is_input_update(user):
+            return False
+        if user.target is operator.getitem:
+            return self.needs_memory(user)
+        row = registry.find(user.target)
+        if row is None:
+            return not isinstance(user.meta.get("type"), (int, Expr))
+        return row.view and self.needs_memory(user)
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def value(self, type_: TensorType, expression: Expression) -> Value:
+        """A lazy value of this type. The expression is over `axis_symbols(type_.shape)`, in the type's dtype or its compute dtype."""
+        if is_empty(type_.shape):
+            expression = ir.constant(0, ex.compute_dtype(type_.dtype))
+        elif expression.dtype != type_.dtype and expression.dtype != ex.compute_dtype(type_.dtype):
+            expression = ir.cast(expression, type_.dtype)
+        return Value(type_, expression, self.locations)
+
+    def make(self, shape: Shape, expression: Expression, like: TensorType, dtype: torch.dtype | None = None) -> Value:
+        """A lazy intermediate of a row's own making, row-major, in the expression's dtype unless given."""
+        type_ = TensorType(tuple(shape), contiguous_strides(tuple(shape)), dtype or expression.dtype, like.device)
+        return self.value(type_, expression)
+
+    def at(self, value: Value, indices: Sequence[Dim]) -> Expression:
+        """The element at `indices`, as stored (half types are not widened)."""
+        mapping = {
+            sym: index for sym, index in zip(axis_symbols(value.shape), indices) if isinstance(sym, Expr) and sym is not index
+        }
+        return ex.substitute_expression(value.expression, mapping, self.binder)
+
+    def read(self, value: Value, indices: Sequence[Dim], dtype: torch.dtype | None = None) -> Expression:
+        """The element at `indices` for computing: widened, or cast to `dtype`."""
+        found = self.at(value, indices)
+        return ex.widen(found) if dtype is None else ir.cast(ex.widen(found), dtype)
+
+    def broadcast(self, value: Value, shape: Shape, symbols: Sequence[Dim]) -> tuple[Dim, ...]:
+        """The indices into `value` at the point `symbols` of an iteration space of `shape`, by PyTorch's broadcasting rules.
+        A value that is dear to compute is realised first if it would be computed several times."""
+        skipped = len(shape) - value.ndim
+        repeated = any(not is_one(size) for size in shape[:skipped])
+        indices: list[Dim] = []
+        for size, target, sym in zip(value.shape, shape[skipped:], symbols[skipped:]):
+            if is_one(size):
+                repeated = repeated or not is_one(target)
+                indices.append(0)
+            else:
+                indices.append(sym)
+        if repeated:
+            self.keep_if_expensive(value)
+        return tuple(indices)
+
+    def keep_if_expensive(self, value: Value) -> None:
+        """For a value whose elements are about to be read more than once each."""
+        if not isinstance(value.expression, ir.Load) and ex.cost(value.expression).expensive:
+            self.realize(value)
+
+    def shared(self, value: Value) -> Value:
+        """`value`, realised unless several loops may as well recompute it."""
+        if not isinstance(value.expression, ir.Load) and not is_cheap(ex.cost(value.expression)):
+            self.realize(value)
+        return value
+
+    # --- buffers and operations --------------------------------------------------------------------------------------
+
+    def new_name(self, stem: str) -> str:
+        count = self._names.get(stem, 0)
+        self._names[stem] = count + 1
+        return stem if count == 0 else f"{stem}_{count}"
+
+    def new_buffer(self, type_: TensorType, role: Any = "temporary") -> Buffer:
+        name = f"buf{len(self.program.buffers)}"
+        stride = type_.stride if is_non_overlapping(type_.shape, type_.stride) else dense_strides_like(type_.shape, type_.stride)
+        buffer = Buffer(name, type_.shape, stride, type_.dtype, type_.device, role)
+        self.program.buffers[name] = buffer
+        self._created.add(name)
+        return buffer
+
+    def emit(self, operation: Operation) -> None:
+        self.program.operations.append(operation)
+
+    def operation_name(self) -> str:
+        return self.new_name(self._node_name)
+
+    def realize(self, value: Value) -> str:
+        """Stores the value into a buffer of its own, with its type's strides; `value` is a load from now on. Returns the buffer."""
+        buffer = self.new_buffer(value.type)
+        symbols = axis_symbols(value.shape)
+        index = flat_index(symbols, buffer.stride)
+        if not is_empty(value.shape):
+            stored = Store(buffer.name, index, ir.cast(value.expression, value.dtype))
+            locations = value.locations or self.locations
+            self.emit(Pointwise(self.operation_name(), axes_of(symbols, value.shape), (stored,), locations))
+        value.expression = ir.load(buffer.name, index, value.dtype)
+        value.locations = ()
+        return buffer.name
+
+    def reference(self, value: Value) -> BufferRef:
+        """The value as a window on a buffer, realised if it is not one yet."""
+        found = window(value)
+        if found is None:
+            self.realize(value)
+            found = window(value)
+            assert found is not None
+        return found
+
+    def buffer_value(self, type_: TensorType, buffer: Buffer) -> Value:
+        """The whole of `buffer` as a value."""
+        return Value(type_, strided_load(buffer.name, type_.shape, buffer.stride, 0, type_.dtype))
+
+    def reduce(
+        self,
+        kind: ir.ReductionKind,
+        type_: TensorType,
+        axes: Sequence[Dim],
+        reduced: Sequence[ir.Axis],
+        expression: Expression,
+        finish: Expression | None = None,
+    ) -> Value:
+        """A realised reduction. `axes`: the loop variable of each dimension of the result (0 where its size is 1); `expression`: the
+        value to accumulate, over `axes` and the symbols of `reduced`; `finish`: over `ex.accumulator(...)`, the identity if not given."""
+        buffer = self.new_buffer(type_)
+        result_dtype = torch.int64 if kind in ("argmax", "argmin") else expression.dtype
+        final = ir.cast(ex.accumulator(result_dtype) if finish is None else finish, type_.dtype)
+        loops = axes_of(axes, type_.shape)
+        self.emit(
+            Reduction(
+                self.operation_name(), loops, tuple(reduced), kind, expression, buffer.name, flat_index(axes, buffer.stride), final,
+                self.locations,
+            )
+        )  # fmt: skip
+        return self.buffer_value(type_, buffer)
+
+    def scatter(self, target: Value, axes: tuple[ir.Axis, ...], store: Any) -> Value:
+        """A realised copy of `target`, then one more loop over `axes` that stores into it. `store(buffer) -> Store`."""
+        result = Value(target.type, target.expression, self.locations)
+        name = self.realize(result)
+        self.emit(Pointwise(self.operation_name(), axes, (store(self.program.buffers[name]),), self.locations))
+        return result
+
+    def bind(self, value: Expression, extent: Dim, wrap: bool = True) -> Dim:
+        """An index symbol for a value computed at run time, checked against `extent`."""
+        return self.binder.bind(self.checked(value, extent, wrap), extent)
+
+    def checked(self, value: Expression, extent: Dim, wrap: bool = True) -> Expression:
+        return ir.checked_index(ir.cast(value, torch.int64), extent, wrap)
+
+    # --- inputs, constants, outputs ----------------------------------------------------------------------------------
+
+    def placeholder(self, node: Node) -> Any:
+        kind = node.meta.get("type")
+        position = len(self._inputs)
+        if not isinstance(kind, TensorType):
+            self._inputs.append("")
+            if isinstance(kind, Symbol):
+                self.program.size_symbols[kind] = (position, -1)
+            return kind
+        name = f"in{position}"
+        self._inputs.append(name)
+        for dim, size in enumerate(kind.shape):
+            if isinstance(size, Symbol):
+                self.program.size_symbols.setdefault(size, (position, dim))
+        return self.outside_tensor(Buffer(name, kind.shape, kind.stride, kind.dtype, kind.device, "input", position, kind.offset), kind)
+
+    def constant_tensor(self, tensor: torch.Tensor, kind: TensorType | None) -> Value:
+        if kind is None:
+            kind = TensorType(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, offset=tensor.storage_offset())
+        position = len(self._constants)
+        self._constants.append(tensor)
+        name = f"const{position}"
+        return self.outside_tensor(Buffer(name, kind.shape, kind.stride, kind.dtype, kind.device, "constant", position, kind.offset), kind)
+
+    def outside_tensor(self, buffer: Buffer, kind: TensorType) -> Value:
+        self.program.buffers[buffer.name] = buffer
+        return Value(kind, strided_load(buffer.name, kind.shape, kind.stride, 0, kind.dtype))
+
+    def output_values(self, node: Node) -> list[Any]:
+        """What is returned, flat. A value that is computed is realised; a view is a window already, unless its base is not in memory."""
+        self._node_name = "output"
+        values = flatten(self.resolve(node.args))
+        for value in values:
+            if isinstance(value, Value) and window(value) is None:
+                self.realize(value)
+        return values
+
+    def output(self, value: Any) -> Output:
+        if not isinstance(value, Value):
+            return Output("size", value=value) if isinstance(value, Expr) else Output("value", value=value)
+        ref = self.reference(value)
+        buffer = self.program.buffers[ref.buffer]
+        if buffer.role == "temporary":
+            buffer = self.program.buffers[ref.buffer] = replace(buffer, role="output")
+        fresh = buffer.role == "output" and ref.shape == buffer.shape and ref.stride == buffer.stride
+        if fresh and isinstance(ref.offset, int) and ref.offset == 0:
+            return Output("buffer", ref.buffer)
+        return Output("view", ref.buffer, ref)
+
+    # --- updates of inputs -------------------------------------------------------------------------------------------
+
+    def update_inputs(self, updates: Sequence[Node]) -> None:
+        """The epilogue `copy_(input, value)`: every source is brought out of reach of the updates first, then the inputs are written."""
+        pairs: list[tuple[Node, Value, Value]] = []
+        for node in updates:
+            target, source = self.resolve(node.args[0]), self.resolve(node.args[1])
+            pairs.append((node, target, source))
+        changed = {name for _, target, _ in pairs for name in ex.loaded_buffers(target.expression)}
+        for node, target, source in pairs:
+            self.locations = merge_locations(source.locations, locations_of(node))
+            self._node_name = node.name
+            if ex.loaded_buffers(source.expression) & changed:
+                source = Value(source.type, source.expression, self.locations)
+                self.realize(source)
+            self.environment[node] = (target, source)
+        for node, target, _ in pairs:
+            _, source = self.environment[node]
+            self._node_name = node.name
+            self.locations = merge_locations(source.locations, locations_of(node))
+            self.store_into(target, source)
+            self.environment[node] = target
+
+    def store_into(self, target: Value, source: Value) -> None:
+        ref = window(target)
+        if ref is None or not is_non_overlapping(ref.shape, ref.stride) or not self.computable((target, source), {}, target.type):
+            self.emit(
+                Extern(
+                    self.operation_name(), torch.ops.aten.copy_.default, (self.reference(target), self.reference(source)), (), (None,),
+                    mutates=tuple(sorted(ex.loaded_buffers(target.expression))), ordered=True, locations=self.locations,
+                )
+            )  # fmt: skip
+            return
+        if is_empty(target.shape):
+            return
+        symbols = axis_symbols(target.shape)
+        read = self.at(source, self.broadcast(source, target.shape, symbols))
+        stored = Store(ref.buffer, flat_index(symbols, ref.stride, ref.offset), ir.cast(read, target.dtype))
+        self.emit(Pointwise(self.operation_name(), axes_of(symbols, target.shape), (stored,), self.locations))
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def is_input_update(node: Node) -> bool:
+    return node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], Node) and node.args[0].op in ("placeholder", "get_attr")
+
+
+def is_cheap(price: ex.Cost) -> bool:
+    return price.loads <= 1 and price.work <= CHEAP_WORK
+
+
+def flatten(tree: Any) -> list[Any]:
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in flatten(item)]
+    return [tree]
+
+
+def tensors_in(tree: Any) -> list[Value]:
+    if isinstance(tree, Value):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [value for item in tree for value in tensors_in(item)]
+    if isinstance(tree, dict):
+        return tensors_in(tuple(tree.values()))
+    return []
+
+
+def locations_of(node: Node) -> tuple[Location, ...]:
+    """`node.meta["location"]` is one location or a stack, outermost first; the innermost names the line."""
+    found = node.meta.get("location")
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, Location) else tuple(found)[-1:]
+
+
+def merge_locations(*groups: Iterable[Location]) -> tuple[Location, ...]:
+    merged = dict.fromkeys(location for group in groups for location in group)
+    return tuple(merged)[-MAX_LOCATIONS:]
+
+
+def lazy_locations(tree: Any) -> tuple[Location, ...]:
+    return merge_locations(*(value.locations for value in tensors_in(tree)))
+
+
+def lower(graph: Graph, constants: Mapping[str, torch.Tensor]) -> LoopProgram:
+    """The loops of `graph`. `constants`: the tensor of each get_attr node's target. Raises TypeError for a node that is no ATen call."""
+    return Lowering(graph, constants).run()

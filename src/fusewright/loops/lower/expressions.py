@@ -1,0 +1,253 @@
+"""Tools on loop expressions: terse constructors, index substitution, and what an expression costs to recompute.
+
+Takes and gives `loops.ir` expressions. Always holds: walks memoise by identity (an expression is a DAG), and a symbol that is bound
+inside a `Load` stands for one expression only, however often the load is rewritten (see `Binder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr, free_symbols, substitute, symbol
+from fusewright.loops import ir
+from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked
+
+HALF = (torch.bfloat16, torch.float16)
+Number = bool | int | float
+Operand = Expression | Number
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are computed: half types are widened to float32."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def widen(value: Expression) -> Expression:
+    return ir.cast(value, compute_dtype(value.dtype))
+
+
+# --- constructors ----------------------------------------------------------------------------------------------------
+
+
+def _operands(operands: tuple[Operand, ...]) -> tuple[Expression, ...]:
+    """Numbers become constants of the dtype of the first expression among the operands."""
+    dtype = next(operand.dtype for operand in operands if isinstance(operand, Expression))
+    return tuple(operand if isinstance(operand, Expression) else ir.constant(operand, dtype) for operand in operands)
+
+
+def _arithmetic(op: str) -> Callable[..., Expression]:
+    def build(*operands: Operand) -> Expression:
+        values = _operands(operands)
+        return ir.apply(op, *values, dtype=values[0].dtype)
+
+    return build
+
+
+def _predicate(op: str) -> Callable[..., Expression]:
+    def build(*operands: Operand) -> Expression:
+        return ir.apply(op, *_operands(operands), dtype=torch.bool)
+
+    return build
+
+
+add = _arithmetic("add")
+sub = _arithmetic("sub")
+mul = _arithmetic("mul")
+div = _arithmetic("div")
+minimum = _arithmetic("minimum")
+maximum = _arithmetic("maximum")
+power = _arithmetic("pow")
+neg = _arithmetic("neg")
+absolute = _arithmetic("abs")
+exp = _arithmetic("exp")
+expm1 = _arithmetic("expm1")
+log = _arithmetic("log")
+log1p = _arithmetic("log1p")
+sqrt = _arithmetic("sqrt")
+rsqrt = _arithmetic("rsqrt")
+reciprocal = _arithmetic("reciprocal")
+tanh = _arithmetic("tanh")
+sigmoid = _arithmetic("sigmoid")
+erf = _arithmetic("erf")
+floor = _arithmetic("floor")
+eq = _predicate("eq")
+ne = _predicate("ne")
+lt = _predicate("lt")
+le = _predicate("le")
+gt = _predicate("gt")
+ge = _predicate("ge")
+isnan = _predicate("isnan")
+isinf = _predicate("isinf")
+both = _predicate("logical_and")
+either = _predicate("logical_or")
+invert = _predicate("logical_not")
+
+
+def where(condition: Expression, chosen: Operand, other: Operand) -> Expression:
+    a, b = _operands((chosen, other))
+    return ir.apply("where", condition, a, b, dtype=a.dtype)
+
+
+def index_as(index: Dim, dtype: torch.dtype) -> Expression:
+    """The value of an index in `dtype`."""
+    return ir.cast(ir.index_value(index), dtype)
+
+
+def accumulator(dtype: torch.dtype) -> Expression:
+    """The accumulator inside a reduction's or a scan's `finish`."""
+    return ir.local_value("acc", dtype)
+
+
+def all_of(conditions: list[Expression]) -> Expression | None:
+    """Conjunction; None when there is nothing to check."""
+    result: Expression | None = None
+    for condition in conditions:
+        result = condition if result is None else both(result, condition)
+    return result
+
+
+# --- substitution ----------------------------------------------------------------------------------------------------
+
+
+class Binder:
+    """Hands out the symbols of indirect indices: one symbol for each (expression, upper bound), and never one for two."""
+
+    __slots__ = ("_symbols",)
+
+    def __init__(self) -> None:
+        self._symbols: dict[tuple[Expression, Dim | None], Expr] = {}
+
+    def bind(self, value: Expression, extent: Dim | None) -> Expr:
+        """The symbol that stands for `value`, an int64 expression known to lie in 0 .. extent - 1 (any value if extent is None)."""
+        key = (value, extent)
+        found = self._symbols.get(key)
+        if found is None:
+            name = f"j{len(self._symbols)}"
+            found = symbol(name, None) if extent is None else symbol(name, 0, extent - 1)
+            self._symbols[key] = found
+        return found
+
+    def rebind(self, old: Expr, value: Expression) -> Expr:
+        """A symbol with the range of `old` that stands for `value`."""
+        upper = old.upper
+        return self.bind(value, None if upper is None else upper + 1)
+
+
+def substitute_expression(expression: Expression, mapping: Mapping[Expr, Dim], binder: Binder) -> Expression:
+    """`expression` with loop variables replaced by other indices."""
+    if not mapping:
+        return expression
+    memo: dict[Expression, Expression] = {}
+
+    def visit(node: Expression) -> Expression:
+        found = memo.get(node)
+        if found is None:
+            found = memo[node] = rebuild(node)
+        return found
+
+    def rebuild(node: Expression) -> Expression:
+        match node:
+            case Constant() | LocalValue():
+                return node
+            case IndexValue():
+                return ir.index_value(substitute(node.index, mapping))
+            case Load():
+                inner: Mapping[Expr, Dim] = mapping
+                bindings = []
+                for bound, value in node.bindings:
+                    new_value = visit(value)
+                    new_bound = bound if new_value is value else binder.rebind(bound, new_value)
+                    bindings.append((new_bound, new_value))
+                    if new_bound is not bound:
+                        inner = {**inner, bound: new_bound}
+                return ir.load(node.buffer, substitute(node.index, inner), node.dtype, tuple(bindings))
+            case Apply():
+                args = tuple(visit(arg) for arg in node.args)
+                return node if args == node.args else ir.apply(node.op, *args, dtype=node.dtype)
+            case Masked():
+                return ir.masked(visit(node.mask), visit(node.body), visit(node.other))
+            case CheckedIndex():
+                return ir.checked_index(visit(node.value), node.extent, node.wrap)
+        raise TypeError(f"not a loop expression: {node!r}")
+
+    return visit(expression)
+
+
+# --- inspection ------------------------------------------------------------------------------------------------------
+
+
+def children(node: Expression) -> tuple[Expression, ...]:
+    match node:
+        case Apply():
+            return node.args
+        case Load():
+            return tuple(value for _, value in node.bindings)
+        case Masked():
+            return node.mask, node.body, node.other
+        case CheckedIndex():
+            return (node.value,)
+    return ()
+
+
+def walk(expression: Expression) -> Iterator[Expression]:
+    """Every distinct node, each once."""
+    seen = {expression}
+    stack = [expression]
+    while stack:
+        node = stack.pop()
+        yield node
+        for child in children(node):
+            if child not in seen:
+                seen.add(child)
+                stack.append(child)
+
+
+def loaded_buffers(expression: Expression) -> set[str]:
+    return {node.buffer for node in walk(expression) if isinstance(node, Load)}
+
+
+def indices_used(expression: Expression) -> set[Expr]:
+    """The loop variables and sizes that the value depends on."""
+    used: set[Expr] = set()
+    for node in walk(expression):
+        if isinstance(node, (Load, IndexValue)):
+            used |= free_symbols(node.index)
+    return used
+
+
+FREE_OPERATIONS = frozenset({"cast", "bitcast"})
+EXPENSIVE_OPERATIONS = frozenset(
+    "pow exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh sigmoid erf erfc "
+    "erfinv lgamma digamma hypot fmod remainder floor_divide trunc_divide".split()
+)
+MODERATE_OPERATIONS = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "nextafter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """loads: distinct loads; nodes: distinct nodes; work: about the number of simple vector instructions."""
+
+    loads: int
+    nodes: int
+    work: int
+
+    @property
+    def expensive(self) -> bool:
+        return self.work >= 16
+
+
+def cost(expression: Expression) -> Cost:
+    loads = nodes = work = 0
+    for node in walk(expression):
+        nodes += 1
+        if isinstance(node, Load):
+            loads += 1
+        elif isinstance(node, Apply):
+            op = node.op
+            work += 0 if op in FREE_OPERATIONS else 16 if op in EXPENSIVE_OPERATIONS else 4 if op in MODERATE_OPERATIONS else 1
+        elif isinstance(node, (Masked, CheckedIndex)):
+            work += 1
+    return Cost(loads, nodes, work)

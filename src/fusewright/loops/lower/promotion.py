@@ -1,0 +1,61 @@
+"""In which dtype an elementwise operator computes: PyTorch's type promotion, on values and Python numbers.
+
+Takes operands; gives a dtype. The rule (docs "tensor attributes", `c10::ResultTypeState`): tensors with dimensions decide, tensors without
+dimensions only if they are of a higher category (bool < int < float), Python numbers likewise below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fusewright.graph.sizes import Expr
+from fusewright.loops.lower.expressions import compute_dtype
+from fusewright.loops.lower.registry import Fallback
+from fusewright.loops.lower.values import Value
+
+
+def category(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
+
+
+def number_dtype(number: object) -> torch.dtype:
+    if isinstance(number, bool):
+        return torch.bool
+    if isinstance(number, (int, Expr)):
+        return torch.int64
+    if isinstance(number, float):
+        return torch.get_default_dtype()
+    raise Fallback(f"an operand of type {type(number).__name__}")
+
+
+def promoted_dtype(operands: Iterable[Any]) -> torch.dtype:
+    """`torch.result_type` of the operands (Values, Python numbers, sizes; None is skipped)."""
+    ranked: list[torch.dtype | None] = [None, None, None]  # tensors, tensors without dimensions, numbers
+    for operand in operands:
+        if operand is None:
+            continue
+        rank = (0 if operand.ndim else 1) if isinstance(operand, Value) else 2
+        dtype = operand.dtype if isinstance(operand, Value) else number_dtype(operand)
+        known = ranked[rank]
+        ranked[rank] = dtype if known is None else torch.promote_types(known, dtype)
+    result: torch.dtype | None = None
+    for dtype in ranked:
+        if dtype is not None and (result is None or category(dtype) > category(result)):
+            result = dtype
+    if result is None:
+        raise Fallback("no operands")
+    return result
+
+
+def float_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What operators that always give floats compute integers in."""
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+
+
+def computing(operands: Iterable[Any], as_float: bool = False) -> torch.dtype:
+    """The dtype to compute in: promoted, made a float if `as_float`, half types widened to float32."""
+    dtype = promoted_dtype(operands)
+    return compute_dtype(float_dtype(dtype) if as_float else dtype)

@@ -1,0 +1,146 @@
+"""Tensors during lowering: a type and the expression of one element over canonical loop variables.
+
+Takes sizes; gives `Value`s. Always holds: the expression of a value of shape (n0, n1, ...) is over `axis_symbols(shape)`: i0 < n0,
+i1 < n1, ..., where a dimension of size 1 has the index 0. So values of one shape compose without any substitution.
+A value of a half dtype may carry a float32 expression: rounding happens where it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr, coefficient, free_symbols, known_eq, known_le, loop_symbol, product, substitute
+from fusewright.graph.types import Location, TensorType
+from fusewright.loops import ir
+from fusewright.loops.ir import Axis, BufferRef, Expression, Load
+
+Shape = tuple[Dim, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """`expression` is replaced by a plain load when the value is realised into a buffer."""
+
+    type: TensorType
+    expression: Expression
+    locations: tuple[Location, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+
+def is_one(size: Dim) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def same_size(a: Dim, b: Dim) -> bool:
+    return known_eq(a, b) is True
+
+
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b))
+
+
+def is_empty(shape: Sequence[Dim]) -> bool:
+    """Whether the shape certainly has no elements."""
+    return any(isinstance(size, int) and size == 0 for size in shape)
+
+
+def numel(shape: Sequence[Dim]) -> Dim:
+    return product(shape)
+
+
+def axis_symbols(shape: Sequence[Dim], prefix: str = "i") -> tuple[Dim, ...]:
+    return tuple(0 if is_one(size) else loop_symbol(f"{prefix}{k}", size) for k, size in enumerate(shape))
+
+
+def axes_of(symbols: Sequence[Dim], shape: Sequence[Dim]) -> tuple[Axis, ...]:
+    """Loops over the symbols, without the dimensions of size 1."""
+    return tuple(Axis(sym, size) for sym, size in zip(symbols, shape) if isinstance(sym, Expr))
+
+
+def flat_index(symbols: Sequence[Dim], stride: Sequence[Dim], offset: Dim = 0) -> Dim:
+    index = offset
+    for sym, step in zip(symbols, stride):
+        index = index + sym * step
+    return index
+
+
+def normalize_dim(dim: int, ndim: int) -> int:
+    return dim + max(ndim, 1) if dim < 0 else dim
+
+
+def normalize_dims(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Sorted non-negative dimensions; None and () mean all of them."""
+    if isinstance(dims, int):
+        dims = (dims,)
+    if dims is None or len(dims) == 0:
+        return tuple(range(ndim))
+    return tuple(sorted(normalize_dim(dim, ndim) for dim in dims if ndim > 0))
+
+
+def window(value: Value) -> BufferRef | None:
+    """The value as a strided window on one buffer, or None if it is not one (computed, wrapped or reversed elements)."""
+    load = value.expression
+    if not isinstance(load, Load) or load.bindings or load.dtype != value.dtype:
+        return None
+    strides = []
+    zeros: dict[Expr, Dim] = {}
+    symbols = axis_symbols(value.shape)
+    loops = frozenset(sym for sym in symbols if isinstance(sym, Expr))
+    for sym, natural in zip(symbols, value.type.stride):
+        if isinstance(sym, int):
+            strides.append(natural)
+            continue
+        stride = coefficient(load.index, sym)
+        if stride is None or known_le(0, stride) is not True:
+            return None
+        if not loops.isdisjoint(free_symbols(stride)):
+            return None
+        strides.append(stride)
+        zeros[sym] = 0
+    return BufferRef(load.buffer, value.shape, tuple(strides), substitute(load.index, zeros), value.dtype)
+
+
+def strided_load(buffer: str, shape: Shape, stride: Sequence[Dim], offset: Dim, dtype: torch.dtype) -> Load:
+    return ir.load(buffer, flat_index(axis_symbols(shape), stride, offset), dtype)
+
+
+def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
+    """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those before."""
+    dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
+    if all(isinstance(step, int) for step, _ in dims):
+        dims.sort(key=lambda pair: (pair[0], str(pair[1])))  # type: ignore[arg-type]
+    else:
+        dims = dims[::-1]
+    extent: Dim = 1
+    for step, size in dims:
+        if known_le(extent, step) is not True:
+            return False
+        extent = (size - 1) * step + extent
+    return True
+
+
+def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Dense strides with the order of dimensions of `stride` (row-major where that cannot be told)."""
+    order = list(range(len(shape)))
+    if all(isinstance(step, int) for step in stride):
+        order.sort(key=lambda k: (-stride[k], k))  # type: ignore[operator]
+    result: list[Dim] = [1] * len(shape)
+    running: Dim = 1
+    for k in reversed(order):
+        result[k] = running
+        running = running * shape[k]
+    return tuple(result)
