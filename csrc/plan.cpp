@@ -1,0 +1,276 @@
+// One call of a call plan, and the Python type `fusewright._native.Plan`.
+// Takes the graph's inputs (tensors, and integers for symbolic sizes); gives a tuple of outputs, or the single output.
+// Always holds: whatever happens, what the call took (a frame, a block of memory, handles) is given back before it returns.
+#include "plan.h"
+
+namespace fw {
+
+int plan_torch_init(PyObject *module);
+
+namespace {
+
+struct PlanObject {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Program *program;
+};
+
+// Python's division: rounds towards minus infinity. False on a zero divisor.
+bool compute(const SizeInstruction &one, std::vector<int64_t> &values) {
+    int64_t a = values[one.left], b = values[one.right], result = 0;
+    switch (one.op) {
+        case SizeOp::Add: result = a + b; break;
+        case SizeOp::Multiply: result = a * b; break;
+        case SizeOp::FloorDivide:
+        case SizeOp::Modulo: {
+            if (b == 0) return false;
+            int64_t quotient = a / b, rest = a % b;
+            bool down = rest != 0 && (rest < 0) != (b < 0);
+            result = one.op == SizeOp::FloorDivide ? quotient - down : rest + (down ? b : 0);
+            break;
+        }
+        case SizeOp::Minimum: result = a < b ? a : b; break;
+        case SizeOp::Maximum: result = a > b ? a : b; break;
+    }
+    values[one.target] = result;
+    return true;
+}
+
+// No size equals this: what depends on sizes is computed afresh at the next call.
+void forget_sizes(const Program &p, Frame &frame) {
+    for (const SymbolSource &source : p.symbols) frame.values[source.value] = INT64_MIN;
+}
+
+Frame *new_frame(const Program &p) {
+    Frame *frame = new Frame();
+    size_t n = p.slots.size();
+    frame->handles.resize(n);
+    frame->pointers.resize(n);
+    frame->objects.resize(n);
+    frame->owned.resize(n);
+    frame->window_of.resize(n);
+    frame->window_epoch.resize(n);
+    if (p.dynamic()) frame->values = p.values;
+    forget_sizes(p, *frame);
+    for (size_t i = 0; i < n; i++) {
+        if (p.slots[i].kind != SlotKind::Constant) continue;
+        bool owned = false;
+        Handle handle = handle_of(PyTuple_GET_ITEM(p.constants, p.slots[i].where), &owned);
+        if (handle == nullptr) {
+            delete frame;
+            return nullptr;
+        }
+        frame->handles[i] = handle;
+        frame->owned[i] = owned;
+    }
+    return frame;
+}
+
+// One call's hold on a frame and a block.
+class Call {
+  public:
+    Call(Program &program, PyObject *const *inputs) : p(program), inputs_(inputs) {}
+    ~Call() {
+        if (block_ != nullptr) release_block(block_);
+        if (frame_ == nullptr) return;
+        Runner::clean(p, *frame_);
+        p.idle.push_back(frame_);
+    }
+    bool prepare() { return take_frame() && read_inputs() && compute_sizes() && place() && read_constants(); }
+    PyObject *execute();
+
+  private:
+    Program &p;
+    PyObject *const *inputs_;
+    Frame *frame_ = nullptr;
+    Block *block_ = nullptr;
+    const int64_t *values_ = nullptr;
+
+    bool take_frame() {
+        if (p.idle.empty()) {
+            frame_ = new_frame(p);
+        } else {
+            frame_ = p.idle.back();
+            p.idle.pop_back();
+        }
+        values_ = p.dynamic() && frame_ != nullptr ? frame_->values.data() : p.values.data();
+        return frame_ != nullptr;
+    }
+
+    bool read_pointer(int32_t slot) {
+        if (!p.slots[slot].needs_pointer) return true;
+        if (torch.data_ptr(frame_->handles[slot], &frame_->pointers[slot]) == 0) return true;
+        raise_fallback(torch_error("the data of an input"));
+        return false;
+    }
+
+    bool read_inputs() {
+        for (size_t i = 0; i < p.inputs.size(); i++) {
+            const InputSpec &input = p.inputs[i];
+            if (input.kind != 't' || input.slot < 0) continue;
+            bool owned = false;
+            Handle handle = handle_of(inputs_[i], &owned);
+            if (handle == nullptr) return false;
+            frame_->handles[input.slot] = handle;
+            frame_->owned[input.slot] = owned;
+            if (!read_pointer(input.slot)) return false;
+        }
+        return true;
+    }
+
+    // A constant's data may be swapped (`.data = ...`), so its pointer is read at every call.
+    bool read_constants() {
+        for (size_t i = 0; i < p.slots.size(); i++)
+            if (p.slots[i].kind == SlotKind::Constant && !read_pointer(static_cast<int32_t>(i))) return false;
+        return true;
+    }
+
+    bool read_symbol(const SymbolSource &source, int64_t *value) {
+        PyObject *input = inputs_[source.position];
+        if (source.dim == -1) {
+            *value = PyLong_AsLongLong(input);
+            return *value != -1 || !PyErr_Occurred();
+        }
+        bool owned = false;
+        int32_t slot = p.inputs[source.position].slot;
+        Handle handle = slot >= 0 ? frame_->handles[slot] : handle_of(input, &owned);
+        if (handle == nullptr) return false;
+        int64_t ndim = 0, *sizes = nullptr;
+        bool ok = torch.dim(handle, &ndim) == 0 && source.dim < ndim && torch.sizes(handle, &sizes) == 0;
+        if (ok) *value = sizes[source.dim];
+        if (owned) torch.delete_handle(handle);
+        if (!ok) raise_fallback("an input has fewer dimensions than the graph says");
+        return ok;
+    }
+
+    bool compute_sizes() {
+        if (!p.dynamic() || update_sizes()) return true;
+        forget_sizes(p, *frame_);
+        return false;
+    }
+
+    bool update_sizes() {
+        bool changed = false;
+        for (const SymbolSource &source : p.symbols) {
+            int64_t value = 0;
+            if (!read_symbol(source, &value)) return false;
+            changed |= frame_->values[source.value] != value;
+            frame_->values[source.value] = value;
+        }
+        if (!changed) return true;
+        frame_->epoch++;
+        frame_->base = nullptr;
+        for (const SizeInstruction &one : p.instructions) {
+            if (compute(one, frame_->values)) continue;
+            raise_fallback("division by zero in a size");
+            return false;
+        }
+        return true;
+    }
+
+    bool place() {
+        if (p.has_windows && torch.inference_mode != nullptr) {
+            // A tensor made in inference mode stays an inference tensor: windows belong to the mode that made them.
+            bool inference = torch.inference_mode();
+            if (inference != frame_->inference) frame_->epoch++;
+            frame_->inference = inference;
+        }
+        int64_t size = values_[p.arena];
+        if (p.arena_slots.empty()) return true;
+        block_ = acquire_block(static_cast<size_t>(size > 0 ? size : 1));
+        if (block_ == nullptr) return false;
+        if (block_->base == frame_->base) return true;
+        frame_->base = block_->base;
+        for (const ArenaSlot &one : p.arena_slots) frame_->pointers[one.slot] = block_->base + values_[one.offset];
+        return true;
+    }
+};
+
+PyObject *Call::execute() {
+    Runner runner(p, *frame_, inputs_, values_);
+    {
+        BelowAutograd below(p.dispatches);
+        if (!runner.run()) return nullptr;
+    }
+    if (p.single) return runner.output(p.outputs[0]);
+    PyObject *results = PyTuple_New(static_cast<Py_ssize_t>(p.outputs.size()));
+    for (size_t i = 0; results != nullptr && i < p.outputs.size(); i++) {
+        PyObject *one = runner.output(p.outputs[i]);
+        if (one == nullptr) Py_CLEAR(results);
+        else PyTuple_SET_ITEM(results, static_cast<Py_ssize_t>(i), one);
+    }
+    return results;
+}
+
+PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
+    Program &p = *reinterpret_cast<PlanObject *>(self)->program;
+    if (n != static_cast<Py_ssize_t>(p.inputs.size())) {
+        PyErr_Format(PyExc_TypeError, "plan %s takes %zu inputs, got %zd", p.name.c_str(), p.inputs.size(), n);
+        return nullptr;
+    }
+    // The plan may lose its last reference while it runs (a Python step may drop it).
+    Py_INCREF(self);
+    PyObject *result;
+    {
+        Call call(p, inputs);
+        result = call.prepare() ? call.execute() : nullptr;
+    }
+    Py_DECREF(self);
+    return result;
+}
+
+PyObject *plan_vectorcall(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
+    if (names != nullptr && PyTuple_GET_SIZE(names) != 0) {
+        PyErr_SetString(PyExc_TypeError, "a plan takes no keyword arguments");
+        return nullptr;
+    }
+    return run_plan(self, args, PyVectorcall_NARGS(flags));
+}
+
+PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    std::unique_ptr<Program> program = build_program(args, kwargs);
+    if (program == nullptr) return nullptr;
+    PlanObject *self = reinterpret_cast<PlanObject *>(type->tp_alloc(type, 0));
+    if (self == nullptr) return nullptr;
+    self->vectorcall = plan_vectorcall;
+    self->program = program.release();
+    return reinterpret_cast<PyObject *>(self);
+}
+
+void plan_dealloc(PyObject *self) {
+    delete reinterpret_cast<PlanObject *>(self)->program;
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyObject *plan_repr(PyObject *self) {
+    const Program &p = *reinterpret_cast<PlanObject *>(self)->program;
+    return PyUnicode_FromFormat("<fusewright plan %s: %zu steps, %zu kernels, %zu C operators, %zu Python operators>", p.name.c_str(), p.steps.size(),
+                                p.kernels.size(), p.externs.size(), p.pythons.size());
+}
+
+PyTypeObject plan_type = {
+    PyVarObject_HEAD_INIT(nullptr, 0) "fusewright._native.Plan",
+};
+
+}  // namespace
+
+}  // namespace fw
+
+extern "C" PyTypeObject *fw_plan_type(void) { return &fw::plan_type; }
+
+extern "C" PyObject *fw_plan_run(PyObject *plan, PyObject *const *inputs, Py_ssize_t n) { return fw::run_plan(plan, inputs, n); }
+
+extern "C" int fw_plan_init(PyObject *module) {
+    PyTypeObject *type = &fw::plan_type;
+    type->tp_basicsize = sizeof(fw::PlanObject);
+    type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+    type->tp_doc = "A compiled graph that runs without Python between its steps; see fusewright.codegen.call_plan.";
+    type->tp_new = fw::plan_new;
+    type->tp_dealloc = fw::plan_dealloc;
+    type->tp_repr = fw::plan_repr;
+    type->tp_call = PyVectorcall_Call;
+    type->tp_vectorcall_offset = offsetof(fw::PlanObject, vectorcall);
+    if (PyType_Ready(type) < 0) return -1;
+    if (fw::plan_torch_init(module) < 0 || fw::memory_init(module) < 0) return -1;
+    return PyModule_AddObjectRef(module, "Plan", reinterpret_cast<PyObject *>(type));
+}

@@ -1,0 +1,314 @@
+// The native call plan: one compiled graph as a list of steps that runs without Python between kernels.
+//
+// plan_torch.cpp knows PyTorch's C functions, plan_memory.cpp the temporary memory, plan_build.cpp turns the plain tuples made by
+// codegen/call_plan.py into a `Plan`, plan_steps.cpp performs steps, plan.cpp is one call and the Python type.
+//
+// Always holds:
+// - A Plan is immutable once built. What changes during a call lives in a Frame; a Frame serves one call at a time.
+// - Every integer that a step needs (a size, a stride, an offset, an extent) is an index into the value table: constants are
+//   there from the start, symbolic ones are computed once at the start of a call.
+// - Every tensor is a slot. A window slot is a tensor around memory that it does not own; it never leaves the plan.
+#ifndef FUSEWRIGHT_PLAN_H
+#define FUSEWRIGHT_PLAN_H
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "native.h"
+
+namespace fw {
+
+// An at::Tensor*, as the aoti_torch_* functions take it.
+using Handle = void *;
+
+// --- PyTorch (plan_torch.cpp) ------------------------------------------------------------------------------------------------
+
+// Functions found in PyTorch's libraries; what each does is said by its name in torch/csrc/inductor/aoti_torch/c/shim.h.
+struct TorchFunctions {
+    int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device, int32_t index, Handle *);
+    int32_t (*from_blob)(void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype, int32_t device,
+                         int32_t index, Handle *);
+    int32_t (*reinterpret)(Handle, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset, Handle *);
+    int32_t (*copy)(Handle self, Handle source, int32_t non_blocking);
+    int32_t (*new_handle)(Handle, Handle *);
+    int32_t (*delete_handle)(Handle);
+    int32_t (*data_ptr)(Handle, void **);
+    int32_t (*dim)(Handle, int64_t *);
+    int32_t (*sizes)(Handle, int64_t **);
+    int32_t (*strides)(Handle, int64_t **);
+    int32_t (*dtype)(Handle, int32_t *);
+    int32_t (*device_type)(Handle, int32_t *);
+    int32_t (*storage_offset)(Handle, int64_t *);
+    bool (*grad_enabled)();
+    void (*set_grad_enabled)(bool);
+    int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void *), void *context);
+    // Optional (null when this PyTorch lacks them).
+    const char *(*error_text)();
+    bool (*inference_mode)();
+    void (*exclude_keys)(void *guard, uint64_t keys);   // constructs a c10::impl::ExcludeDispatchKeyGuard
+    void (*restore_keys)(void *guard);                  // destroys it
+    PyObject *(*wrap_move)(Handle);                     // THPVariable_Wrap(TensorBase&&): takes the content, not the box
+    PyObject *(*wrap)(Handle);                          // THPVariable_Wrap(const TensorBase&)
+    void (*bump_version)(Handle);
+};
+extern TorchFunctions torch;
+
+struct TorchConfig {
+    bool ready = false;
+    Py_ssize_t handle_offset = -1;          // of the at::Tensor inside the Python object; -1: ask `to_handles`
+    uint64_t excluded_keys = 0;             // autograd, ADInplaceOrView, autocast
+    int32_t cpu = 0;                        // c10::DeviceType of the CPU
+    PyTypeObject *tensor_type = nullptr;    // torch.Tensor's C base class
+    PyObject *to_handles = nullptr;         // list of tensors -> list of capsules, each an owned handle
+    PyObject *from_handles = nullptr;       // the inverse; takes the handles over
+    PyObject *increment_version = nullptr;  // tensor -> None
+    PyObject *alias_view = nullptr;         // (tensor, sizes, strides, offset, dtype code) -> a true view of the tensor
+    PyObject *clone = nullptr;              // tensor -> a copy with its own memory
+};
+extern TorchConfig config;
+
+// The last error of a PyTorch C function, in words.
+std::string torch_error(const char *what);
+// A handle of `object`; `*owned` says whether it must be deleted. Null with an exception when it is no tensor.
+Handle handle_of(PyObject *object, bool *owned);
+// A new Python tensor sharing the handle's tensor. The handle stays the caller's.
+PyObject *wrap_handle(Handle handle);
+// The same, and the handle is consumed (also on failure).
+PyObject *wrap_and_delete(Handle handle);
+// Counts one in-place change of the tensor. False with an exception (an inference tensor outside inference mode).
+bool bump_version(PyObject *tensor);
+// Raises fusewright.errors.RuntimeFallback.
+void raise_fallback(const std::string &message);
+
+// While alive, operators run below autograd and autocast with gradients off: what the graph recorded is what runs.
+class BelowAutograd {
+  public:
+    explicit BelowAutograd(bool active);
+    ~BelowAutograd();
+    BelowAutograd(const BelowAutograd &) = delete;
+
+  private:
+    bool active_, grad_ = false;
+    alignas(16) unsigned char guard_[64];
+};
+
+// --- memory (plan_memory.cpp) ------------------------------------------------------------------------------------------------
+
+struct Block {
+    char *base = nullptr;
+    size_t size = 0;
+    bool busy = false;
+    bool mapped = false;
+    bool kept = true;  // false: larger than the limit, freed at release
+};
+// A block of at least `size` bytes, 64-byte aligned; null with MemoryError. All plans share few blocks: the most recently used
+// idle one is taken, so that one thread always works in the same memory. GIL held.
+Block *acquire_block(size_t size);
+void release_block(Block *block);
+int memory_init(PyObject *module);
+
+// --- the plan (plan_build.cpp) -----------------------------------------------------------------------------------------------
+
+enum class SlotKind : uint8_t {
+    Input,     // the caller's tensor; `where`: input position
+    Constant,  // `where`: index of the constant
+    Arena,     // memory in the block; no tensor; `offset`: value index of the byte offset
+    Fresh,     // allocated by an Allocate step
+    Returned,  // filled by an operator
+    Window,    // a tensor around memory of slot `where`, `offset`: value index of the offset in elements
+    Alias,     // a copy of another slot's handle (members of tensor lists)
+};
+
+struct Slot {
+    SlotKind kind;
+    bool needs_pointer;
+    int32_t where, dtype, itemsize, device, device_index;
+    int32_t ndim, sizes, strides, offset;  // the last three are value indices
+};
+
+using KernelFunction = void (*)(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status);
+
+enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate };
+
+struct KernelStep {
+    KernelFunction function;
+    std::vector<int32_t> buffers, sizes;
+    int32_t extent;
+    int64_t grain;
+    std::string name;
+};
+
+// How one integer-class argument of a C function is made.
+enum class ArgKind : uint8_t {
+    Immediate,     // the payload itself
+    Value,         // values[payload]
+    ValueAddress,  // &values[payload]: an int array, or an optional int that is present
+    ValueAddressAddress,
+    Handle,         // the slot's handle
+    HandleAddress,  // its address: a list of tensors, or an optional tensor that is present
+    Bytes,          // address of constant bytes
+    BytesAddress,   // address of that address
+    Out,            // address where the result's handle is put
+};
+struct Arg {
+    ArgKind kind;
+    int64_t payload;
+};
+constexpr int kMaxIntegers = 24, kMaxDoubles = 6;
+struct ExternStep {
+    void *function;
+    std::vector<Arg> integers;
+    std::vector<double> doubles;
+    std::vector<std::string> bytes;
+    std::vector<int32_t> results;
+    std::string name;
+};
+
+enum class PyArgKind : uint8_t { Constant, Tensor, Value, List, Tuple, PrivateTensor };
+struct PyArg {
+    PyArgKind kind;
+    int32_t operand;
+};
+struct PythonStep {
+    PyObject *callable;
+    PyObject *constants;  // tuple
+    PyObject *keywords;   // tuple of names, or null
+    std::vector<PyArg> program;
+    std::vector<int32_t> results;  // slot of each result, -1 for one that nobody reads
+    std::vector<int32_t> tensors;  // slots among the arguments
+    std::string name;
+};
+
+struct Step {
+    StepKind kind;
+    int32_t operand;  // a slot, or an index into the vector of its kind
+};
+struct GatherStep {
+    int32_t first;  // the slots first, first + 1, ... take the handles of
+    std::vector<int32_t> sources;
+};
+
+enum class OutputKind : uint8_t { Buffer, View, PrivateView, Size, Value };
+struct OutputSpec {
+    OutputKind kind;
+    int32_t slot, ndim, sizes, strides, offset, dtype;
+    PyObject *value;
+};
+
+enum class SizeOp : uint8_t { Add, Multiply, FloorDivide, Modulo, Minimum, Maximum };
+struct SizeInstruction {
+    SizeOp op;
+    int32_t target, left, right;
+};
+struct SymbolSource {
+    int32_t value, position, dim;  // dim -1: the input is the integer itself
+};
+struct InputSpec {
+    char kind;  // 't' tensor, 'i' integer, 'x' not used by native code
+    int32_t slot;
+};
+struct ArenaSlot {
+    int32_t slot, offset;
+};
+
+struct Frame;
+
+struct Program {
+    std::string name;
+    std::vector<InputSpec> inputs;
+    std::vector<int64_t> values;
+    std::vector<SymbolSource> symbols;
+    std::vector<SizeInstruction> instructions;
+    std::vector<Slot> slots;
+    std::vector<ArenaSlot> arena_slots;
+    std::vector<int32_t> released;  // slots that a call may leave occupied: Fresh and Returned
+    std::vector<Step> steps;
+    std::vector<KernelStep> kernels;
+    std::vector<ExternStep> externs;
+    std::vector<PythonStep> pythons;
+    std::vector<GatherStep> gathers;
+    std::vector<OutputSpec> outputs;
+    PyObject *constants = nullptr;
+    int32_t arena = 0;  // value index of the arena's size
+    bool single = false, dispatches = false, has_windows = false;
+    std::vector<Frame *> idle;
+
+    ~Program();
+    bool dynamic() const { return !symbols.empty(); }
+};
+
+// Reads the constructor's arguments. Null with an exception (ValueError, TypeError) when they do not fit together.
+std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs);
+
+// --- one call (plan_steps.cpp) -----------------------------------------------------------------------------------------------
+
+struct Frame {
+    std::vector<int64_t> values;       // own copy when sizes are symbolic
+    std::vector<Handle> handles;
+    std::vector<void *> pointers;
+    std::vector<PyObject *> objects;   // strong; of inputs: borrowed from the caller
+    std::vector<uint8_t> owned;        // the handle must be deleted
+    std::vector<void *> window_of;     // the memory that a window slot's handle was made for
+    std::vector<uint32_t> window_epoch;
+    uint32_t epoch = 1;                // grows when cached windows are no longer right
+    bool inference = false;
+    char *base = nullptr;              // of the block that `pointers` of Arena slots were computed for
+};
+
+// Runs the steps of a program on a frame whose inputs and memory are in place.
+class Runner {
+  public:
+    Runner(Program &program, Frame &frame, PyObject *const *inputs, const int64_t *values)
+        : p(program), f(frame), inputs_(inputs), v(values) {}
+    ~Runner() { hold_gil(); }
+    // False with an exception. The GIL is held again afterwards.
+    bool run();
+    PyObject *output(const OutputSpec &spec);  // new reference or null
+    // Gives back everything that the call left in the frame. GIL held.
+    static void clean(const Program &program, Frame &frame);
+
+  private:
+    Program &p;
+    Frame &f;
+    PyObject *const *inputs_;
+    const int64_t *v;
+    PyThreadState *released_ = nullptr;
+    bool mutated_ = false;
+
+    void drop_gil() {
+        if (released_ == nullptr) released_ = PyEval_SaveThread();
+    }
+    void hold_gil() {
+        if (released_ != nullptr) {
+            PyEval_RestoreThread(released_);
+            released_ = nullptr;
+        }
+    }
+    bool step(Step step);
+    bool kernel(const KernelStep &step);
+    bool external(const ExternStep &step);
+    bool python(const PythonStep &step);
+    bool take_results(const PythonStep &step, PyObject *result, size_t *position);
+    bool take_tensor(const PythonStep &step, int32_t slot, PyObject *tensor);
+    bool allocate(int32_t slot);
+    bool window(int32_t slot);
+    void release(int32_t slot);
+    bool check(int32_t slot);
+    bool mutate(int32_t slot);
+    bool pointer(int32_t slot);
+    void store(int32_t slot, Handle handle, bool owned, PyObject *object);
+    PyObject *object(int32_t slot);  // new reference
+    PyObject *private_copy(int32_t slot);
+    PyObject *values_tuple(int32_t first, int32_t n);
+    bool fail(const std::string &message, PyObject *error_when_mutated);
+    bool fail_with_current_exception(const std::string &name);
+    bool matches(Handle handle, const Slot &slot, bool *strides_match);
+    PyObject *call_python(const PythonStep &step);
+    char *storage_base(int32_t slot, Handle handle);
+    bool shares_argument(const PythonStep &step, char *base);
+};
+
+}  // namespace fw
+#endif

@@ -1,0 +1,472 @@
+// Performs the steps of a call plan and makes its outputs.
+// Takes a Program and a Frame whose inputs, values and memory are in place; gives Python objects or an exception.
+// Always holds: before the first change of an input every failure is a RuntimeFallback (the call can be repeated eagerly); after it, the
+// error itself. The GIL is dropped around work worth it and held whenever Python objects are touched.
+#include <cstring>
+
+#include "plan.h"
+
+namespace fw {
+
+namespace {
+
+struct KernelCall {
+    KernelFunction function;
+    void *const *buffers;
+    const int64_t *sizes;
+    int64_t status;
+};
+
+void run_chunk(int64_t begin, int64_t end, void *context) {
+    KernelCall *call = static_cast<KernelCall *>(context);
+    int64_t status = 0;
+    call->function(call->buffers, call->sizes, begin, end, &status);
+    if (status != 0) __atomic_store_n(&call->status, status, __ATOMIC_RELAXED);
+}
+
+// Calls a C function of integer-class and double arguments. On x86-64 System V and 64-bit ARM Linux the two classes travel in separate
+// registers and only integers spill to the stack (in order, eight bytes each), so passing all integers first, then the doubles, and
+// more of either than the function takes, is the same call for every mixture of up to eight doubles.
+template <size_t... I>
+int32_t call_with(void *function, const int64_t *i, const double *d, std::index_sequence<I...>) {
+    using Function = int32_t (*)(decltype(int64_t(I))..., double, double, double, double, double, double);
+    return reinterpret_cast<Function>(function)(i[I]..., d[0], d[1], d[2], d[3], d[4], d[5]);
+}
+
+int32_t call_c(void *function, size_t n, const int64_t *integers, const double *doubles) {
+    if (n <= 6) return call_with(function, integers, doubles, std::make_index_sequence<6>());
+    if (n <= 14) return call_with(function, integers, doubles, std::make_index_sequence<14>());
+    return call_with(function, integers, doubles, std::make_index_sequence<kMaxIntegers>());
+}
+
+template <typename T>
+int64_t as_integer(T *pointer) {
+    return static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer));
+}
+
+void drop_references(std::vector<PyObject *> &objects) {
+    for (PyObject *object : objects) Py_DECREF(object);
+    objects.clear();
+}
+
+}  // namespace
+
+bool Runner::run() {
+    for (const Step &one : p.steps) {
+        if (step(one)) continue;
+        hold_gil();
+        return false;
+    }
+    hold_gil();
+    return true;
+}
+
+bool Runner::step(Step one) {
+    switch (one.kind) {
+        case StepKind::Kernel: return kernel(p.kernels[one.operand]);
+        case StepKind::Extern: return external(p.externs[one.operand]);
+        case StepKind::Python: return python(p.pythons[one.operand]);
+        case StepKind::Allocate: return allocate(one.operand);
+        case StepKind::Window: return window(one.operand);
+        case StepKind::Release: release(one.operand); return true;
+        case StepKind::Check: return check(one.operand);
+        case StepKind::Mutate: return mutate(one.operand);
+        case StepKind::Gather: {
+            const GatherStep &gather = p.gathers[one.operand];
+            for (size_t i = 0; i < gather.sources.size(); i++) f.handles[gather.first + i] = f.handles[gather.sources[i]];
+            return true;
+        }
+    }
+    return fail("an unknown step", PyExc_SystemError);
+}
+
+bool Runner::fail(const std::string &message, PyObject *error_when_mutated) {
+    hold_gil();
+    if (PyErr_Occurred()) return fail_with_current_exception(message);
+    if (mutated_)
+        PyErr_SetString(error_when_mutated, message.c_str());
+    else
+        raise_fallback(message);
+    return false;
+}
+
+// The exception that is set becomes the cause of a RuntimeFallback, unless it must reach the user as it is.
+bool Runner::fail_with_current_exception(const std::string &name) {
+    if (mutated_ || !PyErr_ExceptionMatches(PyExc_Exception)) return false;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *text = value == nullptr ? nullptr : PyObject_Str(value);
+    const char *characters = text == nullptr ? nullptr : PyUnicode_AsUTF8(text);
+    PyErr_Clear();
+    raise_fallback(name + ": " + (characters == nullptr ? "an error without text" : characters));
+    Py_XDECREF(text);
+    PyObject *type2, *fallback, *traceback2;
+    PyErr_Fetch(&type2, &fallback, &traceback2);
+    PyErr_NormalizeException(&type2, &fallback, &traceback2);
+    if (fallback != nullptr && value != nullptr) {
+        Py_INCREF(value);
+        PyException_SetCause(fallback, value);
+    }
+    PyErr_Restore(type2, fallback, traceback2);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return false;
+}
+
+// --- kernels and memory ------------------------------------------------------------------------------------------------------
+
+bool Runner::kernel(const KernelStep &step) {
+    int64_t extent = v[step.extent];
+    if (extent <= 0) return true;
+    constexpr size_t kInline = 32;
+    void *few_buffers[kInline];
+    int64_t few_sizes[kInline];
+    std::vector<void *> many_buffers;
+    std::vector<int64_t> many_sizes;
+    void **buffers = few_buffers;
+    int64_t *sizes = few_sizes;
+    if (step.buffers.size() > kInline) {
+        many_buffers.resize(step.buffers.size());
+        buffers = many_buffers.data();
+    }
+    if (step.sizes.size() > kInline) {
+        many_sizes.resize(step.sizes.size());
+        sizes = many_sizes.data();
+    }
+    for (size_t i = 0; i < step.buffers.size(); i++) buffers[i] = f.pointers[step.buffers[i]];
+    for (size_t i = 0; i < step.sizes.size(); i++) sizes[i] = v[step.sizes[i]];
+    KernelCall call{step.function, buffers, sizes, 0};
+    // One grain is work worth a thread: less than that is not worth dropping the GIL either, less than two not a parallel region.
+    if (extent >= step.grain) drop_gil();
+    if (step.grain > 0 && extent / 2 >= step.grain) {
+        if (torch.parallel_for(0, extent, step.grain, run_chunk, &call) != 0) return fail(torch_error(step.name.c_str()), PyExc_RuntimeError);
+    } else {
+        run_chunk(0, extent, &call);
+    }
+    if (call.status == 0) return true;
+    return fail("index out of range in " + step.name, PyExc_IndexError);
+}
+
+bool Runner::pointer(int32_t slot) {
+    if (!p.slots[slot].needs_pointer) return true;
+    if (torch.data_ptr(f.handles[slot], &f.pointers[slot]) == 0) return true;
+    return fail(torch_error("the data of a tensor"), PyExc_RuntimeError);
+}
+
+void Runner::store(int32_t slot, Handle handle, bool owned, PyObject *object) {
+    release(slot);
+    f.handles[slot] = handle;
+    f.owned[slot] = owned;
+    f.objects[slot] = object;
+}
+
+void Runner::release(int32_t slot) {
+    if (f.objects[slot] != nullptr) {
+        hold_gil();
+        Py_CLEAR(f.objects[slot]);
+    }
+    if (f.owned[slot]) torch.delete_handle(f.handles[slot]);
+    f.handles[slot] = nullptr;
+    f.owned[slot] = 0;
+}
+
+bool Runner::allocate(int32_t slot) {
+    const Slot &s = p.slots[slot];
+    Handle handle = nullptr;
+    if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &handle) != 0)
+        return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
+    store(slot, handle, true, nullptr);
+    return pointer(slot);
+}
+
+bool Runner::window(int32_t slot) {
+    const Slot &s = p.slots[slot];
+    void *memory = static_cast<char *>(f.pointers[s.where]) + v[s.offset] * s.itemsize;
+    f.pointers[slot] = memory;
+    if (f.window_of[slot] == memory && f.window_epoch[slot] == f.epoch && f.handles[slot] != nullptr) return true;
+    Handle handle = nullptr;
+    if (torch.from_blob(memory, s.ndim, v + s.sizes, v + s.strides, 0, s.dtype, s.device, s.device_index, &handle) != 0)
+        return fail(torch_error("a window on a buffer"), PyExc_RuntimeError);
+    store(slot, handle, true, nullptr);
+    f.window_of[slot] = memory;
+    f.window_epoch[slot] = f.epoch;
+    return true;
+}
+
+bool Runner::mutate(int32_t slot) {
+    hold_gil();
+    if (!bump_version(inputs_[p.slots[slot].where])) return fail("an input cannot be changed", PyExc_RuntimeError);
+    mutated_ = true;
+    return true;
+}
+
+// --- library operators through C ---------------------------------------------------------------------------------------------
+
+bool Runner::external(const ExternStep &step) {
+    int64_t integers[kMaxIntegers] = {0};
+    int64_t indirect[kMaxIntegers];
+    double doubles[kMaxDoubles] = {0};
+    for (int32_t slot : step.results) release(slot);
+    for (size_t i = 0; i < step.integers.size(); i++) {
+        const Arg &arg = step.integers[i];
+        int64_t n = arg.payload;
+        switch (arg.kind) {
+            case ArgKind::Immediate: integers[i] = n; break;
+            case ArgKind::Value: integers[i] = v[n]; break;
+            case ArgKind::ValueAddress: integers[i] = as_integer(v + n); break;
+            case ArgKind::ValueAddressAddress:
+                indirect[i] = as_integer(v + n);
+                integers[i] = as_integer(&indirect[i]);
+                break;
+            case ArgKind::Handle: integers[i] = as_integer(static_cast<char *>(f.handles[n])); break;
+            case ArgKind::HandleAddress:
+            case ArgKind::Out: integers[i] = as_integer(&f.handles[n]); break;
+            case ArgKind::Bytes: integers[i] = as_integer(step.bytes[n].data()); break;
+            case ArgKind::BytesAddress:
+                indirect[i] = as_integer(step.bytes[n].data());
+                integers[i] = as_integer(&indirect[i]);
+                break;
+        }
+    }
+    for (size_t i = 0; i < step.doubles.size(); i++) doubles[i] = step.doubles[i];
+    drop_gil();
+    if (call_c(step.function, step.integers.size(), integers, doubles) != 0) {
+        for (int32_t slot : step.results) f.handles[slot] = nullptr;
+        return fail(torch_error(step.name.c_str()), PyExc_RuntimeError);
+    }
+    for (int32_t slot : step.results) f.owned[slot] = f.handles[slot] != nullptr;
+    return true;
+}
+
+bool Runner::matches(Handle handle, const Slot &slot, bool *strides_match) {
+    int64_t ndim = -1, *sizes, *strides;
+    int32_t dtype = -1, device = -1;
+    if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0) return false;
+    if (ndim != slot.ndim || dtype != slot.dtype || device != slot.device) return false;
+    *strides_match = true;
+    if (ndim == 0) return true;
+    if (torch.sizes(handle, &sizes) != 0 || torch.strides(handle, &strides) != 0) return false;
+    bool empty = false, same = true;
+    for (int64_t i = 0; i < ndim; i++) {
+        if (sizes[i] != v[slot.sizes + i]) return false;
+        empty |= sizes[i] == 0;
+        same &= sizes[i] <= 1 || strides[i] == v[slot.strides + i];
+    }
+    *strides_match = same || empty;
+    return true;
+}
+
+// What an operator returned must be what the plan assumed: another shape or dtype is an error, other strides are copied away.
+bool Runner::check(int32_t slot) {
+    const Slot &s = p.slots[slot];
+    bool strides_match = false;
+    if (f.handles[slot] == nullptr || !matches(f.handles[slot], s, &strides_match))
+        return fail("an operator returned a tensor of another shape, dtype or device than the graph says", PyExc_RuntimeError);
+    if (!strides_match) {
+        Handle copy = nullptr;
+        if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &copy) != 0)
+            return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
+        if (torch.copy(copy, f.handles[slot], 0) != 0) {
+            torch.delete_handle(copy);
+            return fail(torch_error("copying a tensor"), PyExc_RuntimeError);
+        }
+        store(slot, copy, true, nullptr);
+    }
+    return pointer(slot);
+}
+
+// --- library operators through Python ----------------------------------------------------------------------------------------
+
+PyObject *Runner::object(int32_t slot) {
+    const Slot &s = p.slots[slot];
+    if (s.kind == SlotKind::Input) return Py_NewRef(inputs_[s.where]);
+    if (s.kind == SlotKind::Constant) return Py_NewRef(PyTuple_GET_ITEM(p.constants, s.where));
+    if (f.objects[slot] == nullptr) {
+        if (f.handles[slot] == nullptr) {
+            PyErr_SetString(PyExc_SystemError, "a call plan reads a tensor that does not exist yet");
+            return nullptr;
+        }
+        f.objects[slot] = wrap_handle(f.handles[slot]);
+    }
+    return Py_XNewRef(f.objects[slot]);
+}
+
+PyObject *Runner::private_copy(int32_t slot) {
+    PyObject *original = object(slot);
+    if (original == nullptr) return nullptr;
+    PyObject *copy = PyObject_CallOneArg(config.clone, original);
+    Py_DECREF(original);
+    return copy;
+}
+
+PyObject *Runner::call_python(const PythonStep &step) {
+    std::vector<PyObject *> stack;
+    stack.reserve(step.program.size());
+    for (const PyArg &arg : step.program) {
+        PyObject *made = nullptr;
+        switch (arg.kind) {
+            case PyArgKind::Constant: made = Py_NewRef(PyTuple_GET_ITEM(step.constants, arg.operand)); break;
+            case PyArgKind::Tensor: made = object(arg.operand); break;
+            case PyArgKind::PrivateTensor: made = private_copy(arg.operand); break;
+            case PyArgKind::Value: made = PyLong_FromLongLong(v[arg.operand]); break;
+            case PyArgKind::List:
+            case PyArgKind::Tuple: {
+                bool list = arg.kind == PyArgKind::List;
+                made = list ? PyList_New(arg.operand) : PyTuple_New(arg.operand);
+                if (made == nullptr) break;
+                size_t first = stack.size() - arg.operand;
+                for (int32_t i = 0; i < arg.operand; i++) {
+                    if (list)
+                        PyList_SET_ITEM(made, i, stack[first + i]);
+                    else
+                        PyTuple_SET_ITEM(made, i, stack[first + i]);
+                }
+                stack.resize(first);
+                break;
+            }
+        }
+        if (made == nullptr) {
+            drop_references(stack);
+            return nullptr;
+        }
+        stack.push_back(made);
+    }
+    size_t named = step.keywords == nullptr ? 0 : PyTuple_GET_SIZE(step.keywords);
+    PyObject *result = PyObject_Vectorcall(step.callable, stack.data(), stack.size() - named, step.keywords);
+    drop_references(stack);
+    return result;
+}
+
+bool Runner::python(const PythonStep &step) {
+    hold_gil();
+    PyObject *result = call_python(step);
+    if (result == nullptr) return fail_with_current_exception(step.name);
+    size_t position = 0;
+    bool ok = take_results(step, result, &position);
+    Py_DECREF(result);
+    if (ok && position < step.results.size()) ok = fail(step.name + " returned fewer results than the graph says", PyExc_RuntimeError);
+    return ok;
+}
+
+// Walks nested tuples and lists of results; those that nobody reads, and those after the last that is read, are dropped.
+bool Runner::take_results(const PythonStep &step, PyObject *result, size_t *position) {
+    if (PyTuple_Check(result) || PyList_Check(result)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(result); i++)
+            if (!take_results(step, PySequence_Fast_GET_ITEM(result, i), position)) return false;
+        return true;
+    }
+    if (*position >= step.results.size()) return true;
+    int32_t slot = step.results[(*position)++];
+    if (slot < 0) return true;
+    if (!PyObject_TypeCheck(result, config.tensor_type))
+        return fail(step.name + " returned " + Py_TYPE(result)->tp_name + " where the graph has a tensor", PyExc_RuntimeError);
+    return take_tensor(step, slot, result);
+}
+
+char *Runner::storage_base(int32_t slot, Handle handle) {
+    void *data = nullptr;
+    int64_t offset = 0;
+    if (torch.data_ptr(handle, &data) != 0 || torch.storage_offset(handle, &offset) != 0) return nullptr;
+    return static_cast<char *>(data) - offset * p.slots[slot].itemsize;
+}
+
+bool Runner::shares_argument(const PythonStep &step, char *base) {
+    for (int32_t slot : step.tensors)
+        if (f.handles[slot] != nullptr && storage_base(slot, f.handles[slot]) == base) return true;
+    return false;
+}
+
+// A result that shares its argument's memory (an operator may return its input) gets memory of its own: the argument's will be reused.
+bool Runner::take_tensor(const PythonStep &step, int32_t slot, PyObject *tensor) {
+    Py_INCREF(tensor);
+    bool owned = false;
+    Handle handle = handle_of(tensor, &owned);
+    char *base = handle == nullptr ? nullptr : storage_base(slot, handle);
+    if (base != nullptr && shares_argument(step, base)) {
+        if (owned) torch.delete_handle(handle);
+        Py_SETREF(tensor, PyObject_CallOneArg(config.clone, tensor));
+        handle = tensor == nullptr ? nullptr : handle_of(tensor, &owned);
+    }
+    if (handle == nullptr) {
+        Py_XDECREF(tensor);
+        return fail_with_current_exception(step.name);
+    }
+    store(slot, handle, owned, tensor);
+    return true;
+}
+
+// --- outputs -----------------------------------------------------------------------------------------------------------------
+
+PyObject *Runner::values_tuple(int32_t first, int32_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (int32_t i = 0; tuple != nullptr && i < n; i++) {
+        PyObject *value = PyLong_FromLongLong(v[first + i]);
+        if (value == nullptr) Py_CLEAR(tuple);
+        else PyTuple_SET_ITEM(tuple, i, value);
+    }
+    return tuple;
+}
+
+PyObject *Runner::output(const OutputSpec &spec) {
+    switch (spec.kind) {
+        case OutputKind::Value: return Py_NewRef(spec.value);
+        case OutputKind::Size: return PyLong_FromLongLong(v[spec.offset]);
+        case OutputKind::Buffer: {
+            if (f.owned[spec.slot] && f.objects[spec.slot] == nullptr && p.slots[spec.slot].kind != SlotKind::Input &&
+                p.slots[spec.slot].kind != SlotKind::Constant) {
+                // The common case: the handle is used up, which is cheaper than sharing it.
+                f.owned[spec.slot] = 0;
+                Handle handle = f.handles[spec.slot];
+                f.handles[spec.slot] = nullptr;
+                f.objects[spec.slot] = wrap_and_delete(handle);
+                return Py_XNewRef(f.objects[spec.slot]);
+            }
+            return object(spec.slot);
+        }
+        case OutputKind::PrivateView: {
+            Handle view = nullptr;
+            if (torch.reinterpret(f.handles[spec.slot], spec.ndim, v + spec.sizes, v + spec.strides, v[spec.offset], &view) != 0) {
+                fail(torch_error("a view of an output"), PyExc_RuntimeError);
+                return nullptr;
+            }
+            return wrap_and_delete(view);
+        }
+        case OutputKind::View: {
+            PyObject *base = object(spec.slot);
+            PyObject *sizes = base == nullptr ? nullptr : values_tuple(spec.sizes, spec.ndim);
+            PyObject *strides = sizes == nullptr ? nullptr : values_tuple(spec.strides, spec.ndim);
+            PyObject *view = nullptr;
+            bool grad = torch.grad_enabled();
+            torch.set_grad_enabled(false);
+            if (strides != nullptr)
+                view = PyObject_CallFunction(config.alias_view, "OOOLi", base, sizes, strides, static_cast<long long>(v[spec.offset]), spec.dtype);
+            torch.set_grad_enabled(grad);
+            Py_XDECREF(base);
+            Py_XDECREF(sizes);
+            Py_XDECREF(strides);
+            if (view == nullptr) fail_with_current_exception("a view of an output");
+            return view;
+        }
+    }
+    return nullptr;
+}
+
+void Runner::clean(const Program &program, Frame &frame) {
+    for (int32_t slot : program.released) {
+        Py_CLEAR(frame.objects[slot]);
+        if (frame.owned[slot]) torch.delete_handle(frame.handles[slot]);
+        frame.handles[slot] = nullptr;
+        frame.owned[slot] = 0;
+    }
+    if (config.handle_offset >= 0) return;
+    for (const InputSpec &input : program.inputs) {
+        if (input.slot < 0 || !frame.owned[input.slot]) continue;
+        torch.delete_handle(frame.handles[input.slot]);
+        frame.handles[input.slot] = nullptr;
+        frame.owned[input.slot] = 0;
+    }
+}
+
+}  // namespace fw
