@@ -1,0 +1,644 @@
+// Entry, FrameCache, CompiledFunction: from the call of a compiled function to its graph.
+//
+// An Entry is one compiled version: a guard program, a graph (a native plan or any callable) and an optional `finish`. A FrameCache is the list of
+// entries of one code object with `miss`, which makes a new one. A CompiledFunction is a FrameCache that stands for a Python function: it binds
+// arguments to the locals that CPython would give the frame, and is called, bound as a method, inspected and weakly referenced like it.
+//
+// Always holds:
+// - Nothing visible outside happens before a graph call has succeeded, so every failure before that can be answered by an eager run.
+// - The list of entries may change while an entry runs: what is in use is referenced.
+#include "entry.h"
+
+#include <structmember.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "guards.h"
+
+namespace {
+
+PyObject *fallback_error = nullptr;  // fusewright.errors.RuntimeFallback
+int stance = 0;                      // 1: no entry is tried
+constexpr Py_ssize_t kStackArguments = 32;
+
+// --- Entry ------------------------------------------------------------------------------------------------------------------------------
+
+struct Entry {
+    PyObject_HEAD
+    PyObject *program, *graph, *finish, *tag;
+    unsigned long long calls;
+    bool is_plan;
+};
+
+int entry_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static const char *names[] = {"program", "graph", "finish", "tag", nullptr};
+    PyObject *program, *graph, *finish = Py_None, *tag = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|OO", const_cast<char **>(names), fw::guard_program_type(), &program, &graph, &finish, &tag)) return -1;
+    if (graph != Py_None && !PyCallable_Check(graph) && !(fw_plan_type != nullptr && Py_IS_TYPE(graph, fw_plan_type()))) {
+        PyErr_SetString(PyExc_TypeError, "graph must be a Plan, a callable or None");
+        return -1;
+    }
+    if (finish != Py_None && !PyCallable_Check(finish)) {
+        PyErr_SetString(PyExc_TypeError, "finish must be a callable or None");
+        return -1;
+    }
+    Entry *self = reinterpret_cast<Entry *>(object);
+    Py_XSETREF(self->program, Py_NewRef(program));
+    Py_XSETREF(self->graph, Py_NewRef(graph));
+    Py_XSETREF(self->finish, Py_NewRef(finish));
+    Py_XSETREF(self->tag, Py_NewRef(tag));
+    self->is_plan = fw_plan_type != nullptr && fw_plan_run != nullptr && Py_IS_TYPE(graph, fw_plan_type());
+    return 0;
+}
+
+int entry_traverse(PyObject *object, visitproc visit, void *arg) {
+    Entry *self = reinterpret_cast<Entry *>(object);
+    Py_VISIT(self->program);
+    Py_VISIT(self->graph);
+    Py_VISIT(self->finish);
+    Py_VISIT(self->tag);
+    return 0;
+}
+
+int entry_clear(PyObject *object) {
+    Entry *self = reinterpret_cast<Entry *>(object);
+    Py_CLEAR(self->program);
+    Py_CLEAR(self->graph);
+    Py_CLEAR(self->finish);
+    Py_CLEAR(self->tag);
+    return 0;
+}
+
+void entry_dealloc(PyObject *object) {
+    PyObject_GC_UnTrack(object);
+    entry_clear(object);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyMemberDef entry_members[] = {
+    {"program", T_OBJECT_EX, offsetof(Entry, program), READONLY, "The guard program."},
+    {"graph", T_OBJECT_EX, offsetof(Entry, graph), READONLY, "A Plan, a callable over the graph's inputs that returns a tuple or list, or None."},
+    {"finish", T_OBJECT_EX, offsetof(Entry, finish), READONLY, "finish(outputs, function, *locals), or None: the single output is the result."},
+    {"tag", T_OBJECT_EX, offsetof(Entry, tag), 0, "Whatever the driver wants to remember of this entry."},
+    {"calls", T_ULONGLONG, offsetof(Entry, calls), 0, "How often the entry's guards have passed."},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyTypeObject entry_type = [] {
+    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+    type.tp_name = "fusewright._native.Entry";
+    type.tp_basicsize = sizeof(Entry);
+    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+    type.tp_doc = "Entry(program, graph, finish=None, tag=None): one compiled version of a frame.";
+    type.tp_new = PyType_GenericNew;
+    type.tp_init = entry_init;
+    type.tp_dealloc = entry_dealloc;
+    type.tp_traverse = entry_traverse;
+    type.tp_clear = entry_clear;
+    type.tp_members = entry_members;
+    return type;
+}();
+
+// The tuple that `finish` gets from what the graph returned (stolen).
+PyObject *outputs_tuple(PyObject *outputs) {
+    if (PyTuple_CheckExact(outputs)) return outputs;
+    PyObject *tuple = PyList_Check(outputs) ? PyList_AsTuple(outputs) : PyTuple_Check(outputs) ? PySequence_Tuple(outputs) : PyTuple_Pack(1, outputs);
+    Py_DECREF(outputs);
+    return tuple;
+}
+
+PyObject *single_output(PyObject *outputs) {
+    bool is_tuple = PyTuple_Check(outputs), is_list = PyList_Check(outputs);
+    if (!is_tuple && !is_list) return outputs;  // a plan that returns its output bare
+    Py_ssize_t n = is_tuple ? PyTuple_GET_SIZE(outputs) : PyList_GET_SIZE(outputs);
+    PyObject *result = nullptr;
+    if (n == 1)
+        result = Py_NewRef(is_tuple ? PyTuple_GET_ITEM(outputs, 0) : PyList_GET_ITEM(outputs, 0));
+    else
+        PyErr_Format(PyExc_RuntimeError, "a graph without `finish` must have one output, it returned %zd", n);
+    Py_DECREF(outputs);
+    return result;
+}
+
+PyObject *call_finish(PyObject *finish, PyObject *outputs, PyObject *function, PyObject *const *locals, Py_ssize_t n) {
+    if (finish == Py_None) return single_output(outputs);
+    outputs = outputs_tuple(outputs);
+    if (outputs == nullptr) return nullptr;
+    PyObject *small[kStackArguments];
+    std::vector<PyObject *> large;
+    PyObject **arguments = small;
+    if (n + 2 > kStackArguments) {
+        large.resize(n + 2);
+        arguments = large.data();
+    }
+    arguments[0] = outputs;
+    arguments[1] = function;
+    std::copy(locals, locals + n, arguments + 2);
+    PyObject *result = PyObject_Vectorcall(finish, arguments, n + 2, nullptr);
+    Py_DECREF(outputs);
+    return result;
+}
+
+// Runs an entry whose guards have passed; `inputs` is consumed. Returns as fw_cache_run.
+int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
+    entry->calls++;
+    PyObject *outputs;
+    if (entry->is_plan)
+        outputs = fw_plan_run(entry->graph, inputs, n_inputs);
+    else if (entry->graph == Py_None)
+        outputs = PyTuple_New(0);
+    else
+        outputs = PyObject_Vectorcall(entry->graph, inputs, n_inputs, nullptr);
+    for (Py_ssize_t i = 0; i < n_inputs; i++) Py_DECREF(inputs[i]);
+    if (outputs == nullptr) {
+        *result = nullptr;
+        if (fallback_error != nullptr && PyErr_ExceptionMatches(fallback_error)) {
+            PyErr_Clear();
+            return 0;
+        }
+        return 1;
+    }
+    *result = call_finish(entry->finish, outputs, function, locals, n);
+    return 1;
+}
+
+// --- FrameCache -------------------------------------------------------------------------------------------------------------------------
+
+struct FrameCache {
+    PyObject_HEAD
+    PyObject *miss;  // callable(cache, function, locals tuple) -> Entry or None; None: never capture
+    std::vector<Entry *> *entries;
+    PyObject *dict, *weak;
+    char hooked;  // eager runs compile the frames that they call
+};
+
+void clear_entries(FrameCache *self) {
+    if (self->entries == nullptr) return;
+    std::vector<Entry *> old;
+    old.swap(*self->entries);
+    for (Entry *entry : old) Py_DECREF(entry);
+}
+
+// Tries entry by entry; -1 when none passes.
+int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
+    for (size_t i = 0; i < self->entries->size(); i++) {
+        Entry *entry = (*self->entries)[i];
+        PyObject *small[kStackArguments];
+        std::vector<PyObject *> large;
+        PyObject **inputs = small;
+        Py_ssize_t n_inputs = fw::guard_program_inputs(entry->program);
+        if (n_inputs > kStackArguments) {
+            large.resize(n_inputs);
+            inputs = large.data();
+        }
+        Py_INCREF(entry);
+        if (fw::guard_program_check(entry->program, locals, n, function, inputs)) {
+            // Move to front, unless the guards' own Python code has changed the list.
+            if (i > 0 && i < self->entries->size() && (*self->entries)[i] == entry)
+                std::rotate(self->entries->begin(), self->entries->begin() + i, self->entries->begin() + i + 1);
+            int done = entry_run(entry, inputs, n_inputs, function, locals, n, result);
+            Py_DECREF(entry);
+            return done;
+        }
+        Py_DECREF(entry);
+    }
+    return -1;
+}
+
+void append_entry(FrameCache *self, Entry *entry) {
+    for (Entry *known : *self->entries)
+        if (known == entry) return;
+    self->entries->push_back(entry);
+    Py_INCREF(entry);
+}
+
+int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
+    *result = nullptr;
+    int done = try_entries(self, function, locals, n, result);
+    if (done >= 0) return done;
+    if (self->miss == nullptr || self->miss == Py_None) return 0;
+    PyObject *tuple = PyTuple_New(n);
+    if (tuple == nullptr) return 1;
+    for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(locals[i]));
+    PyObject *arguments[] = {reinterpret_cast<PyObject *>(self), function, tuple};
+    PyObject *miss = Py_NewRef(self->miss), *found = PyObject_Vectorcall(miss, arguments, 3, nullptr);
+    Py_DECREF(miss);
+    Py_DECREF(tuple);
+    if (found == nullptr) return 1;
+    if (found == Py_None) {
+        Py_DECREF(found);
+        return 0;
+    }
+    if (!Py_IS_TYPE(found, &entry_type)) {
+        PyErr_Format(PyExc_TypeError, "miss must return an Entry or None, not %.100s", Py_TYPE(found)->tp_name);
+        Py_DECREF(found);
+        return 1;
+    }
+    append_entry(self, reinterpret_cast<Entry *>(found));
+    Py_DECREF(found);
+    // The new entry goes through its guards as any other: they find the inputs. When they fail, the capture itself has changed what they look at.
+    done = try_entries(self, function, locals, n, result);
+    return done < 0 ? 0 : done;
+}
+
+int cache_init_miss(FrameCache *self, PyObject *miss) {
+    if (miss != Py_None && !PyCallable_Check(miss)) {
+        PyErr_SetString(PyExc_TypeError, "miss must be a callable or None");
+        return -1;
+    }
+    Py_XSETREF(self->miss, Py_NewRef(miss));
+    self->hooked = 1;
+    return 0;
+}
+
+PyObject *cache_new(PyTypeObject *type, PyObject *, PyObject *) {
+    PyObject *object = type->tp_alloc(type, 0);
+    if (object != nullptr) reinterpret_cast<FrameCache *>(object)->entries = new std::vector<Entry *>;
+    return object;
+}
+
+int cache_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static const char *names[] = {"miss", nullptr};
+    PyObject *miss;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", const_cast<char **>(names), &miss)) return -1;
+    return cache_init_miss(reinterpret_cast<FrameCache *>(object), miss);
+}
+
+int cache_traverse(PyObject *object, visitproc visit, void *arg) {
+    FrameCache *self = reinterpret_cast<FrameCache *>(object);
+    if (PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE)) Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->miss);
+    Py_VISIT(self->dict);
+    if (self->entries != nullptr)
+        for (Entry *entry : *self->entries) Py_VISIT(entry);
+    return 0;
+}
+
+int cache_clear(PyObject *object) {
+    FrameCache *self = reinterpret_cast<FrameCache *>(object);
+    Py_CLEAR(self->miss);
+    Py_CLEAR(self->dict);
+    clear_entries(self);
+    return 0;
+}
+
+void cache_dealloc(PyObject *object) {
+    FrameCache *self = reinterpret_cast<FrameCache *>(object);
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    if (self->weak != nullptr) PyObject_ClearWeakRefs(object);
+    type->tp_clear(object);
+    delete self->entries;
+    type->tp_free(object);
+    if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) Py_DECREF(type);
+}
+
+PyObject *cache_append(PyObject *self, PyObject *entry) {
+    if (!Py_IS_TYPE(entry, &entry_type)) {
+        PyErr_SetString(PyExc_TypeError, "append takes an Entry");
+        return nullptr;
+    }
+    append_entry(reinterpret_cast<FrameCache *>(self), reinterpret_cast<Entry *>(entry));
+    Py_RETURN_NONE;
+}
+
+PyObject *cache_remove(PyObject *self, PyObject *entry) {
+    std::vector<Entry *> &entries = *reinterpret_cast<FrameCache *>(self)->entries;
+    auto at = std::find(entries.begin(), entries.end(), reinterpret_cast<Entry *>(entry));
+    if (at == entries.end()) {
+        PyErr_SetString(PyExc_ValueError, "no such entry");
+        return nullptr;
+    }
+    entries.erase(at);
+    Py_DECREF(entry);
+    Py_RETURN_NONE;
+}
+
+PyObject *cache_clear_entries(PyObject *self, PyObject *) {
+    clear_entries(reinterpret_cast<FrameCache *>(self));
+    Py_RETURN_NONE;
+}
+
+PyObject *cache_entries(PyObject *self, void *) {
+    const std::vector<Entry *> &entries = *reinterpret_cast<FrameCache *>(self)->entries;
+    PyObject *tuple = PyTuple_New(static_cast<Py_ssize_t>(entries.size()));
+    for (size_t i = 0; tuple != nullptr && i < entries.size(); i++)
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(reinterpret_cast<PyObject *>(entries[i])));
+    return tuple;
+}
+
+PyObject *cache_get_miss(PyObject *self, void *) {
+    PyObject *miss = reinterpret_cast<FrameCache *>(self)->miss;
+    return Py_NewRef(miss == nullptr ? Py_None : miss);
+}
+
+int cache_set_miss(PyObject *self, PyObject *miss, void *) {
+    if (miss == nullptr || (miss != Py_None && !PyCallable_Check(miss))) {
+        PyErr_SetString(PyExc_TypeError, "miss must be a callable or None");
+        return -1;
+    }
+    Py_XSETREF(reinterpret_cast<FrameCache *>(self)->miss, Py_NewRef(miss));
+    return 0;
+}
+
+PyMethodDef cache_methods[] = {
+    {"append", cache_append, METH_O, "append(entry): adds it last, if it is not there."},
+    {"remove", cache_remove, METH_O, "remove(entry)"},
+    {"clear", cache_clear_entries, METH_NOARGS, "Forgets all entries."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef cache_members[] = {
+    {"hooked", T_BOOL, offsetof(FrameCache, hooked), 0, "Whether eager runs compile the frames that they call (default True)."},
+    {"__dictoffset__", T_PYSSIZET, offsetof(FrameCache, dict), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef cache_getset[] = {
+    {"entries", cache_entries, nullptr, "The entries as a tuple, the most recently used first.", nullptr},
+    {"miss", cache_get_miss, cache_set_miss, "miss(cache, function, locals) -> Entry or None, or None: never capture again.", nullptr},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyTypeObject cache_type = [] {
+    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+    type.tp_name = "fusewright._native.FrameCache";
+    type.tp_basicsize = sizeof(FrameCache);
+    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
+    type.tp_doc = "FrameCache(miss): the compiled versions of one code object, for the frame hook.";
+    type.tp_new = cache_new;
+    type.tp_init = cache_init;
+    type.tp_dealloc = cache_dealloc;
+    type.tp_traverse = cache_traverse;
+    type.tp_clear = cache_clear;
+    type.tp_methods = cache_methods;
+    type.tp_members = cache_members;
+    type.tp_getset = cache_getset;
+    type.tp_dictoffset = offsetof(FrameCache, dict);
+    type.tp_weaklistoffset = offsetof(FrameCache, weak);
+    return type;
+}();
+
+// --- CompiledFunction -------------------------------------------------------------------------------------------------------------------
+
+struct CompiledFunction {
+    FrameCache cache;
+    PyObject *function, *code;
+    vectorcallfunc vectorcall;
+    int arguments, positional;  // argument slots of the code; positional parameters
+    bool plain;                 // positional parameters only
+};
+
+void read_code(CompiledFunction *self) {
+    PyCodeObject *code = reinterpret_cast<PyCodeObject *>(reinterpret_cast<PyFunctionObject *>(self->function)->func_code);
+    Py_XSETREF(self->code, Py_NewRef(reinterpret_cast<PyObject *>(code)));
+    self->positional = code->co_argcount;
+    self->arguments = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) + !!(code->co_flags & CO_VARKEYWORDS);
+    self->plain = self->arguments == self->positional;
+}
+
+bool same_name(PyObject *a, PyObject *b) { return a == b || PyUnicode_Compare(a, b) == 0; }
+
+// Index of the parameter called `name` that may be given by keyword, or -1.
+Py_ssize_t find_parameter(PyCodeObject *code, PyObject *name) {
+    Py_ssize_t n = code->co_argcount + code->co_kwonlyargcount;
+    for (Py_ssize_t i = code->co_posonlyargcount; i < n; i++)
+        if (PyTuple_GET_ITEM(code->co_localsplusnames, i) == name) return i;
+    for (Py_ssize_t i = code->co_posonlyargcount; i < n; i++)
+        if (same_name(PyTuple_GET_ITEM(code->co_localsplusnames, i), name)) return i;
+    return -1;
+}
+
+// Binds a call's arguments to out[0:arguments] (new references, NULL where unset) as CPython does. False, with or without an exception, when that fails.
+bool bind(CompiledFunction *self, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames, PyObject **out) {
+    PyCodeObject *code = reinterpret_cast<PyCodeObject *>(self->code);
+    PyFunctionObject *function = reinterpret_cast<PyFunctionObject *>(self->function);
+    Py_ssize_t positional = code->co_argcount, named = positional + code->co_kwonlyargcount;
+    bool has_args = code->co_flags & CO_VARARGS, has_kwargs = code->co_flags & CO_VARKEYWORDS;
+    PyObject *kwargs = nullptr;
+    if (has_kwargs) {
+        kwargs = out[named + has_args] = PyDict_New();
+        if (kwargs == nullptr) return false;
+    }
+    for (Py_ssize_t i = 0; i < std::min(n_args, positional); i++) out[i] = Py_NewRef(args[i]);
+    if (has_args) {
+        Py_ssize_t extra = std::max<Py_ssize_t>(n_args - positional, 0);
+        PyObject *rest = out[named] = PyTuple_New(extra);
+        if (rest == nullptr) return false;
+        for (Py_ssize_t i = 0; i < extra; i++) PyTuple_SET_ITEM(rest, i, Py_NewRef(args[positional + i]));
+    } else if (n_args > positional) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = args[n_args + i];
+        if (!PyUnicode_Check(name)) return false;
+        Py_ssize_t at = find_parameter(code, name);
+        if (at >= 0) {
+            if (out[at] != nullptr) return false;
+            out[at] = Py_NewRef(value);
+        } else if (kwargs == nullptr || PyDict_SetItem(kwargs, name, value) < 0) {
+            return false;
+        }
+    }
+    PyObject *defaults = function->func_defaults;
+    Py_ssize_t first_default = positional - (defaults == nullptr ? 0 : PyTuple_GET_SIZE(defaults));
+    for (Py_ssize_t i = 0; i < named; i++) {
+        if (out[i] != nullptr) continue;
+        PyObject *value = nullptr;
+        if (i >= positional)
+            value = function->func_kwdefaults ? PyDict_GetItemWithError(function->func_kwdefaults, PyTuple_GET_ITEM(code->co_localsplusnames, i)) : nullptr;
+        else if (i >= first_default)
+            value = PyTuple_GET_ITEM(defaults, i - first_default);
+        if (value == nullptr) return false;
+        out[i] = Py_NewRef(value);
+    }
+    return true;
+}
+
+PyObject *run_eagerly(CompiledFunction *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    PyObject *function = Py_NewRef(self->function);
+    PyObject *result =
+        self->cache.hooked ? fw_hook_call(function, args, nargsf, kwnames, 1) : PyObject_Vectorcall(function, args, nargsf, kwnames);
+    Py_DECREF(function);
+    return result;
+}
+
+PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
+    if (self->function == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "this compiled function has been cleared by the garbage collector");
+        return nullptr;
+    }
+    if (stance == 1) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+    if (reinterpret_cast<PyFunctionObject *>(self->function)->func_code != self->code) {
+        clear_entries(&self->cache);
+        read_code(self);
+    }
+    Py_ssize_t n_args = PyVectorcall_NARGS(nargsf);
+    PyObject *result = nullptr;
+    // The caller's reference to `self` need not outlive the call (a compiled function may replace itself).
+    Py_INCREF(object);
+    int done;
+    if (self->plain && kwnames == nullptr && n_args == self->positional) {
+        done = fw_cache_run(object, self->function, args, n_args, &result);
+    } else {
+        PyObject *small[kStackArguments];
+        std::vector<PyObject *> large;
+        PyObject **locals = small;
+        const Py_ssize_t n = self->arguments;
+        if (n > kStackArguments) {
+            large.resize(n);
+            locals = large.data();
+        }
+        std::fill_n(locals, n, nullptr);
+        if (bind(self, args, n_args, kwnames, locals)) {
+            done = fw_cache_run(object, self->function, locals, n, &result);
+        } else {
+            PyErr_Clear();  // the function itself raises CPython's own error
+            done = 0;
+        }
+        for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(locals[i]);
+    }
+    if (!done) result = run_eagerly(self, args, nargsf, kwnames);
+    Py_DECREF(object);
+    return result;
+}
+
+// What functools.update_wrapper would set, so that the compiled function reads like the function.
+int copy_identity(CompiledFunction *self) {
+    static const char *const names[] = {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__", nullptr};
+    PyObject *object = reinterpret_cast<PyObject *>(self);
+    PyObject *dict = PyObject_GenericGetDict(object, nullptr);
+    if (dict == nullptr) return -1;
+    PyObject *attributes = PyObject_GetAttrString(self->function, "__dict__");
+    int failed = attributes == nullptr || PyDict_Update(dict, attributes) < 0 || PyDict_SetItemString(dict, "__wrapped__", self->function) < 0;
+    Py_XDECREF(attributes);
+    for (const char *const *name = names; !failed && *name != nullptr; name++) {
+        PyObject *value = PyObject_GetAttrString(self->function, *name);
+        failed = value == nullptr || PyDict_SetItemString(dict, *name, value) < 0;
+        Py_XDECREF(value);
+    }
+    Py_DECREF(dict);
+    return failed ? -1 : 0;
+}
+
+int function_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static const char *names[] = {"function", "miss", nullptr};
+    PyObject *function, *miss;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char **>(names), &PyFunction_Type, &function, &miss)) return -1;
+    CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
+    if (cache_init_miss(&self->cache, miss) < 0) return -1;
+    Py_XSETREF(self->function, Py_NewRef(function));
+    self->vectorcall = function_call;
+    read_code(self);
+    return copy_identity(self);
+}
+
+int function_traverse(PyObject *object, visitproc visit, void *arg) {
+    CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
+    Py_VISIT(self->function);
+    Py_VISIT(self->code);
+    return cache_traverse(object, visit, arg);
+}
+
+int function_clear(PyObject *object) {
+    CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
+    Py_CLEAR(self->function);
+    Py_CLEAR(self->code);
+    return cache_clear(object);
+}
+
+PyObject *function_bind(PyObject *self, PyObject *instance, PyObject *) {
+    return instance == nullptr || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+PyObject *function_repr(PyObject *object) {
+    return PyUnicode_FromFormat("<compiled %R>", reinterpret_cast<CompiledFunction *>(object)->function);
+}
+
+PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *object = cache_new(type, args, kwargs);
+    if (object != nullptr) reinterpret_cast<CompiledFunction *>(object)->vectorcall = function_call;
+    return object;
+}
+
+PyMemberDef function_members[] = {
+    {"function", T_OBJECT_EX, offsetof(CompiledFunction, function), READONLY, "The original function."},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(CompiledFunction, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyTypeObject function_type = [] {
+    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+    type.tp_name = "fusewright._native.CompiledFunction";
+    type.tp_basicsize = sizeof(CompiledFunction);
+    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
+    type.tp_doc = "CompiledFunction(function, miss): calls `function` through its compiled versions.";
+    type.tp_new = function_new;
+    type.tp_init = function_init;
+    type.tp_dealloc = cache_dealloc;
+    type.tp_traverse = function_traverse;
+    type.tp_clear = function_clear;
+    type.tp_descr_get = function_bind;
+    type.tp_repr = function_repr;
+    type.tp_call = PyVectorcall_Call;
+    type.tp_members = function_members;
+    type.tp_vectorcall_offset = offsetof(CompiledFunction, vectorcall);
+    type.tp_dictoffset = offsetof(FrameCache, dict);
+    type.tp_weaklistoffset = offsetof(FrameCache, weak);
+    return type;
+}();
+
+// --- module functions -------------------------------------------------------------------------------------------------------------------
+
+PyObject *set_fallback_error(PyObject *, PyObject *cls) {
+    if (!PyExceptionClass_Check(cls)) {
+        PyErr_SetString(PyExc_TypeError, "set_fallback_error takes an exception class");
+        return nullptr;
+    }
+    Py_XSETREF(fallback_error, Py_NewRef(cls));
+    Py_RETURN_NONE;
+}
+
+PyObject *set_stance(PyObject *, PyObject *value) {
+    long wanted = PyLong_AsLong(value);
+    if (wanted != 0 && wanted != 1) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "stance is 0 (default) or 1 (force eager)");
+        return nullptr;
+    }
+    PyObject *before = PyLong_FromLong(stance);
+    stance = static_cast<int>(wanted);
+    return before;
+}
+
+PyMethodDef functions[] = {
+    {"set_fallback_error", set_fallback_error, METH_O, "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
+    {"set_stance", set_stance, METH_O, "set_stance(0 or 1) -> the one before. 1: compiled functions run eagerly."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int fw_is_cache(PyObject *object) { return PyObject_TypeCheck(object, &cache_type); }
+
+int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
+    if (stance == 1) {
+        *result = nullptr;
+        return 0;
+    }
+    FrameCache *self = reinterpret_cast<FrameCache *>(cache);
+    if (fw_hook_regions == 0) return cache_run(self, function, locals, n, result);
+    int saved = fw_hook_suspend();
+    int done = cache_run(self, function, locals, n, result);
+    fw_hook_resume(saved);
+    return done;
+}
+
+int fw_entry_init(PyObject *module) {
+    function_type.tp_base = &cache_type;
+    if (PyModule_AddFunctions(module, functions) < 0 || PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
+    return PyModule_AddType(module, &function_type);
+}

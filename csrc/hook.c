@@ -1,0 +1,299 @@
+// The PEP 523 frame hook: compiles the frames that an eager run calls.
+//
+// Takes frames from CPython's evaluator while some thread is inside an eager region (fw_hook_call, hook_region). A frame of a plain Python function whose
+// code has a FrameCache is answered by a compiled entry; every other frame goes to the evaluator that was installed before.
+//
+// Always holds: the evaluator is ours only while fw_hook_regions > 0; on a thread without a region, under sys.settrace or sys.setprofile, for generators,
+// coroutines, class bodies and throws, the earlier evaluator decides. This file is the only one that knows CPython's frame layout.
+#define Py_BUILD_CORE 1
+#include "entry.h"
+
+#include <internal/pycore_frame.h>
+#include <opcode.h>
+
+#include <stdbool.h>
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
+#error "the frame hook knows CPython 3.11, 3.12 and 3.13"
+#endif
+
+int fw_hook_regions = 0;
+
+static __thread int depth = 0;                       // regions open on this thread; 0 while suspended
+static __thread PyCodeObject *skip_code = NULL;      // the next frame of this code is the eager run itself
+static _PyFrameEvalFunction previous_evaluator = NULL;
+static PyObject *policy = NULL;                      // policy(code, function) -> FrameCache or None
+static Py_ssize_t extra_index = -1;
+
+// What a code object's extra points to. Records form a list so that hook_reset finds them all.
+typedef struct Record {
+    PyObject *cache;  // NULL: asked, and never to be compiled
+    bool asked;
+    struct Record *next, **link;
+} Record;
+static Record *records = NULL;
+
+static void free_record(void *pointer) {
+    Record *record = pointer;
+    if (record == NULL) return;
+    *record->link = record->next;
+    if (record->next != NULL) record->next->link = record->link;
+    PyObject *cache = record->cache;
+    PyMem_Free(record);
+    Py_XDECREF(cache);
+}
+
+static Record *record_of(PyCodeObject *code) {
+    void *found = NULL;
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Code_GetExtra((PyObject *)code, extra_index, &found) == 0 && found != NULL) return found;
+#else
+    if (_PyCode_GetExtra((PyObject *)code, extra_index, &found) == 0 && found != NULL) return found;
+#endif
+    Record *record = PyMem_Calloc(1, sizeof(Record));
+    if (record == NULL) return NULL;
+    record->next = records;
+    record->link = &records;
+    if (records != NULL) records->link = &record->next;
+    records = record;
+#if PY_VERSION_HEX >= 0x030C0000
+    int failed = PyUnstable_Code_SetExtra((PyObject *)code, extra_index, record);
+#else
+    int failed = _PyCode_SetExtra((PyObject *)code, extra_index, record);
+#endif
+    if (failed) {
+        PyErr_Clear();
+        free_record(record);
+        return NULL;
+    }
+    return record;
+}
+
+int fw_hook_suspend(void) {
+    int saved = depth;
+    depth = 0;
+    return saved;
+}
+
+void fw_hook_resume(int saved) { depth = saved; }
+
+static PyCodeObject *frame_code(struct _PyInterpreterFrame *frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+    return (PyCodeObject *)frame->f_executable;
+#else
+    return frame->f_code;
+#endif
+}
+
+static PyObject *frame_function(struct _PyInterpreterFrame *frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+    return frame->f_funcobj;
+#else
+    return (PyObject *)frame->f_func;
+#endif
+}
+
+static Py_ssize_t argument_slots(PyCodeObject *code) {
+    return code->co_argcount + code->co_kwonlyargcount + ((code->co_flags & CO_VARARGS) != 0) + ((code->co_flags & CO_VARKEYWORDS) != 0);
+}
+
+// The frame's answer is `result` (NULL: an exception is set). 3.11: the caller clears the frame. Later the callee does, so the evaluator gets a frame
+// that is about to return `result`, or into which the exception is thrown before its first instruction.
+static PyObject *finish_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, PyObject *result) {
+#if PY_VERSION_HEX < 0x030C0000
+    (void)tstate;
+    (void)frame;
+    return result;
+#else
+    // Two units: the evaluator may look at the one before the instruction that it starts with.
+    static _Py_CODEUNIT return_value[2] = {{.op = {.code = RETURN_VALUE}}, {.op = {.code = RETURN_VALUE}}};
+    if (result == NULL) return _PyEval_EvalFrameDefault(tstate, frame, 1);
+    frame->localsplus[frame->stacktop++] = result;
+#if PY_VERSION_HEX >= 0x030D0000
+    frame->instr_ptr = &return_value[1];
+#else
+    frame->prev_instr = &return_value[0];
+#endif
+    return _PyEval_EvalFrameDefault(tstate, frame, 0);
+#endif
+}
+
+// Asks the policy about a code object, once. False with an exception when the policy raises.
+static bool ask_policy(Record *record, PyCodeObject *code, PyObject *function) {
+    record->asked = true;  // before the call: the policy's own frames must not ask again
+    PyObject *ask = Py_NewRef(policy);
+    int saved = fw_hook_suspend();
+    PyObject *answer = PyObject_CallFunctionObjArgs(ask, (PyObject *)code, function, NULL);
+    fw_hook_resume(saved);
+    Py_DECREF(ask);
+    if (answer == NULL) {
+        record->asked = false;
+        return false;
+    }
+    if (answer == Py_None) {
+        Py_DECREF(answer);
+        return true;
+    }
+    if (!fw_is_cache(answer)) {
+        PyErr_Format(PyExc_TypeError, "the hook's policy must return a FrameCache or None, not %.100s", Py_TYPE(answer)->tp_name);
+        Py_DECREF(answer);
+        record->asked = false;
+        return false;
+    }
+    Py_XSETREF(record->cache, answer);
+    return true;
+}
+
+static bool is_plain_function(PyCodeObject *code, PyObject *function, struct _PyInterpreterFrame *frame) {
+    const int wanted = CO_OPTIMIZED | CO_NEWLOCALS, unwanted = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
+    return (code->co_flags & wanted) == wanted && !(code->co_flags & unwanted) && frame->f_locals == NULL && function != NULL &&
+           PyFunction_Check(function);
+}
+
+static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag) {
+    _PyFrameEvalFunction otherwise = previous_evaluator != NULL ? previous_evaluator : _PyEval_EvalFrameDefault;
+    if (depth == 0 || throwflag || tstate->c_tracefunc != NULL || tstate->c_profilefunc != NULL) return otherwise(tstate, frame, throwflag);
+    PyCodeObject *code = frame_code(frame);
+    if (skip_code == code) {
+        skip_code = NULL;
+        return otherwise(tstate, frame, throwflag);
+    }
+    PyObject *function = frame_function(frame);
+    if (policy == NULL || !is_plain_function(code, function, frame)) return otherwise(tstate, frame, throwflag);
+    Record *record = record_of(code);
+    if (record == NULL || (record->asked && record->cache == NULL)) return otherwise(tstate, frame, throwflag);
+    if (!record->asked && !ask_policy(record, code, function)) return finish_frame(tstate, frame, NULL);
+    if (record->cache == NULL) return otherwise(tstate, frame, throwflag);
+    // The frame keeps function and locals alive, not the cache: hook_reset may drop it.
+    PyObject *cache = Py_NewRef(record->cache), *result;
+    PyCodeObject *skipped = skip_code;
+    skip_code = NULL;
+    int done = fw_cache_run(cache, function, frame->localsplus, argument_slots(code), &result);
+    skip_code = skipped;
+    Py_DECREF(cache);
+    return done ? finish_frame(tstate, frame, result) : otherwise(tstate, frame, throwflag);
+}
+
+static void install(void) {
+    if (fw_hook_regions++ > 0) return;
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    previous_evaluator = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+}
+
+static void uninstall(void) {
+    if (--fw_hook_regions > 0) return;
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    // Somebody who came after us keeps the place, and still calls us: `evaluate` then passes everything on.
+    if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == evaluate) _PyInterpreterState_SetEvalFrameFunc(interpreter, previous_evaluator);
+}
+
+PyObject *fw_hook_call(PyObject *fn, PyObject *const *args, size_t nargsf, PyObject *kwnames, int skip_first) {
+    if (policy == NULL) return PyObject_Vectorcall(fn, args, nargsf, kwnames);
+    int saved = depth;
+    PyCodeObject *skipped = skip_code;
+    install();
+    depth = 1;
+    skip_code = skip_first && PyFunction_Check(fn) ? (PyCodeObject *)PyFunction_GET_CODE(fn) : NULL;
+    PyObject *result = PyObject_Vectorcall(fn, args, nargsf, kwnames);
+    depth = saved;
+    skip_code = skipped;
+    uninstall();
+    return result;
+}
+
+static PyObject *call_eager(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    if (nargs < 1) {
+        PyErr_SetString(PyExc_TypeError, "call_eager(fn, *args, **kwargs) takes a callable");
+        return NULL;
+    }
+    return fw_hook_call(args[0], args + 1, nargs - 1, kwnames, 0);
+}
+
+static PyObject *hook_region(PyObject *self, PyObject *enter) {
+    int entering = PyObject_IsTrue(enter);
+    if (entering < 0) return NULL;
+    if (entering) {
+        install();
+        depth++;
+    } else {
+        if (depth == 0 || fw_hook_regions == 0) {
+            PyErr_SetString(PyExc_RuntimeError, "hook_region(False) without hook_region(True) on this thread");
+            return NULL;
+        }
+        depth--;
+        uninstall();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_policy(PyObject *self, PyObject *callable) {
+    if (callable != Py_None && !PyCallable_Check(callable)) {
+        PyErr_SetString(PyExc_TypeError, "the policy is a callable or None");
+        return NULL;
+    }
+    PyObject *old = policy;
+    policy = callable == Py_None ? NULL : Py_NewRef(callable);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static PyObject *hook_reset(PyObject *self, PyObject *unused) {
+    // Dropping a cache may free code objects and so unlink records: start over after each.
+    for (;;) {
+        Record *record = records;
+        while (record != NULL && record->cache == NULL) {
+            record->asked = false;
+            record = record->next;
+        }
+        if (record == NULL) Py_RETURN_NONE;
+        record->asked = false;
+        Py_CLEAR(record->cache);
+    }
+}
+
+static PyObject *hook_state(PyObject *self, PyObject *unused) {
+    bool ours = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate;
+    Py_ssize_t n = 0;
+    for (Record *record = records; record != NULL; record = record->next) n += record->cache != NULL;
+    return Py_BuildValue("{s:O,s:i,s:i,s:n}", "installed", ours ? Py_True : Py_False, "regions", fw_hook_regions, "depth", depth, "caches", n);
+}
+
+static PyObject *hook_cache(PyObject *self, PyObject *code) {
+    void *found = NULL;
+    if (!PyCode_Check(code)) {
+        PyErr_SetString(PyExc_TypeError, "hook_cache takes a code object");
+        return NULL;
+    }
+#if PY_VERSION_HEX >= 0x030C0000
+    PyUnstable_Code_GetExtra(code, extra_index, &found);
+#else
+    _PyCode_GetExtra(code, extra_index, &found);
+#endif
+    Record *record = found;
+    return Py_NewRef(record != NULL && record->cache != NULL ? record->cache : Py_None);
+}
+
+static PyMethodDef functions[] = {
+    {"call_eager", (PyCFunction)(void (*)(void))call_eager, METH_FASTCALL | METH_KEYWORDS,
+     "call_eager(fn, /, *args, **kwargs): calls fn with the frame hook on for this thread, so that the frames it runs are compiled."},
+    {"hook_region", hook_region, METH_O, "hook_region(True) opens an eager region on this thread, hook_region(False) closes it; they nest."},
+    {"hook_set_policy", set_policy, METH_O, "hook_set_policy(callable or None): policy(code, function) -> FrameCache or None (never), asked once a code."},
+    {"hook_reset", hook_reset, METH_NOARGS, "Forgets every code object's cache; the policy will be asked again."},
+    {"hook_state", hook_state, METH_NOARGS, "What the hook is doing, as a dict: installed, regions (all threads), depth (this thread), caches."},
+    {"hook_cache", hook_cache, METH_O, "hook_cache(code) -> its FrameCache or None."},
+    {NULL, NULL, 0, NULL},
+};
+
+int fw_hook_init(PyObject *module) {
+#if PY_VERSION_HEX >= 0x030C0000
+    extra_index = PyUnstable_Eval_RequestCodeExtraIndex(free_record);
+#else
+    extra_index = _PyEval_RequestCodeExtraIndex(free_record);
+#endif
+    if (extra_index < 0) {
+        PyErr_SetString(PyExc_ImportError, "CPython has no code extra left for fusewright");
+        return -1;
+    }
+    return PyModule_AddFunctions(module, functions);
+}
