@@ -116,15 +116,24 @@ def _quieten_reference_kernels() -> None:
     prefixes = ("torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
     seen: set[int] = set()
     for name, module in list(sys.modules.items()):
-        if not name.startswith(prefixes):
-            continue
-        for value in list(vars(module).values()):
-            while isinstance(value, types.FunctionType) and id(value) not in seen:
+        if name.startswith(prefixes):
+            pending = list(vars(module).values())
+            while pending:
+                value = pending.pop()
+                if not isinstance(value, types.FunctionType) or id(value) in seen:
+                    continue
                 seen.add(id(value))
-                wrapped = getattr(value, "__wrapped__", None)
-                if value.__code__ is wrapper_code and not hasattr(wrapped, "__dynamo_disable"):
-                    wrapped.__dynamo_disable = _direct(wrapped, value)  # type: ignore[union-attr]
-                value = wrapped
+                inside = {n: _contents(c) for n, c in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)}
+                pending.extend(inside.values())  # what a wrapper wraps is in its closure; `__wrapped__` is overwritten by some
+                if value.__code__ is wrapper_code and not hasattr(inside["fn"], "__dynamo_disable"):
+                    inside["fn"].__dynamo_disable = _direct(inside["fn"], value)  # type: ignore[attr-defined, arg-type]
+
+
+def _contents(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # still empty
+        return None
 
 
 def _direct(function: Callable[..., object], wrapper: Callable[..., object]) -> Callable[..., object]:
