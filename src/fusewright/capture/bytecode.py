@@ -28,6 +28,7 @@ CO_FAST_KINDS = CO_OPTIMIZED | CO_NEWLOCALS
 CO_ASYNC = CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR
 
 _NULL_FIRST = VERSION < (3, 13)  # the empty half of a callable's pair of stack slots: below the callable, or above it
+CALLABLE_DEPTH = 2 if _NULL_FIRST else 3  # in CALL_FUNCTION_EX: from the keyword dict down to the callable
 
 
 class _Null:
@@ -67,7 +68,7 @@ class Handler:
     lasti: bool
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class CodeInfo:
     """A decoded code object.
 

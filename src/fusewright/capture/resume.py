@@ -1,0 +1,289 @@
+"""Resume functions: the rest of a frame, cut from the original code object at one instruction.
+
+Takes a code object, the instruction to go on at and what is live there; gives a code object whose arguments are the live variables and stack
+values, and whose body restores the stack and jumps to the instruction (or raises a given exception there, as if that instruction had). A cell
+that the frame made is passed as an argument and lies in a plain slot, where LOAD_DEREF reads it as well (so that one function object serves
+all calls); free variables stay free variables. Always holds: names, line numbers and handlers are those of the original; a resume function that breaks
+again is cut from the original once more; one (code, layout) gives one code object. No torch.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fusewright.capture.bytecode import (
+    CO_FAST_KINDS,
+    CO_VARARGS,
+    CO_VARKEYWORDS,
+    CodeInfo,
+    Handler,
+    Instruction,
+    Item,
+    assemble,
+    decoded,
+    never_falls_through,
+)
+
+ERROR = ".error"
+# Instructions whose argument is one slot, by whether the slot holds the value itself or a cell.
+_FAST = frozenset(
+    {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "STORE_FAST", "STORE_FAST_MAYBE_NULL", "DELETE_FAST", "MAKE_CELL"}
+)
+_DEREF = frozenset(
+    {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+)
+_PAIRS = {
+    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
+}
+
+
+class CannotCut(Exception):
+    """The code cannot be cut here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a resume function is given. All numbers are those of the original code.
+
+    index      the instruction to go on at; with `raising`, the one that raises
+    variables  the slots of plain variables that are passed
+    stack      for each stack entry whether it is passed (False: it is NULL)
+    """
+
+    index: int
+    variables: tuple[int, ...]
+    stack: tuple[bool, ...]
+    raising: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class ResumeCode:
+    """A resume function's code. Its arguments: the layout's variables, the cells in the original slots `cells`, the passed stack values,
+    the exception if the layout is raising. `free` are the original slots of its free variables, in order."""
+
+    code: types.CodeType
+    layout: Layout
+    cells: tuple[int, ...]
+    free: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a code object was cut from. `indices` and `slots` give the original's number for each of ours (-1: none)."""
+
+    info: CodeInfo
+    indices: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+_codes: dict[int, tuple[weakref.ref[types.CodeType], dict[Layout, ResumeCode]]] = {}
+_origins: dict[int, tuple[weakref.ref[types.CodeType], weakref.ref[types.CodeType], tuple[int, ...], tuple[int, ...]]] = {}
+
+
+def origin_of(code: types.CodeType) -> Origin:
+    """The original that `code` was cut from; itself, one to one, if it is no resume function."""
+    entry = _origins.get(id(code))
+    if entry is None:
+        info = decoded(code)
+        return Origin(info, tuple(range(len(info.instructions))), tuple(range(len(info.slots))))
+    original = entry[1]()
+    if original is None:
+        raise CannotCut("the original code is gone")
+    return Origin(decoded(original), entry[2], entry[3])
+
+
+def resume_code(info: CodeInfo, layout: Layout) -> ResumeCode:
+    """The resume function's code for `layout` in the original `info`; made once. Raises CannotCut."""
+    original = info.code
+    key = id(original)
+    if key not in _codes:
+        _codes[key] = (weakref.ref(original, lambda _: _codes.pop(key, None)), {})
+    made = _codes[key][1]
+    if layout not in made:
+        made[layout] = _Cutter(info, layout).cut()
+    return made[layout]
+
+
+def successors(info: CodeInfo, index: int) -> list[int]:
+    """The instructions that may come next, handlers included."""
+    instruction = info.instructions[index]
+    following = [] if never_falls_through(instruction.name) else [index + 1]
+    if instruction.target >= 0:
+        following.append(instruction.target)
+        if instruction.name == "FOR_ITER":
+            following.append(int(instruction.operand))  # type: ignore[call-overload]
+    handler = info.handlers[index]
+    if handler is not None:
+        following.append(handler.target)
+    return following
+
+
+def reachable(info: CodeInfo, starts: Iterable[int]) -> set[int]:
+    """All instructions that may run from `starts` on."""
+    seen: set[int] = set()
+    pending = list(starts)
+    while pending:
+        index = pending.pop()
+        if index not in seen:
+            seen.add(index)
+            pending.extend(successors(info, index))
+    return seen
+
+
+def referenced_cells(info: CodeInfo, indices: set[int]) -> tuple[int, ...]:
+    """The cell slots that these instructions use (all of them where the frame may be inspected, `__class__` always)."""
+    if not _FRAME_READERS.isdisjoint(info.code.co_names):
+        return tuple(sorted(info.cells))
+    used = {info.instructions[index].arg for index in indices if info.instructions[index].name in _DEREF}
+    for index in indices:
+        instruction = info.instructions[index]
+        if instruction.name in _FAST and instruction.arg in info.cells:
+            used.add(instruction.arg)  # CPython 3.13 loads closures by LOAD_FAST
+    used |= {slot for slot in info.cells if info.slots[slot] == "__class__"}
+    return tuple(sorted(used))
+
+
+_FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
+
+
+class _Cutter:
+    """Makes one resume code object."""
+
+    def __init__(self, info: CodeInfo, layout: Layout) -> None:
+        self.info = info
+        self.layout = layout
+        handler = info.handlers[layout.index]
+        if layout.raising and handler is None:
+            raise CannotCut("nothing handles an exception here")
+        self.handler = handler if layout.raising else None
+        self.start = handler.target if layout.raising and handler is not None else layout.index
+        self.kept = sorted(reachable(info, [self.start]))
+        used = referenced_cells(info, set(self.kept))
+        self.cells = tuple(slot for slot in used if slot < info.first_free)
+        self.free = tuple(slot for slot in used if slot >= info.first_free)
+        self._check_cells()
+
+    def _check_cells(self) -> None:
+        for index in self.kept:
+            instruction = self.info.instructions[index]
+            moved = instruction.name in _FAST and instruction.name not in ("LOAD_FAST", "LOAD_FAST_CHECK")
+            if instruction.name in ("MAKE_CELL", "COPY_FREE_VARS") or (moved and instruction.arg in self.info.cells):
+                raise CannotCut("a comprehension makes a cell of its own in what follows")
+        if self.cells and not _FRAME_READERS.isdisjoint(self.info.code.co_names):
+            raise CannotCut("the frame is inspected (locals), and has variables that inner functions share")
+        # super() without arguments takes the frame's first variable, whatever it is: so that must be the first here too.
+        calls_super = any(self.info.instructions[index].operand == "super" for index in self.kept)
+        if calls_super and "__class__" in self.info.code.co_freevars and self.layout.variables[:1] != (0,):
+            raise CannotCut("super() needs the first argument, which is a cell or deleted")
+
+    def cut(self) -> ResumeCode:
+        info, layout = self.info, self.layout
+        passed = (*layout.variables, *self.cells)
+        extra = [f".s{depth}" for depth, is_passed in enumerate(layout.stack) if is_passed] + [ERROR] * layout.raising
+        others = [slot for slot in range(info.first_free) if slot not in info.cells and slot not in layout.variables]
+        variables = [*(info.slots[slot] for slot in passed), *extra, *(info.slots[slot] for slot in others)]
+        free = [info.slots[slot] for slot in self.free]
+        slot_of = {name: slot for slot, name in enumerate(variables)}
+        new_slots = {slot: slot_of[info.slots[slot]] for slot in (*passed, *others)}
+        new_slots |= {slot: len(variables) + position for position, slot in enumerate(self.free)}
+        items, indices = self._items(slot_of, new_slots, len(free))
+        bytecode, lines, exceptions = assemble(items, info.code.co_firstlineno)
+        count = len(passed) + len(extra)
+        code = info.code.replace(
+            co_argcount=count,
+            co_posonlyargcount=0,
+            co_kwonlyargcount=0,
+            co_nlocals=len(variables),
+            co_varnames=tuple(variables),
+            co_cellvars=(),
+            co_freevars=tuple(free),
+            co_flags=(info.code.co_flags | CO_FAST_KINDS) & ~(CO_VARARGS | CO_VARKEYWORDS),
+            co_stacksize=info.code.co_stacksize + 2,
+            co_code=bytecode,
+            co_linetable=lines,
+            co_exceptiontable=exceptions,
+        )
+        backward = {new: old for old, new in new_slots.items()}
+        _note_origin(code, info.code, tuple(indices), tuple(backward.get(slot, -1) for slot in range(len(variables) + len(free))))
+        return ResumeCode(code, layout, self.cells, self.free)
+
+    def _items(self, slot_of: dict[str, int], new_slots: dict[int, int], free: int) -> tuple[list[Item], list[int]]:
+        info, layout = self.info, self.layout
+        here = info.instructions[layout.index].positions
+        prefix = [Item("COPY_FREE_VARS", free)] if free else []
+        prefix.append(Item("RESUME", 0, positions=here))
+        for depth, passed in enumerate(layout.stack):
+            prefix += _move(slot_of[f".s{depth}"], here) if passed else [Item("PUSH_NULL", positions=here)]
+        if layout.raising:
+            prefix += _move(slot_of[ERROR], here)
+            prefix.append(Item("RAISE_VARARGS", 1, positions=here))
+        else:
+            prefix.append(Item("JUMP_FORWARD", positions=here))
+        bodies = [self._rewritten(info.instructions[index], new_slots) for index in self.kept]
+        place: dict[int, int] = {}
+        position = len(prefix)
+        for index, body in zip(self.kept, bodies):
+            place[index] = position
+            position += len(body)
+        if layout.raising:
+            prefix[-1].handler = self._moved(self.handler, place)
+        else:
+            prefix[-1].target = place[self.start]
+        items, indices = prefix, [-1] * len(prefix)
+        for index, body in zip(self.kept, bodies):
+            for item in body:
+                item.target = place[item.target] if item.target >= 0 else -1
+                item.handler = self._moved(info.handlers[index], place)
+            items.extend(body)
+            indices.extend([index] * len(body))
+        return items, indices
+
+    @staticmethod
+    def _moved(handler: Handler | None, place: dict[int, int]) -> Handler | None:
+        return None if handler is None else Handler(place[handler.target], handler.depth, handler.lasti)
+
+    @staticmethod
+    def _rewritten(instruction: Instruction, new_slots: dict[int, int]) -> list[Item]:
+        name, arg, positions = instruction.name, instruction.arg, instruction.positions
+        if name in _PAIRS:  # the new numbers may not fit into four bits
+            first, second = _PAIRS[name]
+            return [Item(first, new_slots[arg >> 4], positions=positions), Item(second, new_slots[arg & 15], positions=positions)]
+        if name in _FAST or name in _DEREF:
+            arg = new_slots[arg]
+        return [Item(name, arg, instruction.target, positions)]
+
+
+def _move(slot: int, positions: Any) -> list[Item]:
+    """Moves an argument to the stack: the frame must not keep the value alive."""
+    return [Item("LOAD_FAST", slot, positions=positions), Item("DELETE_FAST", slot, positions=positions)]
+
+
+def _note_origin(code: types.CodeType, original: types.CodeType, indices: tuple[int, ...], slots: tuple[int, ...]) -> None:
+    key = id(code)
+    _origins[key] = (weakref.ref(code, lambda _: _origins.pop(key, None)), weakref.ref(original), indices, slots)
+
+
+class Resumption:
+    """A resume function waiting for its globals and cells: called as `resumption(function, cells, *values)` with the function whose frame
+    broke. `wrap` makes the function object a compiled one; it is kept for as long as globals and cells are the same."""
+
+    __slots__ = ("code", "wrap", "_bound")
+
+    def __init__(self, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]) -> None:
+        self.code = code
+        self.wrap = wrap
+        self._bound: tuple[object, tuple[Any, ...], Callable[..., object]] | None = None
+
+    def __call__(self, function: types.FunctionType, cells: tuple[types.CellType, ...], *values: object) -> object:
+        bound = self._bound
+        if bound is None or bound[0] is not function.__globals__ or not all(map(operator.is_, bound[1], cells)):
+            made = types.FunctionType(self.code, function.__globals__, self.code.co_name, None, cells or None)
+            bound = self._bound = (function.__globals__, cells, self.wrap(made))
+        return bound[2](*values)

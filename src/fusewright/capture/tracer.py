@@ -1,0 +1,300 @@
+"""The symbolic interpreter: frames, the run loop, unwinding, cells, and the user's stack.
+
+Takes the root function with the real values of its arguments, and a `World` through which every operation on values goes; interprets the
+function's bytecode up to its end, or up to the step in front of which it must stop. Always holds: only a `UserException` is unwound through
+the user's exception tables; signals pass through; anything else is a defect and propagates.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from fusewright.capture.arguments import bind
+from fusewright.capture.bytecode import CO_ASYNC, CO_FAST_KINDS, CO_GENERATOR, NULL, CodeInfo, decoded
+from fusewright.capture.continuation import Continuation, returning
+from fusewright.capture.effects import DELETED
+from fusewright.capture.generators import InterpretedGenerator
+from fusewright.capture.liveness import live_slots
+from fusewright.capture.native import native
+from fusewright.capture.opcodes import HANDLERS, unsupported
+from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
+from fusewright.graph.types import Location
+
+_CALL_COST = 16  # instructions that entering a frame counts as
+
+
+class Handling:
+    """The exception being handled, by generator: CPython's `exc_info` chain."""
+
+    __slots__ = ("error", "previous")
+
+    def __init__(self, previous: Handling | None = None) -> None:
+        self.error: BaseException | None = None
+        self.previous = previous
+
+
+class Frame:
+    """One interpreted frame. `pc` is the next instruction; `namespace` is set in class bodies only."""
+
+    __slots__ = ("tracer", "world", "function", "info", "ops", "locals", "stack", "pc", "namespace", "value", "finished", "back")
+
+    def __init__(self, tracer: Tracer, function: types.FunctionType, info: CodeInfo, arguments: list[Any]) -> None:
+        self.tracer = tracer
+        self.world = tracer.world
+        self.function = function
+        self.info = info
+        self.ops = info.ops or link(info)
+        self.locals: list[Any] = arguments + [NULL] * (len(info.slots) - len(arguments))
+        self.stack: list[Any] = []
+        self.pc = 0
+        self.namespace: dict[str, object] | None = None
+        self.value: Any = None
+        self.finished = False
+        self.back: Frame | None = None
+
+    def unwind(self, error: BaseException) -> None:
+        """Goes to the handler of the instruction that raised, or raises on."""
+        if isinstance(error, RecursionError):
+            raise SkipFrame("recursion", "a RecursionError, which depends on the depth of the interpreter itself")
+        self.tracer.set_context(error, False)
+        index = self.pc - 1
+        handler = self.info.handlers[index]
+        if handler is None:
+            raise UserException(error)
+        error.__traceback__ = None  # it would show, and keep alive, frames of the interpreter
+        stack = self.stack
+        del stack[handler.depth :]
+        if handler.lasti:
+            stack.append(index)
+        stack.append(error)
+        self.pc = handler.target
+
+
+def link(info: CodeInfo) -> list[tuple[Callable[..., object], object]]:
+    """The (handler, operand) records of a code object, made once."""
+    info.ops = [
+        (HANDLERS.get(instruction.action) or unsupported(instruction.action), instruction.operand) for instruction in info.instructions
+    ]
+    return info.ops
+
+
+class Tracer:
+    """One attempt to capture one root frame.
+
+    world, recorder  the border, and what it records into
+    locals           real values of the root frame's argument slots
+    stop_at          the root step in front of which to stop (-1: run to the end); `cut` then builds what is returned
+    step             root instructions begun so far
+    """
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        arguments: tuple[object, ...],
+        options: CaptureOptions,
+        call: Callable[[Tracer, object, tuple[Any, ...], dict[str, Any]], object],
+        stop_at: int = -1,
+    ) -> None:
+        self.function = function
+        self.locals = arguments
+        self.options = options
+        self.stop_at = stop_at
+        self.recorder: Any = None
+        self.world: Any = None
+        self.frame: Frame | None = None
+        self.root: Frame | None = None
+        self.step = 0
+        self.handling = Handling()
+        self._call = call
+        self._budget = options.instruction_budget
+        self._depth = 0
+        self._cells: dict[int, types.CellType] = {}
+        self._guarded: set[InterpretedGenerator] = set()
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The root frame
+
+    def run(self, load_argument: Callable[[object, int, str], object], cut: Callable[[Frame], Continuation]) -> Continuation:
+        """Interprets the root frame. `load_argument(real, slot, name)` brings an argument inside; `cut(frame)` is asked for the
+        continuation when `stop_at` is reached. Raises GraphBreak and SkipFrame."""
+        code = self.function.__code__
+        if code.co_flags & (CO_GENERATOR | CO_ASYNC) or code.co_flags & CO_FAST_KINDS != CO_FAST_KINDS:
+            raise SkipFrame("frame-kind", "a generator, a coroutine, a class body or a module")
+        info = decoded(code)
+        live = live_slots(info)[0]
+        arguments = [
+            load_argument(real, slot, info.slots[slot]) if live >> slot & 1 else NULL for slot, real in enumerate(self.locals)
+        ]
+        self.root = Frame(self, self.function, info, arguments)
+        return self._run_root(self.root, cut)
+
+    def _run_root(self, frame: Frame, cut: Callable[[Frame], Continuation]) -> Continuation:
+        self.frame = frame
+        ops = frame.ops
+        stop_at = self.stop_at
+        while True:
+            try:
+                while True:
+                    if self.step == stop_at:
+                        self._check_generators()
+                        return cut(frame)
+                    self.step += 1
+                    handler, operand = ops[frame.pc]
+                    frame.pc += 1
+                    if handler(frame, operand):
+                        self._check_generators()
+                        return returning(frame.value)
+            except UserException as signal:
+                error = signal.exception
+            except (GraphBreak, SkipFrame) as signal:
+                signal.stack = signal.stack or self.stack()
+                raise
+            if frame.info.handlers[frame.pc - 1] is None:
+                skip = SkipFrame("exception-escapes", f"{type(error).__name__}: {error}")
+                skip.stack = self.stack()
+                raise skip
+            frame.unwind(error)
+
+    def _check_generators(self) -> None:
+        if self._guarded:
+            raise SkipFrame("generator-abandoned", "a generator is left inside a try or with block, which its closing would run")
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Inlined frames
+
+    def inline(self, function: types.FunctionType, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> object:
+        """Interprets a call of a Python function (a generator function gives an InterpretedGenerator)."""
+        code = function.__code__
+        if code.co_flags & CO_ASYNC:
+            raise SkipFrame("frame-kind", f"{code.co_qualname} is a coroutine")
+        values = bind(function, args, kwargs or {}, self.world.load_default)
+        return self.execute(Frame(self, function, decoded(code), values), None)
+
+    def run_class_body(self, function: types.FunctionType, namespace: dict[str, object]) -> object:
+        """Interprets the body of a class statement in `namespace`; gives what the body returns (its `__class__` cell, or None)."""
+        frame = Frame(self, function, decoded(function.__code__), [])
+        frame.namespace = namespace
+        return self.execute(frame, None)
+
+    def execute(self, frame: Frame, error: BaseException | None) -> object:
+        """Runs a frame from where it stands to its return or its next yield; `error` is thrown in at first."""
+        if self._depth >= self.options.inline_depth:
+            raise GraphBreak("inline-depth", f"{self._depth} interpreted calls on top of each other")
+        self.spend(_CALL_COST)
+        frame.back = self.frame
+        self.frame = frame
+        self._depth += 1
+        ops = frame.ops
+        try:
+            while True:
+                if error is not None:
+                    frame.unwind(error)
+                try:
+                    while True:
+                        handler, operand = ops[frame.pc]
+                        frame.pc += 1
+                        if handler(frame, operand):
+                            return frame.value
+                except UserException as signal:
+                    error = signal.exception
+                except (GraphBreak, SkipFrame) as signal:
+                    signal.stack = signal.stack or self.stack()
+                    raise
+        finally:
+            self._depth -= 1
+            self.frame = frame.back
+            frame.back = None
+
+    def call(self, function: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> object:
+        """Any callable, by the rules of `calls.call`."""
+        if type(function) is types.MethodType and type(function.__self__) is InterpretedGenerator:
+            return native(function, *args, **(kwargs or {}))  # it looks like Python code, and is the interpreter's own
+        return self._call(self, function, args, kwargs or {})
+
+    def spend(self, instructions: int) -> None:
+        """Charges work to the budget."""
+        self._budget -= instructions
+        if self._budget < 0:
+            raise SkipFrame("instruction-budget", f"more than {self.options.instruction_budget} Python instructions")
+
+    def stack(self) -> tuple[Location, ...]:
+        """The user's stack now, outermost first."""
+        levels = []
+        frame = self.frame
+        while frame is not None:
+            code = frame.info.code
+            levels.append(Location(code.co_filename, frame.info.line(max(frame.pc - 1, 0)), code.co_qualname))
+            frame = frame.back
+        return tuple(reversed(levels))
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Cells
+
+    def new_cell(self, value: object) -> types.CellType:
+        """A cell of the capture, holding `value` (NULL: empty)."""
+        cell = types.CellType() if value is NULL else types.CellType(value)
+        self._cells[id(cell)] = cell
+        return cell
+
+    def read_cell(self, cell: types.CellType) -> object:
+        """What a cell holds; NULL if it is empty."""
+        if id(cell) not in self._cells:
+            return self.world.load_cell(cell)
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return NULL
+
+    def write_cell(self, cell: types.CellType, value: object) -> None:
+        if id(cell) in self._cells:
+            cell.cell_contents = value
+        else:
+            self.world.store_cell(cell, value)
+
+    def clear_cell(self, cell: types.CellType) -> None:
+        if id(cell) in self._cells:
+            del cell.cell_contents
+        else:
+            self.world.store_cell(cell, DELETED)
+
+    def is_inside_cell(self, cell: object) -> bool:
+        """Whether the cell was made by an interpreted frame of this capture."""
+        return id(cell) in self._cells
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Exceptions being handled
+
+    def new_handling(self) -> Handling:
+        return Handling()
+
+    def handled_exception(self) -> BaseException | None:
+        """What `sys.exception()` gives."""
+        state: Handling | None = self.handling
+        while state is not None and state.error is None:
+            state = state.previous
+        return None if state is None else state.error
+
+    def set_context(self, error: BaseException, replace: bool = True) -> None:
+        """Chains an exception that is being raised to the one being handled, as CPython does.
+
+        With `replace` False (raised by a native operation, or on its way out) a context that it already has stays."""
+        handled = self.handled_exception()
+        if handled is None or handled is error or (error.__context__ is not None and not replace):
+            return
+        link = handled
+        while link.__context__ is not None:  # no cycles
+            if link.__context__ is error:
+                link.__context__ = None
+                break
+            link = link.__context__
+        error.__context__ = handled
+
+    def note_suspension(self, generator: InterpretedGenerator, guarded: bool) -> None:
+        """A generator has been suspended (or resumed): `guarded` if closing it there would run the user's handlers."""
+        if guarded:
+            self._guarded.add(generator)
+        else:
+            self._guarded.discard(generator)
