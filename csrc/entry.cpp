@@ -268,7 +268,6 @@ int cache_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 
 int cache_traverse(PyObject *object, visitproc visit, void *arg) {
     FrameCache *self = reinterpret_cast<FrameCache *>(object);
-    if (PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE)) Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->miss);
     Py_VISIT(self->dict);
     if (self->entries != nullptr)
@@ -284,16 +283,16 @@ int cache_clear(PyObject *object) {
     return 0;
 }
 
-void cache_dealloc(PyObject *object) {
+void dealloc(PyObject *object, inquiry clear) {
     FrameCache *self = reinterpret_cast<FrameCache *>(object);
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     if (self->weak != nullptr) PyObject_ClearWeakRefs(object);
-    type->tp_clear(object);
+    clear(object);
     delete self->entries;
-    type->tp_free(object);
-    if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) Py_DECREF(type);
+    Py_TYPE(object)->tp_free(object);
 }
+
+void cache_dealloc(PyObject *object) { dealloc(object, cache_clear); }
 
 PyObject *cache_append(PyObject *self, PyObject *entry) {
     if (!Py_IS_TYPE(entry, &entry_type)) {
@@ -551,6 +550,8 @@ int function_clear(PyObject *object) {
     return cache_clear(object);
 }
 
+void function_dealloc(PyObject *object) { dealloc(object, function_clear); }
+
 PyObject *function_bind(PyObject *self, PyObject *instance, PyObject *) {
     return instance == nullptr || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
 }
@@ -579,7 +580,7 @@ PyTypeObject function_type = [] {
     type.tp_doc = "CompiledFunction(function, miss): calls `function` through its compiled versions.";
     type.tp_new = function_new;
     type.tp_init = function_init;
-    type.tp_dealloc = cache_dealloc;
+    type.tp_dealloc = function_dealloc;
     type.tp_traverse = function_traverse;
     type.tp_clear = function_clear;
     type.tp_descr_get = function_bind;

@@ -1,87 +1,28 @@
-"""Guards: what must still hold for a captured frame to be reused, as data; and their compilation to a native program.
+"""Guards: what must still hold for a captured frame to be reused; the public names of this part of capture.
 
-Takes the guards that `World` collected and the sources of the graph's inputs; gives a native `GuardProgram`
-(csrc/guards.cpp) that checks them in one flat pass and leaves the inputs in slots.
+Data is in guard_types.py, the compilation to a native program in guard_program.py, Python's own evaluation (for messages and as
+the reference in tests) in guard_check.py, PyTorch's global state in torch_state.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from fusewright.capture.guard_check import evaluate, guard_holds, guard_text, readable
+from fusewright.capture.guard_program import GuardProgram, build_program
+from fusewright.capture.guard_types import MISSING, GlobalState, Guard, GuardKind, Missing, TensorGuard
+from fusewright.capture.torch_state import capture_global_state
 
-import torch
-
-from fusewright.capture.sources import Source
-
-GuardKind = Literal[
-    "TYPE",  # type(source) is value
-    "IS",  # source is value (functions, classes, modules, None, enum members, singletons)
-    "EQUALS",  # same type and equal to the constant `value`; floats bit for bit, nested tuples of constants allowed
-    "LENGTH",  # len(source) == value, for builtin containers and subclasses, without running Python code
-    "KEYS",  # the dict's keys, in order, are the tuple `value` (constants by equality, others by identity)
-    "ABSENT",  # the key `value` is not in the dict `source`
-    "TYPE_ATTRIBUTE",  # MRO lookup of value=(type, name) still finds value[2] (or nothing: MISSING); source is unused
-    "TENSOR",  # value: TensorGuard
-    "SAME",  # source is the very object that the source `value` gives (aliasing)
-    "DIFFERENT",  # the sources in tuple `value` are pairwise different objects (source is the first)
-    "NO_OVERLAP",  # the tensors at the sources in tuple `value` share no storage
-    "BOUND",  # closure cell / attribute is bound (value True) or unbound (value False)
-    "SIZE",  # value: a relation over symbolic sizes (graph.sizes.Relation); source is unused
-    "STATE",  # value: GlobalState; source is unused
-    "CALL",  # value(object) is truthy: slow, general; value is a Python callable, `why` is its text
+__all__ = [
+    "MISSING",
+    "GlobalState",
+    "Guard",
+    "GuardKind",
+    "GuardProgram",
+    "Missing",
+    "TensorGuard",
+    "build_program",
+    "capture_global_state",
+    "evaluate",
+    "guard_holds",
+    "guard_text",
+    "readable",
 ]
-
-
-class Missing:
-    """Marks "no such attribute" in a TYPE_ATTRIBUTE guard."""
-
-    def __repr__(self) -> str:
-        return "MISSING"
-
-
-MISSING = Missing()
-
-
-@dataclass(frozen=True, slots=True)
-class TensorGuard:
-    """What a graph assumes of an input tensor. None in shape or stride: that dimension is symbolic.
-
-    cls: exact type of the tensor object; `requires_grad` None means that it does not matter;
-    conj/neg bits, sparse layouts and subclass dispatch are never accepted by capture, so they must be absent here too.
-    """
-
-    cls: type
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool | None
-    shape: tuple[int | None, ...]
-    stride: tuple[int | None, ...]
-    inference: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalState:
-    """Interpreter-wide settings that a capture depends on (read afresh at each call, all of them in C where possible)."""
-
-    grad_enabled: bool
-    inference_mode: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    autocast_cache: bool
-    default_dtype: torch.dtype
-    default_device: str | None
-    deterministic: tuple[bool, bool]
-    torch_function_enabled: bool
-    torch_function_modes: int
-    dispatch_modes: int
-    num_threads: int
-    matmul_precision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """One fact about the outside world. `why` is a phrase for the recompile log (the user's line that asked for it)."""
-
-    kind: GuardKind
-    source: Source
-    value: object
-    why: str = ""

@@ -1,0 +1,92 @@
+"""Guards as data: what must still hold for a captured frame to be reused.
+
+Takes nothing; gives frozen dataclasses. Always holds: a guard says what it looks at and what it wants, never how it is checked
+(csrc/guards.cpp does that natively, guard_check.py in Python, and the two agree).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fusewright.capture.sources import Source
+
+GuardKind = Literal[
+    "TYPE",  # type(source) is value
+    "IS",  # source is value (functions, classes, modules, None, enum members, singletons)
+    "EQUALS",  # same type and equal to the constant `value`; floats bit for bit, nested tuples of constants allowed
+    "LENGTH",  # len(source) == value, for builtin containers and subclasses, without running Python code
+    "KEYS",  # the dict's keys, in order, are the tuple `value` (constants by equality, others by identity)
+    "ABSENT",  # the key `value` is not in the dict `source`
+    "TYPE_ATTRIBUTE",  # MRO lookup of value=(type, name) still finds value[2] (or nothing: MISSING); source is unused
+    "TENSOR",  # value: TensorGuard
+    "SAME",  # source is the very object that the source `value` gives (aliasing)
+    "DIFFERENT",  # the sources in tuple `value` are pairwise different objects (source is the first)
+    "NO_OVERLAP",  # the tensors at the sources in tuple `value` share no storage
+    "BOUND",  # closure cell / attribute is bound (value True) or unbound (value False)
+    "SIZE",  # value: a graph.sizes.Relation, a nested tuple ("<=", ("sym", "s0"), 7), or a pair of one of these and {name: Source}; source is unused
+    "STATE",  # value: GlobalState; source is unused
+    "CALL",  # value(object) is truthy: slow, general; value is a Python callable, `why` is its text
+]
+
+
+class Missing:
+    """Marks "no such attribute" in a TYPE_ATTRIBUTE guard."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING = Missing()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGuard:
+    """What a graph assumes of an input tensor. None in shape or stride: that dimension is symbolic.
+
+    cls: exact type of the tensor object; `requires_grad` None means that it does not matter;
+    conj/neg bits, sparse layouts and subclass dispatch are never accepted by capture, so they must be absent here too.
+    """
+
+    cls: type
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool | None
+    shape: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
+    inference: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """Interpreter-wide settings that a capture depends on (read afresh at each call, all of them in C where possible).
+
+    autocast is (device, enabled, dtype) for each device of torch_state.AUTOCAST_DEVICES; deterministic is (enabled, warn only);
+    default_device is None unless a mode on the torch-function stack may have set one; functorch: inside vmap, grad, ….
+    """
+
+    grad_enabled: bool
+    inference_mode: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast_cache: bool
+    default_dtype: torch.dtype
+    default_device: str | None
+    deterministic: tuple[bool, bool]
+    torch_function_enabled: bool
+    torch_function_modes: int
+    dispatch_modes: int
+    num_threads: int
+    matmul_precision: str
+    functorch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One fact about the outside world. `why` is a phrase for the recompile log (the user's line that asked for it)."""
+
+    kind: GuardKind
+    source: Source
+    value: object
+    why: str = ""
