@@ -1,0 +1,341 @@
+"""Iteration spaces as vectors: the canonical axes of an operation, and every index as offset + sum of coefficient * axis.
+
+Takes loop operations; gives `Nest`s. Always holds: a nest's axes are `outer` leading ones and the inner rest (reduced or scanned axes of a
+reduction or a scan; for a pointwise operation none until fusion moves some inwards); `table` has a vector for every index of the operation
+that is affine in its axes, and for every axis symbol of one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fusewright.graph.sizes import Dim, Expr, Symbol, evaluate, free_symbols, known_eq, known_le, product
+from fusewright.loops.ir import Pointwise, Reduction, Scan
+from fusewright.schedule.dependencies import Touch
+
+Vector = tuple[Dim, tuple[Dim, ...]]
+"""(offset, coefficients over the axes)."""
+
+SIZE_HINT = 256
+"""Assumed value of a size that is not known, where only an estimate is needed."""
+
+
+@lru_cache(maxsize=1 << 14)
+def hint(d: Dim) -> int:
+    """An estimate of `d`."""
+    if isinstance(d, int):
+        return d
+    return evaluate(d, {sym: _symbol_hint(sym) for sym in free_symbols(d)})
+
+
+def _symbol_hint(sym: Symbol) -> int:
+    low = sym.lower or 0
+    high = sym.upper if isinstance(sym.upper, int) else max(low, SIZE_HINT)
+    return min(max(SIZE_HINT, low), high)
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether a == b for certain."""
+    if type(a) is int and type(b) is int:
+        return a == b
+    return a is b or known_eq(a, b) is True
+
+
+def same_all(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return a == b or (len(a) == len(b) and all(map(same, a, b)))
+
+
+def is_zero(d: Dim) -> bool:
+    return type(d) is int and d == 0
+
+
+def divide(a: Dim, b: Dim) -> Dim | None:
+    """a / b when b divides a for certain, else None."""
+    if type(a) is int and type(b) is int:
+        return a // b if b and a % b == 0 else None
+    if type(b) is int and b == 0:
+        return None
+    rest = a % b
+    return a // b if type(rest) is int and rest == 0 else None
+
+
+@lru_cache(maxsize=1 << 14)
+def decompose(index: Dim, symbols: tuple[Expr, ...]) -> Vector | None:
+    """`index` as a vector over `symbols`, or None where it is not affine in them."""
+    if isinstance(index, int):
+        return index, (0,) * len(symbols)
+    places = {sym: k for k, sym in enumerate(symbols)}
+    coefficients: list[Dim] = [0] * len(symbols)
+    offset: Dim = index.constant
+    for monomial, count in index.terms:
+        place = -1
+        scale: Dim = count
+        for atom in monomial:
+            k = places.get(atom, -1)
+            if k >= 0 and place >= 0:
+                return None
+            if k >= 0:
+                place = k
+            elif type(atom) is not Symbol and not free_symbols(atom).isdisjoint(places):
+                return None
+            else:
+                scale = scale * atom
+        if place < 0:
+            offset = offset + scale
+        else:
+            coefficients[place] = coefficients[place] + scale
+    return offset, tuple(coefficients)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One read or write. `affine`: its place is known exactly (no indirect index, no division)."""
+
+    buffer: str
+    index: Dim
+    affine: bool
+    store: bool
+    mode: str = "write"
+    inner: bool = True  # False for the store of a reduction: it happens once for each outer point
+
+
+@dataclass(slots=True, eq=False)
+class Nest:
+    """One loop operation over canonical axes. `position` is its place in the program."""
+
+    position: int
+    operation: Pointwise | Reduction | Scan
+    extents: tuple[Dim, ...]
+    outer: int
+    table: dict[Dim, Vector]
+    accesses: tuple[Access, ...]
+    nodes: int
+    masks: int
+
+    @property
+    def reduces(self) -> bool:
+        return not isinstance(self.operation, Pointwise)
+
+    def points(self) -> int:
+        """Estimated number of iterations."""
+        return hint(product(self.extents))
+
+    def transform(self, outer: int, extents: tuple[Dim, ...], change: dict[tuple[Dim, ...], tuple[Dim, ...]], recipe: Recipe) -> None:
+        """Rewrites every vector by `recipe`; `change` memoises it over the nests of a group."""
+        table: dict[Dim, Vector] = {}
+        for key, (offset, coefficients) in self.table.items():
+            new = change.get(coefficients)
+            if new is None:
+                new = change[coefficients] = recipe.vector(coefficients)
+            table[key] = (offset, new)
+        self.table, self.extents, self.outer = table, extents, outer
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a group's outer axes change. parts[k]: extents into which outer axis k is split (most significant first). outer: the new outer
+    axes as (axis, part); inner: the parts that become inner axes, in front of the inner axes that are there already."""
+
+    parts: tuple[tuple[Dim, ...], ...]
+    outer: tuple[tuple[int, int], ...]
+    inner: tuple[tuple[int, int], ...] = ()
+
+    def is_identity(self) -> bool:
+        return not self.inner and all(len(p) == 1 for p in self.parts) and self.outer == tuple((k, 0) for k in range(len(self.parts)))
+
+    def vector(self, coefficients: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        split = [_split_coefficient(c, parts) for c, parts in zip(coefficients, self.parts)]
+        moved = [split[axis][part] for axis, part in (*self.outer, *self.inner)]
+        return (*moved, *coefficients[len(self.parts) :])
+
+    def extents(self, old: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        moved = [self.parts[axis][part] for axis, part in (*self.outer, *self.inner)]
+        return (*moved, *old[len(self.parts) :])
+
+    def outer_extents(self) -> tuple[Dim, ...]:
+        return tuple(self.parts[axis][part] for axis, part in self.outer)
+
+
+def identity_recipe(extents: Sequence[Dim]) -> Recipe:
+    return Recipe(tuple((e,) for e in extents), tuple((k, 0) for k in range(len(extents))))
+
+
+def _split_coefficient(coefficient: Dim, parts: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    if len(parts) == 1:
+        return (coefficient,)
+    scaled: list[Dim] = [coefficient]
+    for extent in reversed(parts[1:]):
+        scaled.append(scaled[-1] * extent)
+    return tuple(reversed(scaled))
+
+
+# --- canonical form --------------------------------------------------------------------------------------------------
+
+
+def make_nest(position: int, operation: Pointwise | Reduction | Scan, touch: Touch) -> Nest:
+    """Drops axes of extent 1, orders axes by memory (outermost has the largest stride), merges neighbours that every index treats as one."""
+    survey = touch.survey
+    assert survey is not None
+    if isinstance(operation, Pointwise):
+        inner_axes: tuple = ()
+    elif isinstance(operation, Reduction):
+        inner_axes = operation.reduced
+    else:
+        inner_axes = (operation.scanned,)
+    axes = (*operation.axes, *inner_axes)
+    symbols = tuple(axis.symbol for axis in axes)
+    table: dict[Dim, Vector] = {}
+    opaque: set[Dim] = set()
+    places = {sym: k for k, sym in enumerate(symbols)}
+    for dim in survey.dims:
+        vector = decompose(dim, symbols)
+        if vector is not None:
+            table[dim] = vector
+            continue
+        opaque.add(dim)
+        for sym in free_symbols(dim):
+            if sym in places:
+                table[sym] = (0, tuple(int(k == places[sym]) for k in range(len(symbols))))
+    accesses = _accesses(operation, survey.loads, opaque)
+    nest = Nest(position, operation, tuple(axis.extent for axis in axes), len(operation.axes), table, accesses, survey.nodes, survey.masks)
+    _order(nest)
+    merge_axes([nest], 0, nest.outer)
+    if not isinstance(operation, Scan):
+        merge_axes([nest], nest.outer, len(nest.extents))
+    return nest
+
+
+def _accesses(operation: Pointwise | Reduction | Scan, loads: list, opaque: set[Dim]) -> tuple[Access, ...]:
+    found = [Access(load.buffer, load.index, not load.bindings and load.index not in opaque, False) for load in loads]
+    if isinstance(operation, Pointwise):
+        for store in operation.stores:
+            affine = not store.bindings and store.index not in opaque
+            found.append(Access(store.buffer, store.index, affine, True, store.mode))
+    else:
+        scan = isinstance(operation, Scan)
+        found.append(Access(operation.buffer, operation.index, operation.index not in opaque, True, inner=scan))
+        if isinstance(operation, Scan) and operation.position_buffer is not None:
+            found.append(Access(operation.position_buffer, operation.index, operation.index not in opaque, True))
+    return tuple(found)
+
+
+def main_access(nest: Nest) -> Access | None:
+    """The access whose memory order the loops should follow: a pointwise operation's first store, else the largest load."""
+    affine = [access for access in nest.accesses if access.affine]
+    if not nest.reduces:
+        for access in affine:
+            if access.store:
+                return access
+    loads = [access for access in affine if not access.store]
+    if not loads:
+        return affine[-1] if affine else None
+    return max(loads, key=lambda access: sum(hint(e) for c, e in zip(nest.table[access.index][1], nest.extents) if not is_zero(c)))
+
+
+def _order(nest: Nest) -> None:
+    """Removes axes of extent 1 (but the last inner one of a reduction or scan) and sorts the rest by stride."""
+    operation = nest.operation
+    total = len(nest.extents)
+    keep = [k for k in range(total) if not (type(nest.extents[k]) is int and nest.extents[k] == 1)]
+    if nest.reduces and not any(k >= nest.outer for k in keep):
+        keep.append(total - 1)
+    outer = [k for k in keep if k < nest.outer]
+    inner = [k for k in keep if k >= nest.outer]
+    main = main_access(nest)
+    if main is not None:
+        coefficients = nest.table[main.index][1]
+        if not nest.reduces or len(outer) > 1:
+            reference = next((nest.table[a.index][1] for a in nest.accesses if a.store and a.affine), coefficients)
+            outer.sort(key=lambda k: -abs(hint(reference[k])))
+        positional = isinstance(operation, Reduction) and operation.kind in ("argmax", "argmin")
+        if len(inner) > 1 and not positional:
+            inner.sort(key=lambda k: -abs(hint(coefficients[k])))
+    order = outer + inner
+    if order != list(range(total)):
+        nest.table = {dim: (offset, tuple(c[k] for k in order)) for dim, (offset, c) in nest.table.items()}
+        nest.extents = tuple(nest.extents[k] for k in order)
+        nest.outer = len(outer)
+
+
+def merge_axes(nests: Sequence[Nest], first: int, last: int) -> None:
+    """Merges neighbouring axes among first..last-1 wherever every vector of every nest steps through both as through one."""
+    k = first
+    while k + 1 < last:
+        if all(_mergeable(nest, k) for nest in nests):
+            for nest in nests:
+                nest.extents = (*nest.extents[:k], nest.extents[k] * nest.extents[k + 1], *nest.extents[k + 2 :])
+                nest.table = {dim: (offset, (*c[:k], *c[k + 1 :])) for dim, (offset, c) in nest.table.items()}
+                if k + 1 < nest.outer:
+                    nest.outer -= 1
+            last -= 1
+        else:
+            k += 1
+
+
+def _mergeable(nest: Nest, k: int) -> bool:
+    extent = nest.extents[k + 1]
+    return all(same(c[k], c[k + 1] * extent) for _, c in nest.table.values())
+
+
+# --- levels: which element of a stored block an index means ------------------------------------------------------------
+
+
+def strides_of(vector: Vector, extents: Sequence[Dim], first: int) -> list[tuple[Dim, Dim, int]]:
+    """(stride, extent, axis) of the axes from `first` on that move the index, smallest stride first."""
+    found = [(c, e, first + k) for k, (c, e) in enumerate(zip(vector[1][first:], extents[first:])) if not is_zero(c)]
+    found.sort(key=lambda item: hint(item[0]))
+    return found
+
+
+def coalesced(levels: list[tuple[Dim, Dim, int]]) -> list[tuple[Dim, Dim]]:
+    """Levels with those joined that together step through a dense block; smallest stride first."""
+    joined: list[tuple[Dim, Dim]] = []
+    for stride, extent, _ in levels:
+        if joined and same(stride, joined[-1][0] * joined[-1][1]):
+            joined[-1] = (joined[-1][0], joined[-1][1] * extent)
+        else:
+            joined.append((stride, extent))
+    return joined
+
+
+def place_in_block(
+    levels: Sequence[tuple[Dim, Dim]], terms: Sequence[tuple[Dim, Dim, int]], shift: Dim
+) -> tuple[list[Dim], dict[int, tuple[int, Dim]]] | None:
+    """Expresses shift + sum(c * axis) as digits over `levels` (stride, extent), if it certainly stays inside every level.
+
+    Gives (constant digit of each level, axis -> (level, multiplier)); None when it cannot be proved.
+    """
+    digits: list[Dim] = [0] * len(levels)
+    high: list[Dim] = [0] * len(levels)
+    where: dict[int, tuple[int, Dim]] = {}
+    if not levels:
+        return (digits, where) if not terms and is_zero(shift) else None
+    if not is_zero(shift):
+        rest = shift
+        for k in range(len(levels) - 1, -1, -1):
+            digits[k] = rest // levels[k][0]
+            rest = rest - digits[k] * levels[k][0]
+        if not is_zero(rest):
+            return None
+    for coefficient, extent, axis in terms:
+        for k in range(len(levels) - 1, -1, -1):
+            multiplier = divide(coefficient, levels[k][0])
+            if multiplier is not None and hint(multiplier) >= 1 and hint(multiplier * (extent - 1)) < hint(levels[k][1]):
+                break
+        else:
+            return None
+        where[axis] = (k, multiplier)
+        high[k] = high[k] + multiplier * (extent - 1)
+    for k, (_, extent) in enumerate(levels):
+        room = extent - 1 - high[k] - digits[k]
+        if not (_at_least_zero(digits[k]) and _at_least_zero(room)):
+            return None
+    return digits, where
+
+
+def _at_least_zero(d: Dim) -> bool:
+    if type(d) is int:
+        return d >= 0
+    return known_le(0, d) is True

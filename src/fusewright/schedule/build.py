@@ -1,0 +1,322 @@
+"""From a group of nests to a `Kernel`: canonical loops, statements with values forwarded in locals or row memory.
+
+Takes a `Group`; gives a `Kernel`. Always holds: loop symbols are o0.. and i0.., locals v0.. and r0.., scratch s0.., indirect symbols j0.. in
+order of appearance, so that equal work on other buffers gives an equal kernel up to buffer names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr, free_symbols, loop_symbol, substitute, symbol
+from fusewright.loops import ir
+from fusewright.loops.ir import Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
+from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, hint, is_zero, merge_axes, place_in_block, strides_of
+from fusewright.schedule.expressions import Rewriter, substitute_symbols
+from fusewright.schedule.fuse import Group
+from fusewright.schedule.options import ScheduleOptions
+from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement
+from fusewright.schedule.stages import Stager, StagePlan, Unit
+
+
+@dataclass(slots=True)
+class _Stored:
+    """A store whose form is not settled: which locals, row memory and buffers it must fill is known when all readers have been seen."""
+
+    buffer: str
+    access: Access
+    nest: Nest
+    stage: int
+    index: Dim
+    value: Expression
+    mode: str
+    bindings: tuple[tuple[Expr, Expression], ...]
+    forward: Expression | None = None  # how later statements name the value
+    local: str | None = None
+    scratch: _Row | None = None
+    to_memory: bool = False
+
+
+@dataclass(slots=True)
+class _Row:
+    """A buffer that became private to an outer point: `levels` are its inner (stride, extent), `compact` the strides in row memory."""
+
+    scratch: Scratch
+    levels: list[tuple[Dim, Dim]]
+    compact: list[int]
+
+    def index(self, nest: Nest, access: Access, stored: _Stored, inner: Sequence[Expr]) -> Dim | None:
+        """Where in row memory the access goes, or None if that cannot be expressed."""
+        vector = nest.table[access.index]
+        shift = vector[0] - stored.nest.table[stored.access.index][0]
+        placed = place_in_block(self.levels, strides_of(vector, nest.extents, nest.outer), shift)
+        if placed is None:
+            return None
+        digits, where = placed
+        index: Dim = 0
+        for digit, stride in zip(digits, self.compact):
+            index = index + digit * stride
+        for axis, (level, multiplier) in where.items():
+            index = index + inner[axis - nest.outer] * (multiplier * self.compact[level])
+        return index
+
+
+@lru_cache(maxsize=1 << 14)
+def _rebuild_index(offset: Dim, coefficients: tuple[Dim, ...], symbols: tuple[Expr, ...]) -> Dim:
+    index = offset
+    for coefficient, sym in zip(coefficients, symbols):
+        if not is_zero(coefficient):
+            index = index + sym * coefficient
+    return index
+
+
+@lru_cache(maxsize=1 << 10)
+def _symbols(prefix: str, extents: tuple[Dim, ...]) -> tuple[Expr, ...]:
+    return tuple(loop_symbol(f"{prefix}{k}", extent) for k, extent in enumerate(extents))
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """The state of one kernel's making."""
+
+    group: Group
+    internal: Collection[str]
+    buffers: Mapping[str, Buffer]
+    options: ScheduleOptions
+    stages: list[StagePlan]
+    outer: tuple[Expr, ...]
+    items: list[list[_Stored | Reduce | ScanStep]] = field(default_factory=list)
+    stored: dict[str, _Stored] = field(default_factory=dict)
+    results: dict[int, LocalValue] = field(default_factory=dict)
+    scratch: list[Scratch] = field(default_factory=list)
+    bound: dict[tuple[Expression, int | None, Dim | None], Expr] = field(default_factory=dict)
+    reads: dict[str, torch.dtype] = field(default_factory=dict)
+    locals: int = 0
+    accumulators: int = 0
+    room: int = 0
+
+    def run(self) -> list[Stage]:
+        self.room = self.options.scratch_bytes
+        for number, stage in enumerate(self.stages):
+            self.items.append([])
+            for unit in stage.units:
+                self._unit(number, stage, unit)
+        result = []
+        for number, stage in enumerate(self.stages):
+            inner = _symbols("i", stage.inner)
+            statements: list[Statement] = []
+            for item in self.items[number]:
+                if isinstance(item, _Stored):
+                    statements.extend(self._settle(item, inner))
+                else:
+                    statements.append(item)
+            if statements:
+                result.append(Stage(tuple(Axis(sym, extent) for sym, extent in zip(inner, stage.inner)), tuple(statements)))
+        return result
+
+    # --- one unit -----------------------------------------------------------------------------------------------------
+
+    def _unit(self, number: int, stage: StagePlan, unit: Unit) -> None:
+        nest, operation = unit.nest, unit.nest.operation
+        inner = _symbols("i", stage.inner)
+        symbols = self.outer + inner
+        if unit.role == "finish":  # the nest's inner axes do not exist here, and nothing depends on them
+            inner, symbols = (), self.outer
+        accumulator: LocalValue | None = self.results.get(nest.position)
+
+        def dim(index: Dim) -> Dim:
+            vector = nest.table.get(index)
+            if vector is not None:
+                return _rebuild_index(*vector, symbols)
+            mapping = {sym: _rebuild_index(*nest.table[sym], symbols) for sym in free_symbols(index) if sym in nest.table}
+            return substitute(index, mapping)
+
+        def load(node: Load) -> Expression | None:
+            return self._forwarded(node, nest, number, inner, dim)
+
+        def local(node: LocalValue) -> Expression:
+            if node.name == "acc" and accumulator is not None:
+                return accumulator
+            raise ValueError(f"{operation.name}: the local value {node.name!r} is not defined here")
+
+        rewriter = Rewriter(dim, load, local, self._bind)
+        items = self.items[number]
+        if isinstance(operation, Pointwise):
+            stores = [access for access in nest.accesses if access.store]
+            for store, access in zip(operation.stores, stores):
+                bindings, index = rewriter.bindings(store.bindings, dim(store.index))
+                self._store(number, nest, access, index, rewriter.visit(store.value), store.mode, bindings)
+            return
+        stores = [access for access in nest.accesses if access.store]
+        if unit.role == "finish":
+            self._store(number, nest, stores[0], dim(operation.index), rewriter.visit(operation.finish), "write", ())
+            return
+        name = f"r{self.accumulators}"
+        self.accumulators += 1
+        value = rewriter.visit(operation.value)
+        positional = operation.kind in ("argmax", "argmin")
+        accumulator = self.results[nest.position] = ir.local_value(name, torch.int64 if positional else operation.value.dtype)
+        if not isinstance(operation, Scan):
+            items.append(Reduce(name, operation.kind, value))
+            return
+        position = f"{name}_position" if operation.position_buffer is not None else None
+        items.append(ScanStep(name, operation.kind, value, position))
+        self._store(number, nest, stores[0], dim(operation.index), rewriter.visit(operation.finish), "write", ())
+        if position is not None:
+            self._store(number, nest, stores[1], dim(operation.index), ir.local_value(position, torch.int64), "write", ())
+
+    def _bind(self, old: Expr, value: Expression) -> Expr:
+        key = (value, old.lower, old.upper)
+        found = self.bound.get(key)
+        if found is None:
+            found = self.bound[key] = symbol(f"j{len(self.bound)}", old.lower, old.upper)
+        return found
+
+    def _store(
+        self, stage: int, nest: Nest, access: Access, index: Dim, value: Expression, mode: str, bindings: tuple[tuple[Expr, Expression], ...]
+    ) -> None:
+        value = ir.cast(value, self.buffers[access.buffer].dtype)  # so that a forwarded value is rounded as a stored one
+        item = _Stored(access.buffer, access, nest, stage, index, value, mode, bindings)
+        item.to_memory = access.buffer not in self.internal or mode != "write"
+        if isinstance(value, (LocalValue, Constant)):
+            item.forward = value
+        self.items[stage].append(item)
+        self.stored[access.buffer] = item
+
+    def _forwarded(self, node: Load, nest: Nest, stage: int, inner: Sequence[Expr], dim) -> Expression | None:
+        """How a load is served without reading the buffer; None where it must be read."""
+        item = self.stored.get(node.buffer)
+        if item is None or item.nest.position >= nest.position or item.mode != "write":
+            self.reads.setdefault(node.buffer, node.dtype)
+            return None
+        if item.stage == stage or not self.stages[item.stage].inner:
+            if item.forward is None:
+                item.local = f"v{self.locals}"
+                self.locals += 1
+                item.forward = ir.local_value(item.local, item.value.dtype)
+            return ir.cast(item.forward, node.dtype)
+        if item.forward is not None and isinstance(item.forward, Constant):
+            return ir.cast(item.forward, node.dtype)
+        row = self._row(item)
+        if row is not None:
+            access = Access(node.buffer, node.index, True, False)
+            index = row.index(nest, access, item, inner)
+            if index is not None:
+                return ir.load(row.scratch.name, index, node.dtype)
+        item.to_memory = True
+        self.reads.setdefault(node.buffer, node.dtype)
+        return None
+
+    def _row(self, item: _Stored) -> _Row | None:
+        """Row memory for an internal buffer, if the row is small."""
+        if item.scratch is not None or item.buffer not in self.internal or item.to_memory:
+            return item.scratch
+        levels = coalesced(strides_of(item.nest.table[item.access.index], item.nest.extents, item.nest.outer))
+        compact: list[int] = []
+        size = 1
+        for _, extent in levels:
+            if not isinstance(extent, int):
+                return None
+            compact.append(size)
+            size *= extent
+        dtype = self.buffers[item.buffer].dtype
+        if size * dtype.itemsize > self.room:
+            return None
+        self.room -= size * dtype.itemsize
+        scratch = Scratch(f"s{len(self.scratch)}", dtype, size)
+        self.scratch.append(scratch)
+        item.scratch = _Row(scratch, levels, compact)
+        return item.scratch
+
+    def _settle(self, item: _Stored, inner: Sequence[Expr]) -> list[Statement]:
+        """The statements that a store turned out to need."""
+        statements: list[Statement] = []
+        value = item.value
+        several = item.scratch is not None and item.to_memory
+        if several and item.local is None and not isinstance(value, (LocalValue, Constant)):
+            item.local = f"v{self.locals}"
+            self.locals += 1
+        if item.local is not None:
+            statements.append(Define(item.local, value))
+            value = ir.local_value(item.local, value.dtype)
+        if item.scratch is not None:
+            index = item.scratch.index(item.nest, item.access, item, inner)
+            assert index is not None, "a store fits the row that was made for it"
+            statements.append(Store(item.scratch.scratch.name, index, value))
+        if item.to_memory:
+            statements.append(Store(item.buffer, item.index, value, item.mode, item.bindings))  # type: ignore[arg-type]
+        return statements
+
+
+def _order_outer(group: Group, internal: Collection[str]) -> None:
+    """Outer axes in the memory order of the kernel's main store."""
+    if len(group.outer) < 2:
+        return
+    stores = [
+        (nest.points(), -nest.position, nest, access)
+        for nest in group.nests
+        for access in nest.accesses
+        if access.store and access.affine and access.buffer not in internal
+    ]
+    if not stores:
+        return
+    _, _, nest, access = max(stores, key=lambda item: item[:2])
+    coefficients = nest.table[access.index][1]
+    order = sorted(range(len(group.outer)), key=lambda k: -abs(hint(coefficients[k])))
+    if order != list(range(len(order))):
+        recipe = Recipe(tuple((e,) for e in group.outer), tuple((k, 0) for k in order))
+        change: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}
+        for item in group.nests:
+            item.transform(item.outer, recipe.extents(item.extents), change, recipe)
+        group.outer = recipe.outer_extents()
+
+
+def build_kernel(
+    group: Group, name: str, internal: Collection[str], buffers: Mapping[str, Buffer], sizes: Collection[Expr], options: ScheduleOptions
+) -> Kernel:
+    """The kernel of a group. `internal`: buffers that nothing outside the group needs. `sizes`: the program's size symbols."""
+    _order_outer(group, internal)
+    merge_axes(group.nests, 0, len(group.outer))
+    group.outer = group.nests[0].extents[: group.nests[0].outer]
+    outer = _symbols("o", group.outer)
+    emitter = _Emitter(group, internal, buffers, options, Stager(group.nests).run(), outer)
+    stages = emitter.run()
+    written: dict[str, torch.dtype] = {}
+    scratch_names = {scratch.name for scratch in emitter.scratch}
+    for stage in stages:
+        for statement in stage.statements:
+            if isinstance(statement, Store) and statement.buffer not in scratch_names:
+                written.setdefault(statement.buffer, buffers[statement.buffer].dtype)
+    touched = list(dict.fromkeys([*emitter.reads, *written]))
+    return Kernel(
+        name=name,
+        outer=tuple(Axis(sym, extent) for sym, extent in zip(outer, group.outer)),
+        stages=tuple(stages),
+        buffers=tuple(touched),
+        dtypes=tuple(buffers[buffer].dtype for buffer in touched),
+        written=frozenset(written),
+        sizes=_sizes_used(group, sizes) if sizes else (),
+        scratch=tuple(emitter.scratch),
+        locations=tuple(dict.fromkeys(location for nest in group.nests for location in nest.operation.locations)),
+        origins=tuple(nest.operation.name for nest in group.nests),
+    )
+
+
+def _sizes_used(group: Group, sizes: Collection[Expr]) -> tuple[Expr, ...]:
+    used: set[Expr] = set()
+    for nest in group.nests:
+        for extent in nest.extents:
+            used |= free_symbols(extent)
+        for index, (offset, coefficients) in nest.table.items():
+            used |= free_symbols(index) | free_symbols(offset)
+            for coefficient in coefficients:
+                used |= free_symbols(coefficient)
+        operation = nest.operation
+        axes = operation.axes if isinstance(operation, Pointwise) else (*operation.axes,)
+        for axis in axes:
+            used |= free_symbols(axis.extent)
+    return tuple(sorted((sym for sym in used if sym in sizes), key=str))

@@ -1,0 +1,232 @@
+"""Who reads and writes what, and in which order operations must stay.
+
+Takes a `LoopProgram`; gives `Dependencies` over the operations that are alive, duplicates merged. Always holds: the program's order is a valid
+order, and an edge always leads from an earlier operation to a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusewright.loops import ir
+from fusewright.loops.ir import BufferRef, Expression, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
+from fusewright.schedule.expressions import Rewriter, Survey, survey
+
+
+@dataclass(slots=True)
+class Touch:
+    """What one operation reads and writes. `survey` is None for an extern."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+    survey: Survey | None
+
+
+@dataclass(slots=True)
+class Dependencies:
+    """predecessors[k]: positions of the operations that must run before operation k (direct ones). kept: buffers that outlive the program
+    (outputs, inputs that are written). readers: positions that read each buffer; writers: positions that write it."""
+
+    operations: list[Operation]
+    touches: list[Touch]
+    predecessors: list[frozenset[int]]
+    kept: frozenset[str]
+    readers: dict[str, list[int]]
+    writers: dict[str, list[int]]
+
+
+def roots(operation: Pointwise | Reduction | Scan) -> Iterator[Expression]:
+    """The expressions of a loop operation."""
+    if isinstance(operation, Pointwise):
+        for store in operation.stores:
+            yield store.value
+            for _, value in store.bindings:
+                yield value
+    else:
+        yield operation.value
+        yield operation.finish
+
+
+def buffer_refs(argument: Any) -> Iterator[BufferRef]:
+    """The tensors among nested extern arguments."""
+    if isinstance(argument, BufferRef):
+        yield argument
+    elif isinstance(argument, (tuple, list)):
+        for item in argument:
+            yield from buffer_refs(item)
+
+
+def extern_reads(extern: Extern) -> list[str]:
+    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs)))]
+
+
+def touch(operation: Operation) -> Touch:
+    if isinstance(operation, Extern):
+        writes = [name for name in operation.outputs if name is not None]
+        return Touch(frozenset(extern_reads(operation)), frozenset([*writes, *operation.mutates]), None)
+    found = survey(roots(operation))
+    if isinstance(operation, Pointwise):
+        written = [store.buffer for store in operation.stores]
+        for store in operation.stores:
+            found.dims[store.index] = None
+        accumulated = [store.buffer for store in operation.stores if store.mode != "write"]
+    else:
+        written = [operation.buffer]
+        found.dims[operation.index] = None
+        accumulated = []
+        if isinstance(operation, Scan) and operation.position_buffer is not None:
+            written.append(operation.position_buffer)
+    return Touch(frozenset([load.buffer for load in found.loads] + accumulated), frozenset(written), found)
+
+
+def output_buffers(program: LoopProgram) -> set[str]:
+    names = set()
+    for output in program.outputs:
+        if output.kind == "buffer":
+            names.add(output.buffer)
+        elif output.kind == "view" and output.ref is not None:
+            names.add(output.ref.buffer)
+    return names
+
+
+def analyse(program: LoopProgram) -> Dependencies:
+    """Dead operations dropped, duplicates merged, edges drawn."""
+    operations = list(program.operations)
+    touches = [touch(operation) for operation in operations]
+    kept = output_buffers(program)
+    for entry in touches:
+        kept.update(name for name in entry.writes if program.buffers[name].role in ("input", "constant", "output"))
+    operations, touches = _merge_duplicates(program, operations, touches, kept)
+    operations, touches = _drop_dead(operations, touches, kept)
+    return _edges(operations, touches, frozenset(kept))
+
+
+def _drop_dead(operations: list[Operation], touches: list[Touch], kept: set[str]) -> tuple[list[Operation], list[Touch]]:
+    needed = set(kept)
+    alive: list[int] = []
+    for position in range(len(operations) - 1, -1, -1):
+        operation, entry = operations[position], touches[position]
+        effect = isinstance(operation, Extern) and (operation.ordered or bool(operation.mutates) or not entry.writes)
+        if effect or not entry.writes.isdisjoint(needed):
+            needed |= entry.reads
+            alive.append(position)
+    alive.reverse()
+    return [operations[k] for k in alive], [touches[k] for k in alive]
+
+
+def _merge_duplicates(
+    program: LoopProgram, operations: list[Operation], touches: list[Touch], kept: set[str]
+) -> tuple[list[Operation], list[Touch]]:
+    """An operation that computes what an earlier one already stored into another temporary disappears; its readers read that one.
+
+    Only operations whose reads and writes have a single writer in the whole program take part, so no write can lie between the two.
+    """
+    writers: dict[str, int] = {}
+    for entry in touches:
+        for name in entry.writes:
+            writers[name] = writers.get(name, 0) + 1
+    renamed: dict[str, str] = {}
+    seen: dict[Any, str] = {}
+    out_operations: list[Operation] = []
+    out_touches: list[Touch] = []
+    for operation, entry in zip(operations, touches):
+        if renamed and not entry.reads.isdisjoint(renamed):
+            operation = rename_reads(operation, renamed)
+            entry = touch(operation)
+        name = _only_result(operation)
+        if name is not None and writers[name] == 1 and all(_written_once(program, writers, read) for read in entry.reads):
+            buffer = program.buffers[name]
+            key = (_key(operation), buffer.dtype, buffer.shape, buffer.stride, buffer.device)
+            earlier = seen.get(key)
+            if earlier is not None and name not in kept and buffer.role == "temporary":
+                renamed[name] = earlier
+                continue
+            if earlier is None and buffer.role in ("temporary", "output"):
+                seen[key] = name
+        out_operations.append(operation)
+        out_touches.append(entry)
+    return out_operations, out_touches
+
+
+def _written_once(program: LoopProgram, writers: dict[str, int], name: str) -> bool:
+    return writers.get(name, 0) <= (1 if program.buffers[name].role in ("temporary", "output") else 0)
+
+
+def _only_result(operation: Operation) -> str | None:
+    """The only buffer written by a plain loop operation."""
+    if isinstance(operation, Pointwise):
+        store = operation.stores[0]
+        return store.buffer if len(operation.stores) == 1 and store.mode == "write" and not store.bindings else None
+    if isinstance(operation, Reduction):
+        return operation.buffer
+    return None
+
+
+def _key(operation: Operation) -> tuple[Any, ...]:
+    if isinstance(operation, Pointwise):
+        return ("pointwise", operation.axes, operation.stores[0].index, operation.stores[0].value)
+    assert isinstance(operation, Reduction)
+    return (operation.kind, operation.axes, operation.reduced, operation.index, operation.value, operation.finish)
+
+
+def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
+    """`operation` reading other buffers (of the same layout) instead."""
+    if isinstance(operation, Extern):
+
+        def renamed_ref(argument: Any) -> Any:
+            if isinstance(argument, BufferRef):
+                return replace(argument, buffer=renamed.get(argument.buffer, argument.buffer))
+            if isinstance(argument, (tuple, list)):
+                return type(argument)(renamed_ref(item) for item in argument)
+            return argument
+
+        return replace(operation, args=renamed_ref(operation.args), kwargs=tuple((k, renamed_ref(v)) for k, v in operation.kwargs))
+
+    def load(node: ir.Load) -> Expression | None:
+        if node.buffer not in renamed:
+            return None
+        bindings, index = rewriter.bindings(node.bindings, node.index)
+        return ir.load(renamed[node.buffer], index, node.dtype, bindings)
+
+    rewriter = Rewriter(dim=lambda d: d, load=load, local=lambda node: node, bind=lambda old, value: old)
+    if isinstance(operation, Pointwise):
+        stores = tuple(
+            replace(store, value=rewriter.visit(store.value), bindings=tuple((s, rewriter.visit(v)) for s, v in store.bindings))
+            for store in operation.stores
+        )
+        return replace(operation, stores=stores)
+    return replace(operation, value=rewriter.visit(operation.value), finish=rewriter.visit(operation.finish))
+
+
+def _edges(operations: list[Operation], touches: list[Touch], kept: frozenset[str]) -> Dependencies:
+    last_writer: dict[str, int] = {}
+    readers_since: dict[str, list[int]] = {}
+    readers: dict[str, list[int]] = {}
+    writers: dict[str, list[int]] = {}
+    last_ordered = -1
+    predecessors: list[frozenset[int]] = []
+    for position, (operation, entry) in enumerate(zip(operations, touches)):
+        before: set[int] = set()
+        for name in entry.reads:
+            if name in last_writer:
+                before.add(last_writer[name])
+            readers.setdefault(name, []).append(position)
+        for name in entry.writes:
+            if name in last_writer:
+                before.add(last_writer[name])
+            before.update(readers_since.get(name, ()))
+            writers.setdefault(name, []).append(position)
+        if isinstance(operation, Extern) and operation.ordered:
+            if last_ordered >= 0:
+                before.add(last_ordered)
+            last_ordered = position
+        for name in entry.reads:
+            readers_since.setdefault(name, []).append(position)
+        for name in entry.writes:
+            last_writer[name] = position
+            readers_since[name] = []
+        before.discard(position)
+        predecessors.append(frozenset(before))
+    return Dependencies(operations, touches, predecessors, kept, readers, writers)

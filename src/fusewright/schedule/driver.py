@@ -1,0 +1,75 @@
+"""The stages of scheduling in their order.
+
+Takes a `LoopProgram` and options; gives a `Plan`. Always holds: the program is not changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusewright.loops.ir import LoopProgram
+from fusewright.schedule.build import build_kernel
+from fusewright.schedule.dependencies import Dependencies, analyse, buffer_refs
+from fusewright.schedule.fuse import Group, fuse
+from fusewright.schedule.memory import plan_memory
+from fusewright.schedule.names import kernel_name
+from fusewright.schedule.options import ScheduleOptions
+from fusewright.schedule.order import order_groups
+from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
+from fusewright.schedule.split import split_reductions
+
+
+def schedule(program: LoopProgram, options: ScheduleOptions = ScheduleOptions()) -> Plan:
+    """Fuses the program's operations into kernels, orders them, and places temporaries in one arena."""
+    if options.fusion:
+        program = split_reductions(program, options)
+    dependencies = analyse(program)
+    groups = order_groups(fuse(dependencies, program.buffers, options), dependencies, program.buffers)
+    kernels: dict[str, Kernel] = {}
+    steps: list[Step] = []
+    for group in groups:
+        if group.extern is not None:
+            steps.append(RunExtern(group.extern))
+            continue
+        internal = _internal_buffers(group, dependencies)
+        name = kernel_name((nest.operation.name for nest in group.nests), len(kernels))
+        kernels[name] = build_kernel(group, name, internal, program.buffers, program.size_symbols.keys(), options)
+        steps.append(RunKernel(name))
+    memory = plan_memory(steps, kernels, program.buffers, program.outputs)
+    for name, pairs in memory.inplace.items():
+        kernels[name] = replace(kernels[name], inplace=pairs)
+    used = set(program.inputs)
+    for output in program.outputs:
+        used.update(ref.buffer for ref in [output.ref] if ref is not None)
+        used.add(output.buffer)
+    for step in steps:
+        if isinstance(step, RunKernel):
+            used.update(kernels[step.kernel].buffers)
+        else:
+            extern = step.extern
+            used.update(ref.buffer for ref in buffer_refs((extern.args, extern.kwargs)))
+            used.update(name for name in (*extern.outputs, *extern.mutates) if name is not None)
+    return Plan(
+        kernels=kernels,
+        buffers={name: buffer for name, buffer in program.buffers.items() if name in used},
+        steps=tuple(steps),
+        inputs=program.inputs,
+        outputs=program.outputs,
+        constants=program.constants,
+        placements=memory.placements,
+        arena_size=memory.arena_size,
+        last_use=memory.last_use,
+        size_symbols=program.size_symbols,
+    )
+
+
+def _internal_buffers(group: Group, dependencies: Dependencies) -> frozenset[str]:
+    """Buffers that only this group writes and reads."""
+    inside = set(group.positions)
+    return frozenset(
+        name
+        for name in group.written
+        if name not in dependencies.kept
+        and inside.issuperset(dependencies.writers[name])
+        and inside.issuperset(dependencies.readers.get(name, ()))
+    )

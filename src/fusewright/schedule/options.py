@@ -1,0 +1,31 @@
+"""What a caller may choose about scheduling.
+
+Takes nothing; gives `ScheduleOptions`. Always holds: a schedule depends on the program and on these options alone, never on the machine
+(in particular not on the number of threads), so that results are reproducible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleOptions:
+    """fusion: False gives one kernel an operation (to find out which fusion is at fault). fuse_limit: merges allowed (-1: no limit), for bisection.
+
+    max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations
+    below which a kernel cannot keep a machine busy. small_points: iterations so few that parallelism does not matter.
+    chunk_points: reduced points from which a reduction with little outer parallelism is split. size_hint: assumed value of an unknown size.
+    """
+
+    fusion: bool = True
+    fuse_limit: int = -1
+    max_buffers: int = 24
+    max_statements: int = 200
+    scratch_bytes: int = 256 * 1024
+    min_parallel: int = 32
+    small_points: int = 32 * 1024
+    chunk_points: int = 64 * 1024
+    chunks: int = 64
+    tiny_points: int = 4096
+    size_hint: int = 256

@@ -1,0 +1,176 @@
+"""Plans and kernels as text: what runs, in which order, over which memory, and from which lines of the user's program.
+
+Takes a `Plan` or a `Kernel`; gives text for people (goldens, debug folders, logs). Always holds: equal plans print equally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusewright.graph.sizes import Dim
+from fusewright.graph.types import Location
+from fusewright.loops.ir import (
+    Apply,
+    Axis,
+    Buffer,
+    BufferRef,
+    CheckedIndex,
+    Constant,
+    Expression,
+    IndexValue,
+    Load,
+    LocalValue,
+    Masked,
+    Store,
+)
+from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel, ScanStep, Stage, Statement
+
+INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "logical_and": "and", "logical_or": "or", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+}  # fmt: skip
+SHORT_DTYPES = {
+    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+    "uint8": "u8", "bool": "bool",
+}  # fmt: skip
+ACCUMULATE = {"add": "+=", "max": "max=", "min": "min="}
+
+
+def dtype_text(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return SHORT_DTYPES.get(name, name)
+
+
+def expression_text(node: Expression, nested: bool = False) -> str:
+    """A shared subexpression is printed where it is used, each time."""
+    match node:
+        case Constant():
+            return repr(node.value)
+        case IndexValue():
+            return f"[{node.index}]"
+        case LocalValue():
+            return node.name
+        case Load():
+            return f"{node.buffer}[{node.index}]{_bindings_text(node.bindings)}"
+        case Masked():
+            return f"({expression_text(node.body)} if {expression_text(node.mask)} else {expression_text(node.other)})"
+        case CheckedIndex():
+            return f"check({expression_text(node.value)}, {node.extent}{', wrap' if node.wrap else ''})"
+        case Apply(op="cast"):
+            return f"{dtype_text(node.dtype)}({expression_text(node.args[0])})"
+        case Apply():
+            if node.op in INFIX:
+                text = f" {INFIX[node.op]} ".join(expression_text(arg, True) for arg in node.args)
+                return f"({text})" if nested else text
+            return f"{node.op}({', '.join(expression_text(arg) for arg in node.args)})"
+    raise TypeError(f"not a loop expression: {node!r}")
+
+
+def _bindings_text(bindings: tuple[Any, ...]) -> str:
+    if not bindings:
+        return ""
+    return "{" + ", ".join(f"{sym} = {expression_text(value)}" for sym, value in bindings) + "}"
+
+
+def statement_text(statement: Statement) -> str:
+    match statement:
+        case Define():
+            return f"{statement.local} = {expression_text(statement.value)}"
+        case Store():
+            operator = ACCUMULATE.get(statement.mode, "=")
+            return f"{statement.buffer}[{statement.index}]{_bindings_text(statement.bindings)} {operator} {expression_text(statement.value)}"
+        case Reduce():
+            return f"{statement.local} = {statement.kind} of {expression_text(statement.value)}"
+        case ScanStep():
+            position = f", {statement.position}" if statement.position else ""
+            return f"{statement.local}{position} = running {statement.kind} of {expression_text(statement.value)}"
+    raise TypeError(f"not a statement: {statement!r}")
+
+
+def _loop_text(axes: tuple[Axis, ...]) -> str:
+    return ", ".join(f"{axis.symbol} < {axis.extent}" for axis in axes)
+
+
+def stage_lines(stage: Stage, indent: str) -> list[str]:
+    lines = []
+    if stage.axes:
+        lines.append(f"{indent}for {_loop_text(stage.axes)}:")
+        indent += "  "
+    lines.extend(f"{indent}{statement_text(statement)}" for statement in stage.statements)
+    return lines
+
+
+def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, locations: bool = True) -> str:
+    """One kernel. With `buffers`, their shapes are printed too; with `locations`, the user's lines."""
+    parameters = []
+    for name, dtype in zip(kernel.buffers, kernel.dtypes):
+        shape = ""
+        if buffers is not None:
+            shape = "[" + "x".join(str(size) for size in buffers[name].shape) + "]"
+        parameters.append(f"{'*' if name in kernel.written else ''}{name}: {dtype_text(dtype)}{shape}")
+    parameters.extend(str(size) for size in kernel.sizes)
+    lines = [f"kernel {kernel.name}({', '.join(parameters)})"]
+    if locations:
+        lines.extend(f"  # {text}" for text in location_lines(kernel.locations))
+    lines.extend(f"  {read} and {written} share memory" for read, written in kernel.inplace)
+    indent = "  "
+    if kernel.outer:
+        lines.append(f"  parallel {_loop_text(kernel.outer)}:")
+        indent = "    "
+    lines.extend(f"{indent}scratch {scratch.name}: {dtype_text(scratch.dtype)}[{scratch.size}]" for scratch in kernel.scratch)
+    for stage in kernel.stages:
+        lines.extend(stage_lines(stage, indent))
+    return "\n".join(lines)
+
+
+def location_lines(locations: tuple[Location, ...]) -> list[str]:
+    """`model.py:12, 14 in forward`: one line for each function."""
+    by_function: dict[tuple[str, str], list[int]] = {}
+    for location in locations:
+        found = by_function.setdefault((location.file, location.function), [])
+        if location.line not in found:
+            found.append(location.line)
+    return [f"{file}:{', '.join(map(str, lines))} in {function}" for (file, function), lines in by_function.items()]
+
+
+def _argument_text(argument: Any) -> str:
+    if isinstance(argument, BufferRef):
+        shape = "x".join(str(size) for size in argument.shape)
+        return f"{argument.buffer}[{shape}]"
+    if isinstance(argument, (tuple, list)):
+        return "(" + ", ".join(_argument_text(item) for item in argument) + ")"
+    return str(argument)
+
+
+def plan_text(plan: Plan, locations: bool = True) -> str:
+    """The whole plan: steps in order, kernels at their first use, memory."""
+    lines = [f"plan: {len(plan.kernels)} kernels, {len(plan.steps) - len(plan.kernels)} library calls, arena of {_bytes(plan.arena_size)}"]
+    for number, step in enumerate(plan.steps):
+        lines.append("")
+        if isinstance(step, RunKernel):
+            kernel = plan.kernels[step.kernel]
+            text = kernel_text(kernel, plan.buffers, locations)
+            fresh = [name for name in kernel.buffers if name in kernel.written]
+        else:
+            extern = step.extern
+            arguments = [_argument_text(arg) for arg in extern.args] + [f"{name}={_argument_text(arg)}" for name, arg in extern.kwargs]
+            results = ", ".join(name or "_" for name in extern.outputs)
+            text = f"{results + ' = ' if results else ''}{extern.target}({', '.join(arguments)})  # {extern.placement}"
+            if extern.mutates:
+                text += f", writes {', '.join(extern.mutates)}"
+            fresh = [name for name in extern.outputs if name is not None]
+        places = [f"{name} at {plan.placements[name].offset}" for name in fresh if name in plan.placements]
+        freed = [name for name, last in plan.last_use.items() if last == number]
+        lines.append(f"{number}: {text}")
+        if places:
+            lines.append(f"  # arena: {', '.join(places)}")
+        if freed:
+            lines.append(f"  # last use of {', '.join(freed)}")
+    outputs = [output.buffer or (output.ref.buffer + "[view]" if output.ref else str(output.value)) for output in plan.outputs]
+    lines += ["", f"return {', '.join(outputs)}"]
+    return "\n".join(lines)
+
+
+def _bytes(size: Dim) -> str:
+    return f"{size} bytes"

@@ -1,0 +1,110 @@
+"""Reductions with little outer parallelism, cut in two: partial results of fixed chunks, then their combination.
+
+Takes a `LoopProgram`; gives one in which such a reduction became two. Always holds: the chunks depend on sizes alone (never on the number of
+threads), so results are reproducible; sums gain accuracy, as in pairwise summation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr, loop_symbol, product, substitute, symbol
+from fusewright.graph.types import contiguous_strides
+from fusewright.loops import ir
+from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Reduction
+from fusewright.schedule.axes import hint
+from fusewright.schedule.expressions import Rewriter
+from fusewright.schedule.options import ScheduleOptions
+
+SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
+SMALLEST_CHUNK = 2048
+"""Reduced points of a chunk below which another chunk does not pay."""
+
+
+def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProgram:
+    """The program itself where nothing is split."""
+    operations: list[Operation] = []
+    buffers = program.buffers
+    for operation in program.operations:
+        chunking = _chunking(operation, options) if isinstance(operation, Reduction) else None
+        if chunking is None:
+            operations.append(operation)
+            continue
+        assert isinstance(operation, Reduction)
+        if buffers is program.buffers:
+            buffers = dict(buffers)
+        partial, combine, buffer = _split(operation, *chunking, buffers[operation.buffer].device)
+        buffers[buffer.name] = buffer
+        operations += [partial, combine]
+    if buffers is program.buffers:
+        return program
+    return replace(program, buffers=buffers, operations=operations)
+
+
+def _chunking(operation: Reduction, options: ScheduleOptions) -> tuple[int, int] | None:
+    """(which reduced axis, number of chunks), or None where the reduction stays whole."""
+    if operation.kind not in SPLITTABLE or (operation.kind in ("any", "all") and operation.value.dtype is not torch.bool):
+        return None
+    outer = hint(product(axis.extent for axis in operation.axes))
+    reduced = hint(product(axis.extent for axis in operation.reduced))
+    if outer >= options.min_parallel or outer * reduced < options.chunk_points or reduced < 2 * SMALLEST_CHUNK:
+        return None
+    wanted = min(options.chunks, reduced // SMALLEST_CHUNK)
+    best: tuple[int, int] | None = None
+    for k, axis in enumerate(operation.reduced):
+        if isinstance(axis.extent, int):
+            count = _largest_divisor(axis.extent, wanted)
+            if count > 1 and (best is None or count > best[1]):
+                best = k, count
+    return best if best is not None and best[1] * 4 >= min(wanted, 16) else None
+
+
+def _largest_divisor(extent: int, limit: int) -> int:
+    return next((d for d in range(min(limit, extent), 0, -1) if extent % d == 0), 1)
+
+
+def _split(operation: Reduction, which: int, count: int, device: torch.device) -> tuple[Reduction, Reduction, Buffer]:
+    axis = operation.reduced[which]
+    assert isinstance(axis.extent, int)
+    length = axis.extent // count
+    chunk = Axis(loop_symbol("c", count), count)
+    rest = Axis(loop_symbol("k", length), length)
+    mapping: dict[Expr, Dim] = {axis.symbol: chunk.symbol * length + rest.symbol}
+    rewriter = Rewriter(
+        dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=_Renamer().bind
+    )
+    shape = (*(a.extent for a in operation.axes), count)
+    strides = contiguous_strides(shape)
+    dtype = operation.value.dtype
+    buffer = Buffer(f"{operation.buffer}_partial", shape, strides, dtype, device, "temporary")
+    index: Dim = 0
+    for a, stride in zip((*operation.axes, chunk), strides):
+        index = index + a.symbol * stride
+    reduced = (*operation.reduced[:which], rest, *operation.reduced[which + 1 :])
+    partial = replace(
+        operation,
+        name=f"{operation.name}_partial",
+        axes=(*operation.axes, chunk),
+        reduced=reduced,
+        value=rewriter.visit(operation.value),
+        buffer=buffer.name,
+        index=index,
+        finish=ir.local_value("acc", dtype),
+    )
+    combine = replace(operation, reduced=(chunk,), value=ir.load(buffer.name, index, dtype))
+    return partial, combine, buffer
+
+
+class _Renamer:
+    """Fresh symbols for rewritten indirect indices: one for each value."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[ir.Expression, Dim | None], Expr] = {}
+
+    def bind(self, old: Expr, value: ir.Expression) -> Expr:
+        key = (value, old.upper)  # type: ignore[attr-defined]
+        if key not in self.found:
+            self.found[key] = symbol(f"p{len(self.found)}", old.lower, old.upper)  # type: ignore[attr-defined]
+        return self.found[key]

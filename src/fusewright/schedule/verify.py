@@ -1,0 +1,211 @@
+"""A plan's invariants, checked: for tests and for debug runs after every schedule.
+
+Takes a `Plan`; raises `PlanError` naming the kernel and the rule that is broken. Always holds after it passes: names are defined before they are
+read, stages keep the rules of `plan.py`, every buffer is written before it is read, and live buffers do not overlap in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusewright.graph.sizes import Dim, free_symbols, is_multiple, known_le
+from fusewright.loops.ir import Axis, Expression, LocalValue, Store
+from fusewright.schedule.dependencies import extern_reads
+from fusewright.schedule.expressions import survey
+from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel, ScanStep, Stage, Statement
+
+
+class PlanError(AssertionError):
+    """A scheduled plan breaks its own rules: a defect of the scheduler."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise PlanError(message)
+
+
+def verify(plan: Plan) -> None:
+    for kernel in plan.kernels.values():
+        verify_kernel(kernel)
+        for name, dtype in zip(kernel.buffers, kernel.dtypes):
+            _require(name in plan.buffers, f"{kernel.name}: buffer {name} is not in the plan")
+            _require(plan.buffers[name].dtype == dtype, f"{kernel.name}: {name} has another dtype in the plan")
+    _verify_order(plan)
+    _verify_arena(plan)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------------
+
+
+def roots(statement: Statement) -> list[Expression]:
+    if isinstance(statement, Store):
+        return [statement.value, *(value for _, value in statement.bindings)]
+    return [statement.value]
+
+
+def local_names(statement: Statement) -> set[str]:
+    found: set[str] = set()
+    stack: list[Expression] = roots(statement)
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, LocalValue):
+            found.add(node.name)
+        for child in _children(node):
+            if child not in seen:
+                seen.add(child)
+                stack.append(child)
+    return found
+
+
+def _children(node: Expression) -> Iterable[Expression]:
+    for name in ("args",):
+        yield from getattr(node, name, ())
+    for name in ("mask", "body", "other"):
+        child = getattr(node, name, None)
+        if child is not None:
+            yield child
+    value = getattr(node, "value", None)
+    if isinstance(value, Expression):
+        yield value
+    for _, bound in getattr(node, "bindings", ()):
+        yield bound
+
+
+def verify_kernel(kernel: Kernel) -> None:
+    name = kernel.name
+    _require(len(kernel.buffers) == len(set(kernel.buffers)) == len(kernel.dtypes), f"{name}: buffers and dtypes do not match")
+    _verify_symbols(name, kernel.outer, "o")
+    scratch = {item.name for item in kernel.scratch}
+    known = scratch | set(kernel.buffers)
+    outer_symbols = {axis.symbol for axis in kernel.outer}
+    visible: set[str] = set()
+    stored_before: set[str] = set()
+    for number, stage in enumerate(kernel.stages):
+        _verify_symbols(name, stage.axes, "i")
+        allowed = outer_symbols | {axis.symbol for axis in stage.axes} | set(kernel.sizes)
+        here, later = set(visible), set()
+        stored: set[str] = set()
+        scans = [s for s in stage.statements if isinstance(s, ScanStep)]
+        _require(not scans or len(stage.axes) == 1, f"{name}: stage {number} scans along {len(stage.axes)} axes")
+        for statement in stage.statements:
+            undefined = local_names(statement) - here
+            _require(not undefined, f"{name}: stage {number} reads undefined locals {sorted(undefined)}")
+            found = survey(roots(statement))
+            for load in found.loads:
+                _require(load.buffer in known, f"{name}: {load.buffer} is no parameter")
+                _require(load.buffer not in stored, f"{name}: stage {number} loads {load.buffer} after storing it")
+                _require(load.buffer not in scratch or load.buffer in stored_before, f"{name}: {load.buffer} is read before it is filled")
+            bound = {sym for load in found.loads for sym, _ in load.bindings}
+            dims: list[Dim] = list(found.dims)
+            if isinstance(statement, Store):
+                _require(statement.buffer in known, f"{name}: {statement.buffer} is no parameter")
+                _require(statement.buffer in scratch or statement.buffer in kernel.written, f"{name}: {statement.buffer} is not in written")
+                stored.add(statement.buffer)
+                dims.append(statement.index)
+                bound |= {sym for sym, _ in statement.bindings}
+                if statement.buffer in scratch:
+                    _require(free_symbols(statement.index).isdisjoint(outer_symbols), f"{name}: scratch index with an outer axis")
+            for dim in dims:
+                loose = {sym for sym in free_symbols(dim) if sym not in allowed and sym not in bound}
+                _require(not loose, f"{name}: stage {number} uses unknown symbols {loose} in {dim}")
+            _define(statement, stage, here, later)
+        visible |= later
+        stored_before |= stored
+
+
+def _define(statement: Statement, stage: Stage, here: set[str], later: set[str]) -> None:
+    if isinstance(statement, Define):
+        here.add(statement.local)
+        if not stage.axes:
+            later.add(statement.local)
+    elif isinstance(statement, Reduce):
+        later.add(statement.local)
+    elif isinstance(statement, ScanStep):
+        here.add(statement.local)
+        if statement.position is not None:
+            here.add(statement.position)
+
+
+def _verify_symbols(name: str, axes: tuple[Axis, ...], prefix: str) -> None:
+    for k, axis in enumerate(axes):
+        _require(str(axis.symbol) == f"{prefix}{k}", f"{name}: axis {k} is called {axis.symbol}")
+
+
+# --- order and memory -------------------------------------------------------------------------------------------------------
+
+
+def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
+    step = plan.steps[number]
+    if isinstance(step, RunKernel):
+        kernel = plan.kernels[step.kernel]
+        writes = set(kernel.written)
+        reads = set()
+        for stage in kernel.stages:
+            for statement in stage.statements:
+                reads |= {load.buffer for load in survey(roots(statement)).loads if load.buffer in kernel.buffers}
+        first = _first_writes(kernel)
+        return reads - first, writes
+    extern = step.extern
+    return set(extern_reads(extern)) | set(extern.mutates), {*(name for name in extern.outputs if name is not None), *extern.mutates}
+
+
+def _first_writes(kernel: Kernel) -> set[str]:
+    """Buffers that the kernel stores in an earlier stage than it loads them."""
+    first: set[str] = set()
+    read: set[str] = set()
+    for stage in kernel.stages:
+        for statement in stage.statements:
+            read |= {load.buffer for load in survey(roots(statement)).loads}
+        first |= {s.buffer for s in stage.statements if isinstance(s, Store) and s.mode == "write" and s.buffer not in read}
+    return first
+
+
+def _verify_order(plan: Plan) -> None:
+    filled = {name for name, buffer in plan.buffers.items() if buffer.role in ("input", "constant")}
+    for number, step in enumerate(plan.steps):
+        reads, writes = _touched(plan, number)
+        label = step.kernel if isinstance(step, RunKernel) else step.extern.name
+        missing = reads - filled
+        _require(not missing, f"step {number} ({label}) reads {sorted(missing)} before anything wrote it")
+        filled |= writes
+    for output in plan.outputs:
+        if output.kind in ("buffer", "view"):
+            name = output.buffer if output.kind == "buffer" or output.ref is None else output.ref.buffer
+            _require(name in filled, f"output {name} is never written")
+
+
+def _verify_arena(plan: Plan) -> None:
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number in range(len(plan.steps)):
+        reads, writes = _touched(plan, number)
+        for name in reads | writes:
+            if plan.buffers[name].role == "temporary":
+                first.setdefault(name, number)
+                last[name] = number
+    for output in plan.outputs:
+        name = output.buffer if output.kind == "buffer" or output.ref is None else output.ref.buffer
+        if name in last:
+            last[name] = len(plan.steps)
+    for name in first:
+        _require((name in plan.placements) != (name in plan.last_use), f"{name} is placed twice or not at all")
+    allowed = {frozenset(pair) for kernel in plan.kernels.values() for pair in kernel.inplace}
+    placed = sorted(plan.placements)
+    for k, a in enumerate(placed):
+        place = plan.placements[a]
+        _require(is_multiple(place.offset, 64), f"{a} is not aligned")
+        for b in placed[k + 1 :]:
+            other = plan.placements[b]
+            if last[a] < first[b] or last[b] < first[a] or frozenset((a, b)) in allowed:
+                continue
+            _require(_disjoint(place.offset, place.size, other.offset, other.size), f"{a} and {b} overlap in the arena")
+
+
+def _disjoint(a: Dim, a_size: Dim, b: Dim, b_size: Dim) -> bool:
+    gap, other = b - (a + a_size), a - (b + b_size)
+    return any(_not_negative(d) for d in (gap, other))
+
+
+def _not_negative(d: Dim) -> bool:
+    return known_le(0, d) is True
