@@ -120,8 +120,8 @@ class Call {
 
     // A constant's data may be swapped (`.data = ...`), so its pointer is read at every call.
     bool read_constants() {
-        for (size_t i = 0; i < p.slots.size(); i++)
-            if (p.slots[i].kind == SlotKind::Constant && !read_pointer(static_cast<int32_t>(i))) return false;
+        for (int32_t slot : p.constant_slots)
+            if (!read_pointer(slot)) return false;
         return true;
     }
 

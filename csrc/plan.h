@@ -223,6 +223,7 @@ struct Program {
     std::vector<SizeInstruction> instructions;
     std::vector<Slot> slots;
     std::vector<ArenaSlot> arena_slots;
+    std::vector<int32_t> constant_slots;
     std::vector<int32_t> released;  // slots that a call may leave occupied: Fresh and Returned
     std::vector<Step> steps;
     std::vector<KernelStep> kernels;

@@ -298,6 +298,7 @@ void index_slots(Program *p) {
         const Slot &slot = p->slots[i];
         int32_t index = static_cast<int32_t>(i);
         if (slot.kind == SlotKind::Input) p->inputs[slot.where].slot = index;
+        if (slot.kind == SlotKind::Constant) p->constant_slots.push_back(index);
         if (slot.kind == SlotKind::Arena) p->arena_slots.push_back({index, slot.offset});
         if (slot.kind == SlotKind::Fresh || slot.kind == SlotKind::Returned) p->released.push_back(index);
         if (slot.kind == SlotKind::Window) p->has_windows = true;

@@ -197,7 +197,10 @@ bool Runner::window(int32_t slot) {
 
 bool Runner::mutate(int32_t slot) {
     hold_gil();
-    if (!bump_version(inputs_[p.slots[slot].where])) return fail("an input cannot be changed", PyExc_RuntimeError);
+    PyObject *tensor = object(slot);
+    bool counted = tensor != nullptr && bump_version(tensor);
+    Py_XDECREF(tensor);
+    if (!counted) return fail("an input cannot be changed", PyExc_RuntimeError);
     mutated_ = true;
     return true;
 }

@@ -1,0 +1,296 @@
+"""The call plan of a scheduled graph: which memory, tensors and calls, in which order, one native call goes through.
+
+Takes a schedule's `Plan` and the `KernelCode` of its kernels; gives a `CallPlan` (plain data, see call_plan_types.py), which
+runtime/launch.py turns into the native object. `describe` prints it, one line a step.
+Always holds: every tensor that a step reads exists before the step; memory that the call allocates is released after its last reader;
+an input is marked as changed before the first step that writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fusewright.codegen.call_plan_text import describe
+from fusewright.codegen.call_plan_types import (
+    CallPlan,
+    CCall,
+    KernelCall,
+    OutputSpec,
+    PythonCall,
+    SlotKind,
+    SlotSpec,
+    SlotStep,
+    StepSpec,
+    slots_of,
+)
+from fusewright.codegen.extern_calls import encode_extern
+from fusewright.codegen.kernel_code import KernelCode
+from fusewright.codegen.size_values import ValueTable
+from fusewright.graph.sizes import Dim
+from fusewright.loops.externs import references
+from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
+from fusewright.schedule.plan import Kernel, Plan, RunKernel
+
+__all__ = ["build_call_plan", "describe"]
+
+
+def build_call_plan(
+    plan: Plan,
+    kernels: Mapping[str, KernelCode],
+    *,
+    name: str = "graph",
+    single: bool = False,
+    available: Callable[[str], bool] = lambda symbol: True,
+) -> CallPlan:
+    """The call plan of `plan`. `kernels` by kernel name; `single`: the one output is given as it is, not in a tuple; `available`: whether
+    PyTorch exports a C function. Raises ValueError when the schedule contradicts itself (a size that no input gives, memory that is
+    returned but was planned as temporary)."""
+    return _Builder(plan, kernels, available).build(name, single)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A slot while the plan is built: `needs_pointer` is known when every reader is."""
+
+    name: str
+    kind: SlotKind
+    where: int
+    dtype: torch.dtype
+    device: torch.device
+    shape: Sequence[Dim]
+    stride: Sequence[Dim]
+    offset: Dim
+    needs_pointer: bool = False
+
+
+@dataclass(slots=True)
+class _Builder:
+    plan: Plan
+    kernels: Mapping[str, KernelCode]
+    available: Callable[[str], bool]
+    values: ValueTable = field(init=False)
+    slots: list[_Slot] = field(default_factory=list)
+    steps: list[StepSpec] = field(default_factory=list)
+    buffer_slots: dict[str, int] = field(default_factory=dict)
+    window_slots: dict[BufferRef, int] = field(default_factory=dict)
+    returned: set[str] = field(default_factory=set)
+    allocated: set[int] = field(default_factory=set)
+    mutated: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.values = ValueTable(self.plan.size_symbols)
+
+    def build(self, name: str, single: bool) -> CallPlan:
+        plan = self.plan
+        for step in plan.steps:
+            if not isinstance(step, RunKernel) and step.extern.placement == "returned":
+                self.returned.update(buffer for buffer in step.extern.outputs if buffer is not None)
+        for step in plan.steps:
+            if isinstance(step, RunKernel):
+                self.kernel(plan.kernels[step.kernel], self.kernels[step.kernel])
+            else:
+                self.extern(step.extern)
+        outputs = tuple(self.output(output) for output in plan.outputs)
+        arena = self.values.of(plan.arena_size)
+        slots = tuple(self.frozen(slot) for slot in self.slots)
+        steps = self.with_releases({output.slot for output in outputs})
+        texts = {entry: self.values.text(entry) for entry in self.values.texts}
+        return CallPlan(
+            name,
+            self.input_kinds(),
+            tuple(self.values.initial),
+            tuple(self.values.symbols),
+            tuple(self.values.program),
+            slots,
+            steps,
+            outputs,
+            arena,
+            single,
+            tuple(plan.constants),
+            tuple(sorted(texts.items())),
+        )
+
+    # --- slots -------------------------------------------------------------------------------------------------------
+
+    def new_slot(self, slot: _Slot) -> int:
+        self.slots.append(slot)
+        return len(self.slots) - 1
+
+    def slot_of(self, name: str) -> int:
+        """The slot of a buffer."""
+        found = self.buffer_slots.get(name)
+        if found is None:
+            found = self.buffer_slots[name] = self.new_slot(self.buffer_slot(self.plan.buffers[name]))
+        return found
+
+    def buffer_slot(self, buffer: Buffer) -> _Slot:
+        kind: SlotKind
+        where, offset = 0, 0
+        if buffer.role in ("input", "constant"):
+            kind, where = ("input" if buffer.role == "input" else "constant"), buffer.position
+        elif buffer.name in self.returned:
+            kind = "returned"
+        elif buffer.role == "output" or buffer.device.type != "cpu" or buffer.name not in self.plan.placements:
+            kind = "fresh"
+        else:
+            kind, offset = "arena", self.plan.placements[buffer.name].offset
+        return _Slot(buffer.name, kind, where, buffer.dtype, buffer.device, buffer.shape, buffer.stride, offset)
+
+    def pointer_slot(self, name: str) -> int:
+        """The slot of a buffer whose memory a kernel or a window reads or writes."""
+        slot = self.slot_of(name)
+        self.slots[slot].needs_pointer = True
+        return slot
+
+    def frozen(self, slot: _Slot) -> SlotSpec:
+        return SlotSpec(
+            slot.name,
+            slot.kind,
+            slot.needs_pointer,
+            slot.where,
+            slot.dtype,
+            slot.device.type,
+            -1 if slot.device.index is None else slot.device.index,
+            len(slot.shape),
+            self.values.run(slot.shape),
+            self.values.run(slot.stride),
+            self.values.of(slot.offset),
+        )
+
+    # --- what extern_calls.Places asks --------------------------------------------------------------------------------
+
+    def tensor(self, ref: BufferRef) -> int:
+        buffer = self.plan.buffers[ref.buffer]
+        slot = self.slot_of(ref.buffer)
+        whole = (ref.shape, ref.stride, ref.dtype) == (buffer.shape, buffer.stride, buffer.dtype) and ref.offset == 0
+        if whole and self.slots[slot].kind != "arena":
+            return slot
+        found = self.window_slots.get(ref)
+        if found is None:
+            self.pointer_slot(ref.buffer)
+            window = _Slot(f"{ref.buffer}[...]", "window", slot, ref.dtype, buffer.device, ref.shape, ref.stride, ref.offset)
+            found = self.window_slots[ref] = self.new_slot(window)
+        return found
+
+    def result(self, buffer: str | None) -> int:
+        if buffer is not None:
+            return self.slot_of(buffer)
+        return self.new_slot(_Slot("_", "returned", 0, torch.float32, torch.device("cpu"), (), (), 0))
+
+    def out(self, buffer: str) -> int:
+        whole = self.plan.buffers[buffer]
+        return self.tensor(BufferRef(buffer, whole.shape, whole.stride, 0, whole.dtype))
+
+    def aliases(self, n: int) -> int:
+        first = len(self.slots)
+        for _ in range(n):
+            self.new_slot(_Slot("list", "alias", 0, torch.float32, torch.device("cpu"), (), (), 0))
+        return first
+
+    def entry(self, dim: Dim) -> int:
+        return self.values.of(dim)
+
+    def run(self, dims: Sequence[Dim]) -> int:
+        return self.values.run(dims)
+
+    def is_temporary(self, slot: int) -> bool:
+        return self.slots[slot].kind == "window"
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def kernel(self, kernel: Kernel, code: KernelCode) -> None:
+        self.before_writing(sorted(kernel.written))
+        buffers = tuple(self.pointer_slot(name) for name in code.buffers)
+        sizes = tuple(self.values.of(size) for size in code.sizes)
+        self.steps.append(KernelCall(kernel.name, code.key, buffers, self.values.of(code.extent), code.grain, sizes))
+
+    def extern(self, extern: Extern) -> None:
+        names = {ref.buffer for ref in references((extern.args, extern.kwargs))}
+        names.update(buffer for buffer in extern.outputs if buffer is not None)
+        devices = {self.plan.buffers[name].device.type for name in names}
+        written = list(extern.mutates)
+        if extern.placement == "out":
+            written += [buffer for buffer in extern.outputs if buffer is not None]
+        self.before_writing(written)
+        calls = encode_extern(extern, self, devices, self.available)
+        touched = dict.fromkeys(slot for call in calls for slot in slots_of(call))
+        self.steps.extend(SlotStep("window", slot) for slot in touched if self.slots[slot].kind == "window")
+        self.steps.extend(calls)
+        for call in calls:
+            results = call.results if isinstance(call, PythonCall) else c_results(call)
+            self.steps.extend(SlotStep("check", slot) for slot in results if slot >= 0 and self.slots[slot].name != "_")
+
+    def before_writing(self, buffers: Sequence[str]) -> None:
+        """Makes what must exist, and marks what belongs to the caller, before a step writes these buffers."""
+        for name in buffers:
+            slot = self.slot_of(name)
+            kind = self.slots[slot].kind
+            if kind == "fresh" and slot not in self.allocated:
+                self.allocated.add(slot)
+                self.steps.append(SlotStep("allocate", slot))
+            elif kind in ("input", "constant") and slot not in self.mutated:
+                self.mutated.add(slot)
+                self.steps.append(SlotStep("mutate", slot))
+
+    def with_releases(self, kept: set[int]) -> tuple[StepSpec, ...]:
+        """The steps, with each tensor that the call allocates dropped after its last reader."""
+        last: dict[int, int] = {}
+        for position, step in enumerate(self.steps):
+            for slot in slots_of(step):
+                last[slot] = position
+                if self.slots[slot].kind == "window":
+                    last[self.slots[slot].where] = position
+        after: dict[int, list[StepSpec]] = {}
+        for slot, position in last.items():
+            if self.slots[slot].kind in ("fresh", "returned") and slot not in kept:
+                after.setdefault(position, []).append(SlotStep("release", slot))
+        steps: list[StepSpec] = []
+        for position, step in enumerate(self.steps):
+            steps.append(step)
+            steps.extend(after.get(position, ()))
+        return tuple(steps)
+
+    # --- inputs and outputs ------------------------------------------------------------------------------------------
+
+    def input_kinds(self) -> str:
+        tensors = {buffer.position for buffer in self.plan.buffers.values() if buffer.role == "input"}
+        integers = {position for position, dim in self.plan.size_symbols.values() if dim == -1}
+        return "".join("t" if p in tensors else "i" if p in integers else "x" for p in range(len(self.plan.inputs)))
+
+    def output(self, output: Output) -> OutputSpec:
+        if output.kind == "value":
+            return OutputSpec("value", value=output.value)
+        if output.kind == "size":
+            return OutputSpec("size", offset=self.values.of(output.value))
+        name = output.buffer if output.kind == "buffer" else output.ref.buffer  # type: ignore[union-attr]
+        slot = self.slot_of(name)
+        if self.slots[slot].kind == "arena":
+            raise ValueError(f"buffer {name} is an output of the graph but was planned as temporary memory")
+        if self.slots[slot].kind == "fresh" and slot not in self.allocated:
+            self.before_writing([name])  # an output of no elements, which no kernel writes
+        if output.kind == "buffer":
+            return OutputSpec("buffer", slot)
+        ref = output.ref
+        assert ref is not None
+        spec = OutputSpec(
+            "view", slot, ref.dtype, len(ref.shape), self.values.run(ref.shape), self.values.run(ref.stride), self.values.of(ref.offset)
+        )
+        return replace(spec, kind="private view") if self.is_private(name, ref) else spec
+
+    def is_private(self, name: str, ref: BufferRef) -> bool:
+        """Whether a view's base can be seen by nobody else: made by this call, and given out by this one output only."""
+        buffer = self.plan.buffers[name]
+        if buffer.role in ("input", "constant") or ref.dtype != buffer.dtype:
+            return False
+        bases = [output.buffer or (output.ref.buffer if output.ref is not None else "") for output in self.plan.outputs]
+        return bases.count(name) == 1
+
+
+def c_results(call: StepSpec) -> tuple[int, ...]:
+    """The slots that a C call fills."""
+    if not isinstance(call, CCall):
+        return ()
+    return tuple(payload for kind, payload in call.integers if kind == "result" and isinstance(payload, int))

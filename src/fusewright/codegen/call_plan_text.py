@@ -1,0 +1,117 @@
+"""A call plan as text, one line a step.
+
+Takes a `CallPlan`; gives what a person reads to see what one call does: which kernels and operators, on which tensors, in which memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fusewright.codegen.call_plan_types import CallPlan, CCall, Gather, KernelCall, OutputSpec, PythonCall, SlotSpec, SlotStep
+
+
+def describe(plan: CallPlan) -> str:
+    """The plan's inputs, memory, steps and outputs."""
+    return _Printer(plan).text()
+
+
+class _Printer:
+    def __init__(self, plan: CallPlan) -> None:
+        self.plan = plan
+        self.texts = dict(plan.value_texts)
+        self.step_lines: dict[type, Callable[[Any], str]] = {
+            KernelCall: self.kernel,
+            CCall: self.c_call,
+            PythonCall: self.python_call,
+            SlotStep: self.slot_step,
+            Gather: self.gather,
+        }
+
+    def value(self, entry: int) -> str:
+        return self.texts.get(entry, str(self.plan.values[entry]))
+
+    def run(self, first: int, n: int) -> str:
+        return ", ".join(self.value(entry) for entry in range(first, first + n))
+
+    def slot(self, index: int) -> str:
+        slot = self.plan.slots[index]
+        if slot.kind == "window":
+            base = self.plan.slots[slot.where].name
+            offset = self.value(slot.offset)
+            at = "" if offset == "0" else f" at {offset}"
+            return f"{base}[{self.shape(slot)}{at}]"
+        return f"{slot.name}#{index}" if slot.kind == "alias" or slot.name == "_" else slot.name
+
+    def shape(self, slot: SlotSpec) -> str:
+        return f"{str(slot.dtype).removeprefix('torch.')} ({self.run(slot.sizes, slot.ndim)}) stride ({self.run(slot.strides, slot.ndim)})"
+
+    def kernel(self, step: KernelCall) -> str:
+        buffers = ", ".join(map(self.slot, step.buffers))
+        sizes = f"  sizes [{', '.join(map(self.value, step.sizes))}]" if step.sizes else ""
+        return f"kernel    {step.name}({buffers})  extent {self.value(step.extent)}, grain {step.grain}{sizes}"
+
+    def c_call(self, step: CCall) -> str:
+        results = [self.slot(payload) for kind, payload in step.integers if kind == "result" and isinstance(payload, int)]
+        arguments = [self.c_argument(kind, payload) for kind, payload in step.integers if kind != "result"]
+        arguments += [repr(value) for value in step.doubles]
+        left = f"{', '.join(results)} = " if results else ""
+        return f"operator  {left}{step.name}({', '.join(arguments)})  by {step.symbol}"
+
+    def c_argument(self, kind: str, payload: int | bytes) -> str:
+        if isinstance(payload, bytes):
+            return repr(payload.rstrip(b"\0").decode()) if payload.endswith(b"\0") and payload.rstrip(b"\0").isalnum() else f"0x{payload.hex()}"
+        if kind in ("handle", "handles"):
+            return self.slot(payload)
+        if kind == "immediate":
+            return str(payload)
+        return self.value(payload) if kind == "value" else f"[{self.value(payload)}...]"
+
+    def python_call(self, step: PythonCall) -> str:
+        stack: list[str] = []
+        for kind, operand in step.program:
+            if kind in ("list", "tuple"):
+                items = ", ".join(stack[len(stack) - operand :])
+                del stack[len(stack) - operand :]
+                stack.append(f"[{items}]" if kind == "list" else f"({items})")
+            elif kind == "constant":
+                stack.append(repr(step.constants[operand]))
+            elif kind == "value":
+                stack.append(self.value(operand))
+            else:
+                stack.append(self.slot(operand) + (" copied" if kind == "private tensor" else ""))
+        positional = len(stack) - len(step.keywords)
+        named = [f"{name}={text}" for name, text in zip(step.keywords, stack[positional:])]
+        results = ", ".join("_" if slot < 0 else self.slot(slot) for slot in step.results)
+        left = f"{results} = " if results else ""
+        return f"operator  {left}{step.name}({', '.join([*stack[:positional], *named])})  by Python"
+
+    def slot_step(self, step: SlotStep) -> str:
+        slot = self.plan.slots[step.slot]
+        detail = f": {self.shape(slot)}" if step.kind in ("allocate", "check") else ""
+        return f"{step.kind:9} {self.slot(step.slot)}{detail}"
+
+    def gather(self, step: Gather) -> str:
+        last = step.first + len(step.sources) - 1
+        return f"list      #{step.first}..#{last} = {', '.join(map(self.slot, step.sources))}"
+
+    def output(self, output: OutputSpec) -> str:
+        if output.kind == "value":
+            return repr(output.value)
+        if output.kind == "size":
+            return self.value(output.offset)
+        name = self.plan.slots[output.slot].name
+        if output.kind == "buffer":
+            return name
+        return f"{name}[({self.run(output.sizes, output.ndim)}) stride ({self.run(output.strides, output.ndim)}) at {self.value(output.offset)}]"
+
+    def text(self) -> str:
+        plan = self.plan
+        lines = [f"plan {plan.name}: {len(plan.inputs)} inputs, {self.value(plan.arena)} bytes of temporary memory"]
+        for entry, position, dim in plan.symbols:
+            source = f"input {position}" if dim == -1 else f"size {dim} of input {position}"
+            lines.append(f"  size      {self.value(entry)} = {source}")
+        lines += [f"  memory    {slot.name} at {self.value(slot.offset)}: {self.shape(slot)}" for slot in plan.slots if slot.kind == "arena"]
+        lines += [f"  {self.step_lines[type(step)](step)}" for step in plan.steps]
+        lines.append(f"  return    {', '.join(map(self.output, plan.outputs))}")
+        return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""Loads a call plan: resolves its names to addresses and operators, and makes the native object.
+
+Takes a `CallPlan` and the addresses of its kernels by key; gives a `fusewright._native.Plan`, callable with the graph's inputs.
+Always holds: a C function that this PyTorch does not export is an error here, at load time, never at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fusewright import _native
+from fusewright.codegen.call_plan_types import (
+    ARGUMENT_KINDS,
+    INTEGER_KINDS,
+    OUTPUT_KINDS,
+    SLOT_KINDS,
+    STEP_KINDS,
+    CallPlan,
+    CCall,
+    Gather,
+    KernelCall,
+    OutputSpec,
+    PythonCall,
+    SlotSpec,
+    SlotStep,
+    StepSpec,
+)
+from fusewright.runtime import torch_c
+
+
+class LoadError(RuntimeError):
+    """A call plan names a kernel, function, dtype or device that this process does not have."""
+
+
+def is_available(symbol: str) -> bool:
+    """Whether PyTorch exports the C function `symbol`."""
+    return torch_c.address(symbol) is not None
+
+
+def load(plan: CallPlan, addresses: Mapping[str, int]) -> Any:
+    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name. The owner of the machine
+    code must live as long as the plan. Raises LoadError."""
+    return _native.Plan(
+        name=plan.name,
+        inputs=plan.inputs,
+        values=plan.values,
+        symbols=plan.symbols,
+        instructions=plan.instructions,
+        slots=tuple(map(_slot, plan.slots)),
+        steps=tuple(_step(step, addresses) for step in plan.steps),
+        outputs=tuple(map(_output, plan.outputs)),
+        arena=plan.arena,
+        constants=plan.constants,
+        single=plan.single,
+    )
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    # A dtype that PyTorch's C interface does not name can travel through operators, but is never allocated or checked by a plan.
+    return torch_c.DTYPE_CODES.get(dtype, -1)
+
+
+def _slot(slot: SlotSpec) -> tuple[int, ...]:
+    device = torch_c.DEVICE_CODES.get(slot.device)
+    code = _dtype_code(slot.dtype)
+    if device is None or (code < 0 and slot.kind not in ("input", "constant")):
+        raise LoadError(f"{slot.name}: PyTorch's C interface has no {slot.dtype} on {slot.device}")
+    return (
+        SLOT_KINDS.index(slot.kind),
+        int(slot.needs_pointer),
+        slot.where,
+        code,
+        slot.dtype.itemsize,
+        device,
+        slot.device_index,
+        slot.ndim,
+        slot.sizes,
+        slot.strides,
+        slot.offset,
+    )
+
+
+def _kernel(step: KernelCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    address = addresses.get(step.key) or addresses.get(step.name)
+    if not address:
+        raise LoadError(f"kernel {step.name} ({step.key}) has no address")
+    return (step.name, address, step.extent, step.grain, step.buffers, step.sizes)
+
+
+def _c_call(step: CCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    address = torch_c.address(step.symbol)
+    if address is None:
+        raise LoadError(f"this PyTorch does not export {step.symbol}")
+    integers = tuple((INTEGER_KINDS.index(kind), payload) for kind, payload in step.integers)
+    return (step.name, address, integers, step.doubles)
+
+
+def _callable(target: Any) -> Any:
+    """An operator's native entry (its Python wrapper adds 0.2 microseconds), or the callable itself."""
+    return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
+
+
+def _python_call(step: PythonCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    program = tuple((ARGUMENT_KINDS.index(kind), operand) for kind, operand in step.program)
+    return (step.name, _callable(step.target), step.constants, program, step.keywords or None, step.results)
+
+
+def _slot_step(step: SlotStep, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    return (step.slot,)
+
+
+def _gather(step: Gather, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    return (step.first, step.sources)
+
+
+_STEPS: dict[type, tuple[str, Callable[[Any, Mapping[str, int]], tuple[Any, ...]]]] = {
+    KernelCall: ("kernel", _kernel),
+    CCall: ("extern", _c_call),
+    PythonCall: ("python", _python_call),
+    Gather: ("gather", _gather),
+}
+
+
+def _step(step: StepSpec, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    if isinstance(step, SlotStep):
+        return (STEP_KINDS.index(step.kind), *_slot_step(step, addresses))
+    kind, convert = _STEPS[type(step)]
+    return (STEP_KINDS.index(kind), *convert(step, addresses))
+
+
+def _output(output: OutputSpec) -> tuple[Any, ...]:
+    dtype = -1 if output.dtype is None else _dtype_code(output.dtype)
+    slot = max(output.slot, 0)
+    return (OUTPUT_KINDS.index(output.kind), slot, output.ndim, output.sizes, output.strides, output.offset, dtype, output.value)
