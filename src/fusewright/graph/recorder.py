@@ -319,7 +319,7 @@ class Recorder:
             if found is not NotImplemented:
                 return found
         try:
-            return infer(func, tuple(args), kwargs, _result_device(args, kwargs), self.env)
+            return infer(func, tuple(args), kwargs, shape_rules.result_device(args, kwargs), self.env)
         except MetadataChanged as error:
             raise GraphBreak("inplace-metadata", str(error)) from error
         except Signal:
@@ -478,21 +478,6 @@ def _refusal(func: OpOverload) -> tuple[str, str] | None:
             found = ("inplace-metadata", str(func))
         _refusals[func] = found
     return _refusals[func]
-
-
-def _result_device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
-    """The device of the results: asked for, else that of the first tensor with dimensions, else of the first tensor, else the CPU."""
-    asked = kwargs.get("device")
-    if asked is not None:
-        return shape_rules.exact_device(torch.device(asked))  # type: ignore[arg-type]
-    first: torch.device | None = None
-    for value in (*args, *kwargs.values()):
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, TensorType):
-                if item.shape:
-                    return item.device
-                first = first or item.device
-    return first or torch.device("cpu")
 
 
 def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -1,0 +1,36 @@
+"""The passes over ATen graphs, in the order in which they run.
+
+`run(graph)` takes a recorded graph and gives a functional, cleaned one: pure operators, random operators in order, and epilogue copies
+into mutated inputs.
+"""
+
+from __future__ import annotations
+
+import torch.fx
+
+from fusewright.graph.passes.canonicalise import canonicalise
+from fusewright.graph.passes.constant_fold import constant_fold
+from fusewright.graph.passes.cse import cse
+from fusewright.graph.passes.dce import dce
+from fusewright.graph.passes.functionalise import functionalise
+from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
+from fusewright.graph.passes.views import CannotFunctionalise
+
+PIPELINE: list[tuple[Pass, str]] = [
+    (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),
+    (dce, "Removes what nothing uses, so that the next passes look at less."),
+    (canonicalise, "Removes views, copies and casts that change nothing, and joins chains of views."),
+    (constant_fold, "Computes operators whose arguments are filled with one known number."),
+    (cse, "Computes repeated subexpressions once."),
+    (dce, "Removes what the passes before left unused."),
+]
+
+
+def run(graph: torch.fx.Graph, observer: Observer | None = None, stop_after: int | None = None) -> torch.fx.Graph:
+    """Run PIPELINE. `observer` receives a PassReport after each pass; `stop_after` stops after that many rewrites.
+
+    Raises CannotFunctionalise when a mutation has no pure equivalent (the graph must then run eagerly)."""
+    return run_passes(graph, PIPELINE, observer, stop_after)
+
+
+__all__ = ["PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites", "run"]

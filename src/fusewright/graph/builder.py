@@ -1,0 +1,109 @@
+"""Adding well-typed nodes to a graph: what passes and decompositions use instead of `graph.call_function`.
+
+Takes a graph (and the sizes' ShapeEnv, if any); gives nodes whose meta["type"] follows from the operator and its arguments.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from fusewright.graph import shape_rules
+from fusewright.graph.meta_kernels import infer
+from fusewright.graph.schema import facts
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.types import Location, TensorType
+
+aten = torch.ops.aten
+
+
+
+def argument_types(value: object) -> object:
+    """A node argument with each node replaced by its type."""
+    if isinstance(value, torch.fx.Node):
+        return value.meta["type"]
+    if isinstance(value, (list, tuple)):
+        return [argument_types(item) for item in value]
+    return value
+
+
+def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], env: ShapeEnv | None = None) -> object:
+    """The type of the result(s) of op(args), from TensorTypes and Dims. Raises what the meta kernel raises."""
+    rule = shape_rules.RULES.get(op)
+    if rule is not None:
+        found = rule(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
+    return infer(op, tuple(args), kwargs, shape_rules.result_device(args, kwargs), env)
+
+
+class Builder:
+    """Adds nodes at the graph's insertion point. `location` is given to every node until it is changed."""
+
+    def __init__(self, graph: torch.fx.Graph, env: ShapeEnv | None = None) -> None:
+        self.graph = graph
+        self.env = env
+        self.location: tuple[Location, ...] = ()
+
+    def call(self, op: OpOverload, *args: object, **kwargs: object) -> torch.fx.Node:
+        """One operator, typed."""
+        type_ = derive(op, [argument_types(a) for a in args], {k: argument_types(v) for k, v in kwargs.items()}, self.env)
+        return self.node(op, args, kwargs, type_)
+
+    def node(self, op: object, args: Sequence[object], kwargs: dict[str, object], type_: object) -> torch.fx.Node:
+        """One operator whose type is known already."""
+        made = self.graph.create_node("call_function", op, tuple(args), kwargs)  # type: ignore[arg-type]
+        made.meta["type"] = type_
+        made.meta["location"] = self.location
+        if isinstance(op, OpOverload) and facts(op).random:
+            made.meta["random"] = True
+        return made
+
+    def item(self, node: torch.fx.Node, index: int) -> torch.fx.Node:
+        """Result `index` of a node with several results."""
+        return self.node(operator.getitem, (node, index), {}, node.meta["type"][index])
+
+    def restride(self, node: torch.fx.Node, like: TensorType) -> torch.fx.Node:
+        """A copy of `node` laid out with the strides of `like` (same shape, dense and non-overlapping), if it is not already."""
+        type_: TensorType = node.meta["type"]
+        if same_strides(type_, like):
+            return node
+        order = sorted(range(like.ndim), key=lambda axis: _size_order(like, axis), reverse=True)
+        back = [order.index(axis) for axis in range(like.ndim)]
+        moved = self.call(aten.permute.default, node, order)
+        dense = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self.call(aten.permute.default, dense, back)
+
+
+def _size_order(type_: TensorType, axis: int) -> tuple[float, float]:
+    """Sorts dimensions by stride; equal strides (a size of 1 is involved) put the larger size outside."""
+    stride, size = type_.stride[axis], type_.shape[axis]
+    weight = stride if isinstance(stride, int) else _estimate(stride)
+    return float(weight), float(size if isinstance(size, int) else _estimate(size))
+
+
+def _estimate(d: object) -> float:
+    """A number that orders products of sizes as their values do when sizes are above 1: the degree first."""
+    terms = d.terms  # type: ignore[attr-defined]
+    return max(1e6 ** len(monomial) * count for monomial, count in terms)
+
+
+def same_strides(a: TensorType, b: TensorType) -> bool:
+    """Whether two types of one shape address memory alike; the stride of a dimension of size 1 does not matter."""
+    return all(x == y or size == 1 for x, y, size in zip(a.stride, b.stride, a.shape, strict=True)) or 0 in a.shape
+
+
+def is_dense(type_: TensorType) -> bool:
+    """Whether every element has its own place and there are no gaps (PyTorch's non-overlapping and dense)."""
+    expected: object = 1
+    for axis in sorted(range(type_.ndim), key=lambda axis: _size_order(type_, axis)):
+        if type_.shape[axis] == 1:
+            continue
+        if type_.stride[axis] != expected:
+            return False
+        expected = expected * type_.shape[axis]  # type: ignore[operator]
+    return True

@@ -1,0 +1,156 @@
+"""Constant folding: operators over tensors that are filled with one known number become one `full`.
+
+Takes and gives a functional graph. Always holds: only operators whose result is exact by IEEE 754 are computed here (so the kernels
+of any device would give the same bits), with PyTorch's own operator; parameters and constants from outside are never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from fusewright.graph.builder import Builder, same_strides
+from fusewright.graph.passes.escape import escaping
+from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.types import TensorType, contiguous_strides
+
+aten = torch.ops.aten
+Number = int | float | bool
+
+
+def _given(index: int) -> Callable[[torch.fx.Node], object]:
+    return lambda node: node.args[index]
+
+
+# Operators that fill: which number.
+_FILLS: dict[OpOverload, Callable[[torch.fx.Node], object]] = {
+    aten.full.default: _given(1),
+    aten.full_like.default: _given(1),
+    aten.new_full.default: _given(2),
+    aten.scalar_tensor.default: _given(0),
+    **{op: lambda node: 0 for op in (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)},
+    **{op: lambda node: 1 for op in (aten.ones.default, aten.ones_like.default, aten.new_ones.default)},
+}
+
+# Operators that only rearrange: the number stays.
+_REARRANGES = frozenset(
+    {
+        aten.alias.default,
+        aten.clone.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+
+# Operators that compute, exactly.
+_EXACT = frozenset(
+    {
+        aten._to_copy.default,
+        aten.add.Scalar,
+        aten.add.Tensor,
+        aten.bitwise_and.Tensor,
+        aten.bitwise_not.default,
+        aten.bitwise_or.Tensor,
+        aten.div.Scalar,
+        aten.div.Tensor,
+        aten.eq.Scalar,
+        aten.eq.Tensor,
+        aten.ge.Scalar,
+        aten.ge.Tensor,
+        aten.gt.Scalar,
+        aten.gt.Tensor,
+        aten.le.Scalar,
+        aten.le.Tensor,
+        aten.logical_and.default,
+        aten.logical_not.default,
+        aten.logical_or.default,
+        aten.lt.Scalar,
+        aten.lt.Tensor,
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.mul.Scalar,
+        aten.mul.Tensor,
+        aten.ne.Scalar,
+        aten.ne.Tensor,
+        aten.neg.default,
+        aten.rsub.Scalar,
+        aten.sub.Scalar,
+        aten.sub.Tensor,
+        aten.where.self,
+    }
+)
+
+
+def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+    numbers: dict[torch.fx.Node, Number] = {}
+    outside = escaping(graph)
+    build = Builder(graph)
+    for node in list(graph.nodes):
+        type_ = node.meta.get("type")
+        if node.op != "call_function" or not isinstance(type_, TensorType) or type_.dtype.is_complex or node.meta.get("private"):
+            continue
+        if node.target in _FILLS:
+            number = _FILLS[node.target](node)  # type: ignore[index]
+            if isinstance(number, (int, float, bool)):
+                numbers[node] = _rounded(number, type_.dtype)
+        elif node.target in _REARRANGES:
+            if node.args[0] in numbers:
+                numbers[node] = numbers[node.args[0]]  # type: ignore[index]
+        elif node.target in _EXACT:
+            result = _compute(node, type_, numbers)
+            if result is None:
+                continue
+            numbers[node] = result
+            # A tensor that leaves the graph keeps its own operator's layout, and so do all others that are not row-major.
+            if node in outside or not same_strides(type_, _row_major(type_)):
+                continue
+            if not rewrites.allow(f"constant_fold: {node.name} is full of {result}"):
+                return graph
+            build.location = node.meta.get("location", ())
+            with graph.inserting_before(node):
+                options = {"dtype": type_.dtype, "device": type_.device}
+                made = build.node(aten.full.default, (list(type_.shape), result), options, type_)
+            numbers[made] = result
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+    return graph
+
+
+def _row_major(type_: TensorType) -> TensorType:
+    return TensorType(type_.shape, contiguous_strides(type_.shape), type_.dtype, type_.device)
+
+
+def _rounded(number: Number, dtype: torch.dtype) -> Number:
+    return torch.full((), number, dtype=dtype).item()
+
+
+def _compute(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node, Number]) -> Number | None:
+    """The one number of the result, when every tensor argument is filled with a known number."""
+    if not node.all_input_nodes or any(source not in numbers for source in node.all_input_nodes):
+        return None
+    if any(source.meta["type"].dtype.is_complex for source in node.all_input_nodes):
+        return None
+
+    def small(source: torch.fx.Node) -> torch.Tensor:
+        # As many dimensions as the real one: a tensor without dimensions takes part in type promotion differently.
+        full: TensorType = source.meta["type"]
+        return torch.full([1] * full.ndim, numbers[source], dtype=full.dtype)
+
+    args = torch.fx.node.map_arg(node.args, small)
+    kwargs = {name: torch.fx.node.map_arg(value, small) for name, value in node.kwargs.items() if name != "device"}
+    kwargs.pop("memory_format", None)
+    result = node.target(*args, **kwargs)  # type: ignore[operator, misc]
+    return result.item() if result.dtype == type_.dtype else None

@@ -1,0 +1,33 @@
+"""Which nodes of a functional graph can be seen from outside as storage: the outputs, epilogue values, and what they are views of.
+
+Takes a functional graph; gives the set of nodes whose storage leaves the graph. Merging two of them, or replacing one by an input,
+would make tensors share storage that are separate in eager.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from fusewright.graph.schema import facts
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether the node's result shares its first argument's storage."""
+    return isinstance(node.target, OpOverload) and facts(node.target).is_view and not facts(node.target).written
+
+
+# Not views by their schema, but their result is their argument's memory.
+_SHARING = frozenset({torch.ops.aten._unsafe_view.default})
+
+
+def escaping(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes whose storage is an output's or an epilogue copy's source."""
+    found: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node.meta.get("epilogue") or node.meta.get("writes_private"):
+            found.update(node.all_input_nodes)
+        elif node in found and (is_view(node) or node.target in _SHARING) and node.args and isinstance(node.args[0], torch.fx.Node):
+            found.add(node.args[0])
+    return found

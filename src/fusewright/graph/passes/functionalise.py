@@ -1,0 +1,431 @@
+"""Functionalise: no operator writes to a tensor any more, except `copy_` into mutated inputs at the very end.
+
+Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure operators,
+followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]).
+Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph; outputs that
+shared storage still share it; operators that draw random numbers keep their order.
+
+Every recorded tensor is a `Ref`: a chain of view steps from the root of its storage. A write makes a new value for the storage's root,
+through the scatter row of each step on the way; a read re-applies the steps to the current value when the cached one is out of date.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from fusewright.graph.builder import Builder, is_dense, same_strides
+from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.views import PARTS, SCATTERS, CannotFunctionalise, ViewStep
+from fusewright.graph.schema import facts
+from fusewright.graph.types import Location, TensorType
+
+aten = torch.ops.aten
+
+
+@dataclass(slots=True)
+class _Storage:
+    """One allocation of the eager program. `root` is the new graph's node of its first value; `current` of its value now."""
+
+    root: torch.fx.Node
+    current: torch.fx.Node
+    version: int = 0
+
+
+@dataclass(slots=True)
+class _Ref:
+    """A recorded tensor: the root of its storage (parent None), or `step` applied to `parent`."""
+
+    storage: _Storage
+    type: TensorType
+    location: tuple[Location, ...]
+    parent: _Ref | None = None
+    step: ViewStep | None = None
+    value: torch.fx.Node | None = None  # valid when `version` is the storage's
+    version: int = -1
+    aliases: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
+
+
+# Functional forms that are not found by name and arguments: in-place operator -> (operator, positions of its arguments that are kept).
+_FUNCTIONAL: dict[OpOverload, OpOverload] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+}
+
+# Operators that write to arguments without saying so in their schema: (written arguments, they are written only if this argument is true).
+_HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.cudnn_batch_norm.default: ((3, 4), 5),
+    aten.miopen_batch_norm.default: ((3, 4), 5),
+}
+
+
+@cache
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """The pure operator that computes what `op` writes: same arguments less the `out` ones; None when PyTorch has none."""
+    found = _FUNCTIONAL.get(op)
+    if found is not None:
+        return found
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    name = op._schema.name.removeprefix("aten::")
+    if any(a.is_out for a in op._schema.arguments):
+        base = name
+    elif name.endswith("_") and not name.endswith("__"):
+        base = name[:-1]
+    else:
+        return None
+    packet = getattr(aten, base, None)
+    if packet is None or op.namespace != "aten":
+        return None
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == wanted
+        if same and not facts(candidate).written and candidate._schema.returns:
+            return candidate
+    return None
+
+
+def functionalise(graph: torch.fx.Graph, rewrites: Rewrites | None = None) -> torch.fx.Graph:
+    """See the head of this file. Raises CannotFunctionalise for a mutation that has no pure equivalent.
+
+    It is all or nothing, so it counts no rewrites."""
+    return _Functionaliser(graph).run()
+
+
+class _Functionaliser:
+    def __init__(self, old: torch.fx.Graph) -> None:
+        self.old = old
+        self.new = torch.fx.Graph()
+        self.build = Builder(self.new)
+        self.refs: dict[torch.fx.Node, _Ref] = {}  # recorded tensors
+        self.plain: dict[torch.fx.Node, torch.fx.Node] = {}  # recorded tuples and sizes
+        self.inputs: list[_Storage] = []
+
+    def run(self) -> torch.fx.Graph:
+        for node in self.old.nodes:
+            self.build.location = node.meta.get("location", ())
+            if node.op in ("placeholder", "get_attr"):
+                self._input(node)
+            elif node.op == "output":
+                self._finish(node)
+            else:
+                self._call(node)
+        return self.new
+
+    # --- nodes of the old graph
+
+    def _input(self, node: torch.fx.Node) -> None:
+        copied = self.new.node_copy(node)
+        if isinstance(node.meta.get("type"), TensorType):
+            storage = self._fresh(node, copied)
+            self.inputs.append(storage)
+        else:
+            self.plain[node] = copied
+
+    def _fresh(self, node: torch.fx.Node, value: torch.fx.Node) -> _Storage:
+        storage = _Storage(value, value)
+        self.refs[node] = _Ref(storage, value.meta["type"], self.build.location, value=value, version=0)
+        return storage
+
+    def _call(self, node: torch.fx.Node) -> None:
+        op = node.target
+        if op is operator.getitem:
+            self._item(node)
+            return
+        assert isinstance(op, OpOverload), f"not an ATen operator: {node.format_node()}"
+        known = facts(op)
+        hidden = _HIDDEN_WRITES.get(op)
+        if hidden is not None and node.args[hidden[1]] and node.args[hidden[0][0]] is not None:
+            self._write_copies(node, hidden[0])
+        elif known.written:
+            self._mutation(node)
+        elif op in PARTS and node.args[0] in self.refs:
+            pass  # its items are views of their own
+        elif known.is_view and isinstance(node.meta["type"], TensorType) and known.returned[0] == ("view", 0):
+            parent = self.refs[node.args[0]]  # type: ignore[index]
+            self._view(node, parent, ViewStep(op, node.args[1:], dict(node.kwargs)))
+        else:
+            self._pure(node)
+
+    def _item(self, node: torch.fx.Node) -> None:
+        source, index = node.args
+        assert isinstance(source, torch.fx.Node) and isinstance(index, int)
+        if source.target in PARTS and source.args[0] in self.refs:
+            self._view(node, self.refs[source.args[0]], PARTS[source.target](source, index))  # type: ignore[index]
+        elif (source, index) in self.refs:
+            self.refs[node] = self.refs[source, index]  # type: ignore[index]
+        else:
+            made = self.build.item(self.plain[source], index)
+            self._define(node, made)
+
+    def _view(self, node: torch.fx.Node, parent: _Ref, step: ViewStep) -> None:
+        ref = _Ref(parent.storage, node.meta["type"], self.build.location, parent, step)
+        self.refs[node] = ref
+        self._read(ref)  # in place: so the graph keeps the order of the program
+
+    def _define(self, node: torch.fx.Node, made: torch.fx.Node) -> None:
+        if isinstance(made.meta["type"], TensorType):
+            self._fresh(node, made)
+        else:
+            self.plain[node] = made
+
+    def _pure(self, node: torch.fx.Node) -> None:
+        args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)
+        self._define(node, self._emit(node.target, args, kwargs, node))
+
+    def _emit(self, op: OpOverload, args: object, kwargs: object, like: torch.fx.Node | None = None) -> torch.fx.Node:
+        """One pure operator; its type is that of the recorded node `like` when the arguments' types are the recorded ones."""
+        if like is not None and _types(args) == _types(like.args) and _types(kwargs) == _types(like.kwargs):
+            made = self.build.node(op, args, kwargs, like.meta["type"])  # type: ignore[arg-type]
+        else:
+            made = self.build.call(op, *args, **kwargs)  # type: ignore[misc]
+        return made
+
+    # --- mutation
+
+    def _mutation(self, node: torch.fx.Node) -> None:
+        op: OpOverload = node.target  # type: ignore[assignment]
+        special = _SPECIAL.get(op)
+        if special is not None:
+            target = self.refs[node.args[0]]  # type: ignore[index]
+            self._write(target, special(self, node, target))
+            self.refs[node] = target
+            return
+        form = functional_form(op)
+        known = facts(op)
+        if form is None:
+            self._write_copies(node, known.written)
+            return
+        targets = [_argument(node, op, i) for i in known.written]
+        if known.random:
+            for target in _flat(targets):
+                if not is_dense(self.refs[target].type):
+                    raise CannotFunctionalise(f"{op} on a tensor with gaps draws its numbers in another order")
+        kwargs = {name: value for name, value in node.kwargs.items() if not _is_out(op, name)}
+        made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore[arg-type]
+        type_ = made.meta["type"]
+        if isinstance(type_, TensorType):
+            values = [made]
+        else:
+            values = [self.build.item(made, i) for i in range(len(type_))]
+        extra = len([r for r in known.returned if r is None or r[0] != "same"])  # results besides the written values
+        written = _flat(targets)
+        fresh, new_values = values[:extra], values[extra:]
+        assert len(new_values) == len(written), f"{op}: {len(new_values)} new values for {len(written)} arguments"
+        for target, value in zip(written, new_values, strict=True):
+            self._write(self.refs[target], self._conform(value, self.refs[target].type))
+        self._returns(node, written, fresh)
+
+    def _returns(self, node: torch.fx.Node, written: list[torch.fx.Node], fresh: list[torch.fx.Node]) -> None:
+        """Say what the results of a mutating node are: the written tensors themselves, or fresh values."""
+        known = facts(node.target)  # type: ignore[arg-type]
+        if not isinstance(node.meta["type"], tuple):
+            if written and known.returned and known.returned[0] is not None:
+                self.refs[node] = self.refs[written[0]]
+            elif fresh:
+                self._define(node, fresh[0])
+            return
+        same, new = iter(written), iter(fresh)
+        for index, result in enumerate(known.returned):
+            if result is not None and result[0] == "same":
+                self.refs[node, index] = self.refs[next(same)]  # type: ignore[index]
+            else:
+                self._fresh((node, index), next(new))  # type: ignore[arg-type]
+
+    def _write_copies(self, node: torch.fx.Node, written: tuple[int, ...]) -> None:
+        """No pure form exists: the operator writes to private copies, which then are the new values."""
+        op: OpOverload = node.target  # type: ignore[assignment]
+        targets = _flat([_argument(node, op, i) for i in written])
+        copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        for target in targets:
+            ref = self.refs[target]
+            copy = self.build.call(aten.clone.default, self._read(ref))
+            copy = self._conform(copy, ref.type)
+            copy.meta["private"] = True
+            copies[target] = copy
+        args = self._arguments(node.args, copies)
+        kwargs = self._arguments(node.kwargs, copies)
+        made = self.build.node(op, args, kwargs, node.meta["type"])  # type: ignore[arg-type]
+        made.meta["writes_private"] = True
+        for target in targets:
+            self._write(self.refs[target], copies[target])
+        known = facts(op)
+        if isinstance(node.meta["type"], tuple):
+            same = iter(targets)
+            for index, result in enumerate(known.returned):
+                if result is not None and result[0] == "same":
+                    self.refs[node, index] = self.refs[next(same)]  # type: ignore[index]
+                elif isinstance(node.meta["type"][index], TensorType):
+                    self._fresh((node, index), self.build.item(made, index))  # type: ignore[arg-type]
+        elif known.returned and known.returned[0] is not None:
+            self.refs[node] = self.refs[targets[0]]
+        elif isinstance(node.meta["type"], TensorType):
+            self._fresh(node, made)
+
+    def _conform(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
+        """`value` with the dtype, shape and (where a fresh tensor can have them) strides of the tensor that it is written to."""
+        type_: TensorType = value.meta["type"]
+        if type_.dtype != like.dtype or type_.device != like.device:
+            changes: dict[str, object] = {"dtype": like.dtype}
+            if type_.device != like.device:
+                changes["device"] = like.device
+            value = self.build.call(aten._to_copy.default, value, **changes)
+        if value.meta["type"].shape != like.shape:
+            value = self.build.call(aten.expand.default, value, list(like.shape))
+        return self.build.restride(value, like) if is_dense(like) else value
+
+    def _write(self, ref: _Ref, value: torch.fx.Node) -> None:
+        storage = ref.storage
+        if ref.parent is None:
+            storage.current = value
+            storage.version += 1
+        else:
+            assert ref.step is not None
+            scatter = SCATTERS.get(ref.step.op)
+            if scatter is None:
+                raise CannotFunctionalise(f"a write through {ref.step.op}")
+            base = scatter(self.build, ref.step, self._read(ref.parent), value)
+            parent = ref.parent.type
+            self._write(ref.parent, self.build.restride(base, parent) if is_dense(parent) else base)
+        type_ = value.meta["type"]
+        if same_strides(type_, ref.type):  # else a later read takes the view, whose strides are the recorded ones
+            ref.value, ref.version = value, storage.version
+
+    # --- reading
+
+    def _arguments(self, value: object, copies: dict[torch.fx.Node, torch.fx.Node] | None = None) -> object:
+        def convert(node: torch.fx.Node) -> torch.fx.Node:
+            if copies and node in copies:
+                return copies[node]
+            return self._read(self.refs[node]) if node in self.refs else self.plain[node]
+
+        return torch.fx.node.map_arg(value, convert)  # type: ignore[arg-type]
+
+    def _read(self, ref: _Ref) -> torch.fx.Node:
+        """The node that holds the tensor's value now."""
+        storage = ref.storage
+        if ref.version != storage.version or ref.value is None:
+            if ref.parent is None:
+                ref.value = storage.current
+            else:
+                ref.value = self._apply(ref, self._read(ref.parent))
+            ref.version = storage.version
+        return ref.value
+
+    def _apply(self, ref: _Ref, base: torch.fx.Node) -> torch.fx.Node:
+        assert ref.parent is not None and ref.step is not None
+        here, self.build.location = self.build.location, ref.location
+        try:
+            if _layout(base.meta["type"]) == _layout(ref.parent.type):
+                return ref.step.apply(self.build, base, ref.type)
+            if ref.step.op is aten.as_strided.default:
+                raise CannotFunctionalise("an as_strided view of a tensor whose new value is laid out differently")
+            if ref.step.op in (aten.view.default, aten._reshape_alias.default):
+                dense = self.build.call(aten.clone.default, base, memory_format=torch.contiguous_format)
+                return self.build.call(aten.view.default, dense, ref.step.args[0])
+            return ref.step.apply(self.build, base)
+        finally:
+            self.build.location = here
+
+    # --- outputs
+
+    def _alias(self, ref: _Ref, root: torch.fx.Node) -> torch.fx.Node:
+        """The tensor as a true view of `root`."""
+        if ref.parent is None:
+            return root
+        found = ref.aliases.get(root)
+        if found is None:
+            found = ref.aliases[root] = self._apply(ref, self._alias(ref.parent, root))
+        return found
+
+    def _finish(self, node: torch.fx.Node) -> None:
+        mutated = [storage for storage in self.inputs if storage.version]
+
+        def convert(old: torch.fx.Node) -> torch.fx.Node:
+            ref = self.refs.get(old)
+            if ref is None:
+                return self.plain[old]
+            if ref.storage.version == 0:
+                return self._read(ref)
+            is_input = any(ref.storage is storage for storage in mutated)
+            return self._alias(ref, ref.storage.root if is_input else ref.storage.current)
+
+        outputs = torch.fx.node.map_arg(node.args[0], convert)
+        for storage in mutated:
+            copy = self.build.node(aten.copy_.default, (storage.root, storage.current), {}, storage.root.meta["type"])
+            copy.meta["epilogue"] = True
+        made = self.new.output(outputs)
+        made.meta.update(node.meta)
+
+
+# --- in-place operators whose new value does not depend on the old one
+
+
+def _copied(self: _Functionaliser, source: torch.fx.Node, like: TensorType) -> torch.fx.Node:
+    """A fresh tensor with the value of `source`, in the form of `like`."""
+    type_: TensorType = source.meta["type"]
+    if type_.shape != like.shape:
+        source = self.build.call(aten.expand.default, source, list(like.shape))
+    if type_.dtype == like.dtype and type_.device == like.device:
+        source = self.build.call(aten.clone.default, source)
+    return self._conform(source, like)
+
+
+def _copy(self: _Functionaliser, node: torch.fx.Node, target: _Ref) -> torch.fx.Node:
+    return _copied(self, self._arguments(node.args[1]), target.type)  # type: ignore[arg-type]
+
+
+def _full(self: _Functionaliser, target: _Ref, number: object) -> torch.fx.Node:
+    type_ = target.type
+    made = self.build.call(aten.full.default, list(type_.shape), number, dtype=type_.dtype, device=type_.device)
+    return self._conform(made, type_)
+
+
+_SPECIAL = {
+    aten.copy_.default: _copy,
+    aten.fill_.Tensor: _copy,
+    aten.fill_.Scalar: lambda self, node, target: _full(self, target, node.args[1]),
+    aten.zero_.default: lambda self, node, target: _full(self, target, 0),
+}
+
+
+def _argument(node: torch.fx.Node, op: OpOverload, index: int) -> object:
+    return node.args[index] if index < len(node.args) else node.kwargs.get(facts(op).arguments[index])
+
+
+def _is_out(op: OpOverload, name: str) -> bool:
+    return any(a.is_out and a.name == name for a in op._schema.arguments)
+
+
+def _flat(targets: list[object]) -> list[torch.fx.Node]:
+    found: list[torch.fx.Node] = []
+    for target in targets:
+        if isinstance(target, torch.fx.Node):
+            found.append(target)
+        elif isinstance(target, (list, tuple)):
+            found.extend(target)
+    return found
+
+
+def _types(value: object) -> object:
+    """The arguments with nodes replaced by the part of their type that results depend on."""
+    if isinstance(value, torch.fx.Node):
+        type_ = value.meta["type"]
+        return replace(type_, requires_grad=False) if isinstance(type_, TensorType) else type_
+    if isinstance(value, (list, tuple)):
+        return tuple(_types(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _types(item) for key, item in value.items()}
+    return None
+
+
+def _layout(type_: TensorType) -> tuple[object, ...]:
+    return type_.shape, type_.stride, type_.offset, type_.dtype
