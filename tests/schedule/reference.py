@@ -67,11 +67,11 @@ def _run_stage(
 ) -> dict[str, Tensor]:
     """The locals that later stages see."""
     inner, more = grid(memory, axes, before=len(outer))
-    widened = {sym: torch.as_tensor(value).reshape(*torch.as_tensor(value).shape, *[1] * len(inner)) for sym, value in indices.items()}
+    widened = {sym: torch.as_tensor(value).reshape((*torch.as_tensor(value).shape, *[1] * len(inner))) for sym, value in indices.items()}
     sizes = {scratch.name: memory.size(scratch.size) for scratch in kernel.scratch}
-    row = base.reshape(*base.shape, *[1] * len(inner))
+    row = base.reshape((*base.shape, *[1] * len(inner)))
     shape = outer + inner
-    locals_ = {name: value.expand(outer).reshape(*outer, *[1] * len(inner)).expand(shape) for name, value in visible.items()}
+    locals_ = {name: value.expand(outer).reshape((*outer, *[1] * len(inner))).expand(shape) for name, value in visible.items()}
     later: dict[str, Tensor] = {}
 
     class Here(Points):
@@ -92,6 +92,7 @@ def _run_stage(
     for statement in statements:
         value = points.evaluate(statement.value).expand(shape)
         if isinstance(statement, Define):
+            value = value.clone()  # indexing with a single number gives a view, which a later store would change
             points.locals[statement.local] = value
             if not axes:
                 later[statement.local] = value
@@ -104,7 +105,7 @@ def _run_stage(
             accumulate(flat, address.reshape(-1), value.reshape(-1), statement.mode)
         elif isinstance(statement, Reduce):
             assert value.dtype not in loops.HALF, "accumulating in half precision"
-            later[statement.local] = loops.reduce(statement.kind, value.reshape(*outer, math.prod(inner)))
+            later[statement.local] = loops.reduce(statement.kind, value.reshape((*outer, math.prod(inner))))
         else:
             result, position = loops.scan(statement.kind, value.contiguous())
             points.locals[statement.local] = result

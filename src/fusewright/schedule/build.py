@@ -14,13 +14,16 @@ import torch
 
 from fusewright.graph.sizes import Dim, Expr, free_symbols, loop_symbol, substitute, symbol
 from fusewright.loops import ir
-from fusewright.loops.ir import Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
+from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
 from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, hint, is_zero, merge_axes, place_in_block, strides_of
-from fusewright.schedule.expressions import Rewriter, substitute_symbols
+from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.fuse import Group
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement
-from fusewright.schedule.stages import Stager, StagePlan, Unit
+from fusewright.schedule.stages import Stager, StagePlan, Unit, elementwise
+
+CHEAP = frozenset("add sub mul neg abs minimum maximum where cast".split())
+"""Operations that are cheaper to do again than a round trip through memory."""
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class _Emitter:
     reads: dict[str, torch.dtype] = field(default_factory=dict)
     locals: int = 0
     accumulators: int = 0
+    lasting: set[str] = field(default_factory=set)  # locals that later stages see
     room: int = 0
 
     def run(self) -> list[Stage]:
@@ -162,6 +166,7 @@ class _Emitter:
         accumulator = self.results[nest.position] = ir.local_value(name, torch.int64 if positional else operation.value.dtype)
         if not isinstance(operation, Scan):
             items.append(Reduce(name, operation.kind, value))
+            self.lasting.add(name)
             return
         position = f"{name}_position" if operation.position_buffer is not None else None
         items.append(ScanStep(name, operation.kind, value, position))
@@ -198,18 +203,44 @@ class _Emitter:
                 item.local = f"v{self.locals}"
                 self.locals += 1
                 item.forward = ir.local_value(item.local, item.value.dtype)
+                if not self.stages[item.stage].inner:
+                    self.lasting.add(item.local)
             return ir.cast(item.forward, node.dtype)
         if item.forward is not None and isinstance(item.forward, Constant):
             return ir.cast(item.forward, node.dtype)
+        access = Access(node.buffer, node.index, True, False)
+        if item.scratch is None and self._repeatable(item, nest, access, stage):
+            return ir.cast(item.value, node.dtype)
         row = self._row(item)
         if row is not None:
-            access = Access(node.buffer, node.index, True, False)
             index = row.index(nest, access, item, inner)
             if index is not None:
                 return ir.load(row.scratch.name, index, node.dtype)
         item.to_memory = True
         self.reads.setdefault(node.buffer, node.dtype)
         return None
+
+    def _repeatable(self, item: _Stored, nest: Nest, access: Access, stage: int) -> bool:
+        """Whether computing the value again in a later stage with the same inner loops is cheaper than keeping the row."""
+        if self.stages[item.stage].inner != self.stages[stage].inner or not elementwise(item.nest, item.access, nest, access):
+            return False
+        found = survey([item.value])
+        if found.nodes > 5 or len(found.loads) > 1 or found.masks or any(load.bindings for load in found.loads):
+            return False
+        if any(load.buffer in self.group.written for load in found.loads):
+            return False  # it may have been overwritten since
+        stack: list[Expression] = [item.value]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, LocalValue) and node.name not in self.lasting:
+                return False
+            if isinstance(node, Apply):
+                if node.op not in CHEAP:
+                    return False
+                stack.extend(node.args)
+            elif not isinstance(node, (LocalValue, Constant, Load)):
+                return False
+        return True
 
     def _row(self, item: _Stored) -> _Row | None:
         """Row memory for an internal buffer, if the row is small."""
