@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace fw {
@@ -40,6 +41,7 @@ struct Symbols {
 } symbols;
 void *global_context = nullptr;
 uint64_t functorch_keys = 0;
+int autocast_devices = 0;  // how many of State's devices this PyTorch has
 bool state_verified = false;
 
 template <typename F>
@@ -190,15 +192,17 @@ PyObject *state_to_tuple(const State &s) {
                          s.torch_function_modes, s.dispatch_modes, s.num_threads);
 }
 
-// probe_state(libc10 path, libtorch_cpu path, functorch key set, expected tuple) -> bool: whether state is read natively from now on.
+// probe_state(libc10 path, libtorch_cpu path, functorch key set, number of autocast devices, expected tuple) -> bool: whether state is read natively from now on.
 PyObject *probe_state(PyObject *, PyObject *args) {
     const char *c10_path, *cpu_path;
     unsigned long long keys;
+    int devices;
     PyObject *expected;
-    if (!PyArg_ParseTuple(args, "ssKO!", &c10_path, &cpu_path, &keys, &PyTuple_Type, &expected)) return nullptr;
+    if (!PyArg_ParseTuple(args, "ssKiO!", &c10_path, &cpu_path, &keys, &devices, &PyTuple_Type, &expected)) return nullptr;
     State want, have;
     if (!state_from_tuple(expected, &want)) return nullptr;
     functorch_keys = keys;
+    autocast_devices = std::min(devices, kAutocastDevices);
     void *c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
     void *torch_cpu = dlopen(cpu_path, RTLD_LAZY | RTLD_NOLOAD);
     state_verified = c10 != nullptr && torch_cpu != nullptr && find_state_symbols(c10, torch_cpu);
@@ -239,6 +243,7 @@ bool tensor_storage_range(const char *impl, uintptr_t *begin, uintptr_t *end) {
 bool state_ready() { return state_verified; }
 
 bool read_state(State *s) try {
+    *s = State{};
     s->grad = symbols.grad();
     s->inference = symbols.inference();
     s->autocast_cache = symbols.autocast_cache();
@@ -248,7 +253,7 @@ bool read_state(State *s) try {
     s->warn_only = symbols.warn_only(global_context);
     s->matmul = symbols.matmul(global_context);
     s->default_dtype = symbols.default_dtype();
-    for (int device = 0; device < kAutocastDevices; device++) {
+    for (int device = 0; device < autocast_devices; device++) {
         s->autocast_enabled[device] = symbols.autocast_enabled(static_cast<int8_t>(device));
         s->autocast_dtype[device] = symbols.autocast_dtype(static_cast<int8_t>(device));
     }

@@ -8,6 +8,7 @@ otherwise (another PyTorch version, say) guards call the Python fallbacks, which
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils import _device as default_device_module
 from fusewright import _native
 from fusewright.capture.guard_types import GlobalState
 
-AUTOCAST_DEVICES = ("cpu", "cuda")
+AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
 # Devices whose tensors keep their sizes in the TensorImpl; for others a tensor guard asks Python.
 NATIVE_DEVICES = frozenset({"cpu", "cuda", "meta"})
 _MATMUL_PRECISIONS = ("highest", "high", "medium")
@@ -80,6 +81,12 @@ def state_holds(expected: GlobalState) -> bool:
     return capture_global_state() == expected
 
 
+def _two(values: Iterable[int]) -> tuple[int, int]:
+    """Padded to the two devices of csrc/tensors.h, which looks at as many as AUTOCAST_DEVICES has."""
+    first, second = (*values, 0)[:2]
+    return first, second
+
+
 def native_state(state: GlobalState) -> tuple[object, ...] | None:
     """`state` in the form of csrc/tensors.h's State; None when only Python can compare it (a default device, disabled torch functions)."""
     dtypes = (state.default_dtype, *(dtype for _, _, dtype in state.autocast))
@@ -103,8 +110,8 @@ def native_state(state: GlobalState) -> tuple[object, ...] | None:
         int(state.deterministic[1]),
         _MATMUL_PRECISIONS.index(state.matmul_precision),
         DTYPE_CODES[state.default_dtype],
-        tuple(int(enabled) for _, enabled, _ in state.autocast),
-        tuple(DTYPE_CODES[dtype] for _, _, dtype in state.autocast),
+        _two(int(enabled) for _, enabled, _ in state.autocast),
+        _two(DTYPE_CODES[dtype] for _, _, dtype in state.autocast),
         state.torch_function_modes,
         state.dispatch_modes,
         state.num_threads,
@@ -170,7 +177,7 @@ def _probe() -> tuple[dict[str, object], bool]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         found = _native.probe_tensors(_C10, _TORCH_CPU, torch._C.TensorBase, _samples())
     state = native_state(capture_global_state())
-    state_found = state is not None and _native.probe_state(_C10, _TORCH_CPU, _functorch_key_set(), state)
+    state_found = state is not None and _native.probe_state(_C10, _TORCH_CPU, _functorch_key_set(), len(AUTOCAST_DEVICES), state)
     return found, bool(state_found)
 
 
