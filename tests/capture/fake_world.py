@@ -6,19 +6,12 @@ Works without torch's help (and, under CPython 3.12 and 3.13, without torch: see
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import operator
-import sys
 import types
 from typing import Any
 
-if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
-    stand_in = types.ModuleType("torch")
-    stand_in.dtype = stand_in.device = object  # annotations of graph/types.py
-    sys.modules["torch"] = stand_in
-
+from . import without_torch  # noqa: F401, I001  (first)
 from fusewright.capture.native import native
-from fusewright.capture.resume import Resumption  # noqa: F401
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import UserException
 from fusewright.capture.tracer import NULL, Frame, Tracer

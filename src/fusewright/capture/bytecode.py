@@ -16,7 +16,8 @@ import types
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 VERSION = sys.version_info[:2]
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
@@ -77,6 +78,7 @@ class CodeInfo:
     cells      the slots that hold cells (of this code, then free ones from `first_free` on)
     start      the first instruction after the prologue that makes cells and copies the closure
     ops        room for the interpreter's (handler, operand) records
+    locations  room for the interpreter's locations, by instruction
     """
 
     code: types.CodeType
@@ -87,6 +89,7 @@ class CodeInfo:
     first_free: int
     start: int
     ops: list[tuple[Callable[..., object], object]] | None = None
+    locations: dict[int, Any] = field(default_factory=dict)
 
     def line(self, index: int) -> int:
         """The source line of instruction `index` (that of the function where CPython notes none)."""

@@ -170,6 +170,10 @@ class _Cutter:
         self.free = tuple(slot for slot in used if slot >= info.first_free)
         self._check_cells()
 
+        before = [info.instructions[max(layout.index - back, 0)].name for back in (1, 2)]
+        if not layout.raising and (before[0] == "KW_NAMES" or before == ["PRECALL", "KW_NAMES"]):
+            raise CannotCut("between the keyword names of a call and the call")
+
     def _check_cells(self) -> None:
         for index in self.kept:
             instruction = self.info.instructions[index]
@@ -226,7 +230,12 @@ class _Cutter:
             prefix.append(Item("RAISE_VARARGS", 1, positions=here))
         else:
             prefix.append(Item("JUMP_FORWARD", positions=here))
-        bodies = [self._rewritten(info.instructions[index], new_slots) for index in self.kept]
+        kept = set(self.kept)
+        bodies = []
+        for index in self.kept:
+            # CPython 3.13 looks for the handler of a call that failed one unit in front of it, so what has lost its predecessor gets one.
+            filler = [] if index - 1 in kept else [Item("NOP", positions=info.instructions[index].positions)]
+            bodies.append(filler + self._rewritten(info.instructions[index], new_slots))
         place: dict[int, int] = {}
         position = len(prefix)
         for index, body in zip(self.kept, bodies):

@@ -39,7 +39,9 @@ class Handling:
 class Frame:
     """One interpreted frame. `pc` is the next instruction; `namespace` is set in class bodies only."""
 
-    __slots__ = ("tracer", "world", "function", "info", "ops", "locals", "stack", "pc", "namespace", "value", "finished", "back")
+    __slots__ = (
+        "tracer", "world", "function", "info", "ops", "locals", "stack", "pc", "namespace", "value", "finished", "back", "_callers",
+    )  # fmt: skip
 
     def __init__(self, tracer: Tracer, function: types.FunctionType, info: CodeInfo, arguments: list[Any]) -> None:
         self.tracer = tracer
@@ -54,6 +56,23 @@ class Frame:
         self.value: Any = None
         self.finished = False
         self.back: Frame | None = None
+        self._callers: tuple[Location, ...] | None = None
+
+    def enter(self, back: Frame | None) -> None:
+        """Begins to run (again), called by `back`."""
+        self.back = back
+        self._callers = None
+
+    def stack_here(self) -> tuple[Location, ...]:
+        """The user's stack up to this frame, outermost first. Callers stand still while a frame runs, so theirs is made once."""
+        if self._callers is None:
+            self._callers = () if self.back is None else self.back.stack_here()
+        index = self.pc - 1 if self.pc else 0
+        location = self.info.locations.get(index)
+        if location is None:
+            code = self.info.code
+            location = self.info.locations[index] = Location(code.co_filename, self.info.line(index), code.co_qualname)
+        return (*self._callers, location)
 
     def unwind(self, error: BaseException) -> None:
         """Goes to the handler of the instruction that raised, or raises on."""
@@ -184,7 +203,7 @@ class Tracer:
         if self._depth >= self.options.inline_depth:
             raise GraphBreak("inline-depth", f"{self._depth} interpreted calls on top of each other")
         self.spend(_CALL_COST)
-        frame.back = self.frame
+        frame.enter(self.frame)
         self.frame = frame
         self._depth += 1
         ops = frame.ops
@@ -222,13 +241,7 @@ class Tracer:
 
     def stack(self) -> tuple[Location, ...]:
         """The user's stack now, outermost first."""
-        levels = []
-        frame = self.frame
-        while frame is not None:
-            code = frame.info.code
-            levels.append(Location(code.co_filename, frame.info.line(max(frame.pc - 1, 0)), code.co_qualname))
-            frame = frame.back
-        return tuple(reversed(levels))
+        return () if self.frame is None else self.frame.stack_here()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Cells

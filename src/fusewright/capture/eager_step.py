@@ -1,0 +1,342 @@
+"""The instruction at a graph break, as Python source: one row per instruction that can break.
+
+Takes the instruction and the source expressions that stand for the stack values; gives the lines that perform it eagerly. Always holds: an
+instruction is performed by one call of `__call` (the eager call under the frame hook), so that whatever Python code it runs is compiled in
+its turn; instructions without a row cannot be broken at. No torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from fusewright.capture.bytecode import Instruction
+from fusewright.capture.resume import CannotCut
+
+CALL = "__call"
+
+_BINARY: dict[str, Callable[..., object]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
+    "**": operator.pow, "@": operator.matmul, "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_,
+    "^": operator.xor,
+}  # fmt: skip
+_INPLACE: dict[str, Callable[..., object]] = {
+    "+": operator.iadd, "-": operator.isub, "*": operator.imul, "/": operator.itruediv, "//": operator.ifloordiv, "%": operator.imod,
+    "**": operator.ipow, "@": operator.imatmul, "<<": operator.ilshift, ">>": operator.irshift, "&": operator.iand, "|": operator.ior,
+    "^": operator.ixor,
+}  # fmt: skip
+_COMPARE: dict[str, Callable[..., object]] = {
+    "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+class Source:
+    """Python source under construction: lines, the stack as expressions (None: NULL), and the constants that the lines mention."""
+
+    def __init__(self, stack: list[str | None], function: Any) -> None:
+        self.lines: list[str] = []
+        self.stack = stack
+        self.constants: dict[str, object] = {}
+        self.function = function
+        self._names = 0
+
+    def constant(self, value: object) -> str:
+        """The name of a constant."""
+        for name, known in self.constants.items():
+            if known is value:
+                return name
+        name = f"__k{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def pop(self) -> str:
+        value = self.stack.pop()
+        if value is None:
+            raise CannotCut("an instruction takes an empty stack slot")
+        return value
+
+    def call(self, function: str, *arguments: str) -> str:
+        """A line that calls `function`; the name of its result."""
+        name = f"__t{self._names}"
+        self._names += 1
+        self.lines.append(f"{name} = {CALL}({', '.join((function, *arguments))})")
+        return name
+
+    def apply(self, function: Callable[..., object], *arguments: str) -> str:
+        return self.call(self.constant(function), *arguments)
+
+
+Row = Callable[[Source, Any], None]
+ROWS: dict[str, Row] = {}
+
+
+def _row(*names: str) -> Callable[[Row], Row]:
+    def enter(row: Row) -> Row:
+        for name in names:
+            ROWS[name] = row
+        return row
+
+    return enter
+
+
+def perform(source: Source, instruction: Instruction) -> None:
+    """Adds the lines that perform `instruction`. Raises CannotCut."""
+    row = ROWS.get(instruction.action)
+    if row is None:
+        raise CannotCut(f"a break at {instruction.name}")
+    row(source, instruction.operand)
+
+
+@_row("CALL")
+def _call(source: Source, operand: tuple[int, tuple[str, ...]]) -> None:
+    count, names = operand
+    arguments = [source.pop() for _ in range(count)][::-1]
+    function = source.pop()
+    below = source.stack.pop()
+    if below is not None:
+        arguments.insert(0, function)
+        function = below
+    source.stack.append(source.call(function, *_named(arguments, names)))
+
+
+def _named(arguments: list[str], names: tuple[str, ...]) -> list[str]:
+    first = len(arguments) - len(names)
+    return arguments[:first] + [f"{name}={value}" for name, value in zip(names, arguments[first:])]
+
+
+def _call_null_last(source: Source, arguments: list[str]) -> None:
+    receiver = source.stack.pop()
+    function = source.pop()
+    if receiver is not None:
+        arguments.insert(0, receiver)
+    source.stack.append(source.call(function, *arguments))
+
+
+@_row("CALL_NULL_LAST")
+def _call_313(source: Source, operand: tuple[int, tuple[str, ...]]) -> None:
+    _call_null_last(source, [source.pop() for _ in range(operand[0])][::-1])
+
+
+@_row("CALL_FUNCTION_EX")
+def _call_ex(source: Source, has_keywords: bool) -> None:
+    keywords = [f"**{source.pop()}"] if has_keywords else []
+    arguments = f"*{source.pop()}"
+    above = source.stack.pop()
+    below = source.stack.pop()
+    function = above if below is None else below
+    if function is None:
+        raise CannotCut("a call without a callable")
+    source.stack.append(source.call(function, arguments, *keywords))
+
+
+@_row("CALL_FUNCTION_EX_NULL_LAST")
+def _call_ex_313(source: Source, has_keywords: bool) -> None:
+    keywords = [f"**{source.pop()}"] if has_keywords else []
+    _call_null_last(source, [f"*{source.pop()}", *keywords])
+
+
+def _binary(table: dict[str, Callable[..., object]]) -> Row:
+    def row(source: Source, symbol: str) -> None:
+        right, left = source.pop(), source.pop()
+        source.stack.append(source.apply(table[symbol], left, right))
+
+    return row
+
+
+ROWS["BINARY_OP"] = _binary(_BINARY)
+ROWS["INPLACE_OP"] = _binary(_INPLACE)
+ROWS["COMPARE_OP"] = _binary(_COMPARE)
+
+
+@_row("COMPARE_OP_BOOL")
+def _compare_bool(source: Source, symbol: str) -> None:
+    ROWS["COMPARE_OP"](source, symbol)
+    source.stack.append(source.apply(bool, source.pop()))
+
+
+def _unary(function: Callable[..., object]) -> Row:
+    def row(source: Source, operand: object) -> None:
+        source.stack.append(source.apply(function, source.pop()))
+
+    return row
+
+
+ROWS["UNARY_NEGATIVE"] = _unary(operator.neg)
+ROWS["UNARY_POSITIVE"] = _unary(operator.pos)
+ROWS["UNARY_INVERT"] = _unary(operator.invert)
+ROWS["UNARY_NOT"] = _unary(operator.not_)
+ROWS["TO_BOOL"] = _unary(bool)
+ROWS["GET_ITER"] = _unary(iter)
+ROWS["FORMAT_SIMPLE"] = _unary(format)
+
+
+@_row("CONTAINS_OP")
+def _contains(source: Source, inverted: int) -> None:
+    container, item = source.pop(), source.pop()
+    found = source.apply(operator.contains, container, item)
+    source.stack.append(f"(not {found})" if inverted else found)
+
+
+@_row("BINARY_SUBSCR")
+def _getitem(source: Source, operand: object) -> None:
+    key, target = source.pop(), source.pop()
+    source.stack.append(source.apply(operator.getitem, target, key))
+
+
+@_row("BINARY_SLICE")
+def _getslice(source: Source, operand: object) -> None:
+    stop, start, target = source.pop(), source.pop(), source.pop()
+    source.stack.append(source.apply(operator.getitem, target, f"{source.constant(slice)}({start}, {stop})"))
+
+
+@_row("STORE_SUBSCR")
+def _setitem(source: Source, operand: object) -> None:
+    key, target, value = source.pop(), source.pop(), source.pop()
+    source.apply(operator.setitem, target, key, value)
+
+
+@_row("STORE_SLICE")
+def _setslice(source: Source, operand: object) -> None:
+    stop, start, target, value = source.pop(), source.pop(), source.pop(), source.pop()
+    source.apply(operator.setitem, target, f"{source.constant(slice)}({start}, {stop})", value)
+
+
+@_row("DELETE_SUBSCR")
+def _delitem(source: Source, operand: object) -> None:
+    key, target = source.pop(), source.pop()
+    source.apply(operator.delitem, target, key)
+
+
+@_row("LOAD_ATTR")
+def _load_attr(source: Source, name: str) -> None:
+    source.stack.append(source.apply(getattr, source.pop(), repr(name)))
+
+
+@_row("NULL_LOAD_ATTR")
+def _null_load_attr(source: Source, name: str) -> None:
+    value = source.apply(getattr, source.pop(), repr(name))
+    source.stack += [None, value]
+
+
+@_row("LOAD_ATTR_NULL")
+def _load_attr_null(source: Source, name: str) -> None:
+    value = source.apply(getattr, source.pop(), repr(name))
+    source.stack += [value, None]
+
+
+@_row("STORE_ATTR")
+def _store_attr(source: Source, name: str) -> None:
+    target, value = source.pop(), source.pop()
+    source.apply(setattr, target, repr(name), value)
+
+
+@_row("DELETE_ATTR")
+def _delete_attr(source: Source, name: str) -> None:
+    source.apply(delattr, source.pop(), repr(name))
+
+
+def load_global(function: Any, name: str) -> object:
+    """A global name as the function's own LOAD_GLOBAL finds it."""
+    namespace = function.__globals__
+    if name in namespace:
+        return namespace[name]
+    found = function.__builtins__
+    if name in found:
+        return found[name]
+    raise NameError(f"name '{name}' is not defined", name=name)
+
+
+def _load_global_text(source: Source, name: str) -> str:
+    return source.apply(load_global, "__function", repr(name))
+
+
+@_row("LOAD_GLOBAL")
+def _load_global(source: Source, name: str) -> None:
+    source.stack.append(_load_global_text(source, name))
+
+
+@_row("NULL_LOAD_GLOBAL")
+def _null_load_global(source: Source, name: str) -> None:
+    source.stack += [None, _load_global_text(source, name)]
+
+
+@_row("LOAD_GLOBAL_NULL")
+def _load_global_null(source: Source, name: str) -> None:
+    source.stack += [_load_global_text(source, name), None]
+
+
+@_row("STORE_GLOBAL")
+def _store_global(source: Source, name: str) -> None:
+    source.apply(operator.setitem, "__function.__globals__", repr(name), source.pop())
+
+
+@_row("FORMAT_VALUE")
+def _format(source: Source, operand: tuple[int, bool]) -> None:
+    conversion, has_spec = operand
+    spec = source.pop() if has_spec else "''"
+    value = source.pop()
+    if conversion:
+        value = source.apply((str, repr, ascii)[conversion - 1], value)
+    source.stack.append(source.apply(format, value, spec))
+
+
+@_row("FORMAT_WITH_SPEC")
+def _format_with_spec(source: Source, operand: object) -> None:
+    spec, value = source.pop(), source.pop()
+    source.stack.append(source.apply(format, value, spec))
+
+
+@_row("CONVERT_VALUE")
+def _convert(source: Source, conversion: int) -> None:
+    source.stack.append(source.apply((str, repr, ascii)[conversion - 1], source.pop()))
+
+
+def unpack(value: Any, count: int) -> list[object]:
+    """What UNPACK_SEQUENCE does, with its messages."""
+    if not hasattr(type(value), "__iter__") and not hasattr(type(value), "__getitem__"):
+        raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
+    values = list(itertools.islice(value, count + 1))
+    if len(values) > count:
+        raise ValueError(f"too many values to unpack (expected {count})")
+    if len(values) < count:
+        raise ValueError(f"not enough values to unpack (expected {count}, got {len(values)})")
+    return values
+
+
+@_row("UNPACK_SEQUENCE")
+def _unpack_sequence(source: Source, count: int) -> None:
+    values = source.apply(unpack, source.pop(), str(count))
+    source.stack.extend(f"{values}[{position}]" for position in range(count - 1, -1, -1))
+
+
+@_row("LIST_EXTEND")
+def _list_extend(source: Source, depth: int) -> None:
+    iterable = source.pop()
+    source.apply(list.extend, _target(source, depth), iterable)
+
+
+@_row("SET_UPDATE")
+def _set_update(source: Source, depth: int) -> None:
+    iterable = source.pop()
+    source.apply(set.update, _target(source, depth), iterable)
+
+
+@_row("DICT_UPDATE")
+def _dict_update(source: Source, depth: int) -> None:
+    mapping = source.pop()
+    source.apply(dict.update, _target(source, depth), mapping)
+
+
+def _target(source: Source, depth: int) -> str:
+    value = source.stack[-depth]
+    if value is None:
+        raise CannotCut("an instruction takes an empty stack slot")
+    return value
+
+
+@_row("IMPORT_NAME")
+def _import_name(source: Source, name: str) -> None:
+    names, level = source.pop(), source.pop()
+    source.stack.append(source.apply(__import__, repr(name), "__function.__globals__", "None", names, level))

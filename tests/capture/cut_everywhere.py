@@ -1,0 +1,103 @@
+"""Cutting functions at every instruction, and running what the cut gives with CPython itself.
+
+`results(function)` stops the interpreter (over a fake World) in front of each step in turn, builds the continuation, and runs its source:
+the step eagerly, the rest in a resume function. `chained` cuts each resume function again, after a few more steps.
+Run as a script it checks all programs, for versions of CPython that have neither pytest nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .fake_world import no_cut, tracer_for  # isort: skip  (first: it makes do without torch)
+from fusewright.capture.arguments import bind
+from fusewright.capture.bytecode import NULL
+from fusewright.capture.continuation import Continuation
+from fusewright.capture.cutting import _Cut, _State, cut
+from fusewright.capture.resume import CannotCut
+from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.signals import SkipFrame
+
+
+
+def run(continuation: Continuation, function: Any) -> object:
+    """What `finish` does, without reconstruction and effects."""
+    body = "\n".join(f"    {line}" for line in continuation.lines)
+    scope = dict(continuation.constants)
+    exec(f"def finish(__function, {', '.join(continuation.names)}):\n{body}", scope)
+    return scope["finish"](function, *continuation.values)
+
+
+def resume_here(frame: Any) -> Continuation:
+    """Goes on at the very instruction, without performing it first: legal at almost every one."""
+    builder = _Cut(frame)
+    if frame.tracer.handled_exception() is not None:
+        raise CannotCut("inside an exception handler")
+    stack = [None if value is NULL else f"__s{depth}" for depth, value in enumerate(frame.stack)]
+    variables = {slot: f"__v{slot}" for slot in builder.held if slot not in builder.info.cells}
+    line = f"return {builder._resume(_State(builder.index, stack, variables, frozenset()))}"
+    return Continuation(tuple(builder.values.values()), tuple(builder.values), (line,), dict(builder.source.constants))
+
+
+def steps(function: Any, arguments: tuple[Any, ...] = ()) -> int:
+    tracer = tracer_for(function, arguments)
+    tracer.run(lambda real, slot, name: real, no_cut)
+    return tracer.step
+
+
+def results(function: Any, cut: Callable[[Any], Continuation] = cut) -> Iterator[tuple[int, object]]:
+    """(step, result of the run that was cut there), for each step at which a cut is legal."""
+    for step in range(steps(function)):
+        tracer = tracer_for(function, (), step)
+        try:
+            continuation = tracer.run(lambda real, slot, name: real, cut)
+        except (CannotCut, SkipFrame):
+            continue
+        yield step, run(continuation, function)
+
+
+def chained(function: Any, distance: int) -> tuple[object, int]:
+    """The result of a run that is cut again and again, at least `distance` steps on from the last cut; and the number of cuts."""
+    cuts = 0
+
+    def wrap(resumed: Any) -> Callable[..., object]:
+        def go_on(*values: object) -> object:
+            nonlocal cuts
+            arguments = tuple(bind(resumed, values, {}, no_cut))
+            # The distance counts from behind the prefix; the end of the frame is found by running past it.
+            stop = distance + len(resumed.__code__.co_varnames) + 4
+            for attempt in range(stop, stop + 40):
+                options = CaptureOptions(wrap_resume=wrap)
+                tracer = tracer_for(resumed, arguments, attempt, options)
+                try:
+                    continuation = tracer.run(lambda real, slot, name: real, cut_or_none)
+                except SkipFrame:
+                    return resumed(*values)
+                if continuation.lines:
+                    cuts += 1
+                    return run(continuation, resumed)
+            return resumed(*values)
+
+        return go_on
+
+    def cut_or_none(frame: Any) -> Continuation:
+        try:
+            return cut(frame)
+        except CannotCut:
+            return Continuation((), (), ())
+
+    return wrap(function)(), cuts
+
+
+if __name__ == "__main__":
+    from .programs import PROGRAMS
+
+    for function in PROGRAMS:
+        expected = repr(function())
+        cuts = 0
+        for method in (cut, resume_here):
+            for step, result in results(function, method):
+                cuts += 1
+                assert repr(result) == expected, (function.__name__, step, expected, result)
+        print(function.__name__, cuts)
