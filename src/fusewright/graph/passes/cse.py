@@ -1,7 +1,7 @@
 """Common subexpression elimination: a pure operator that is repeated with the same arguments is computed once.
 
 Takes and gives a functional graph. Always holds: random operators and effects are never merged, nor two fresh tensors that both leave
-the graph (they are separate storage in eager).
+the graph (they are separate storage in eager), nor two results.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fusewright.graph.passes.runner import Rewrites
 
 def cse(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     outside = escaping(graph)
+    returned = set(next(reversed(graph.nodes)).all_input_nodes)
     seen: dict[object, torch.fx.Node] = {}
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr") or must_stay(node) or node.meta.get("private"):
@@ -30,10 +31,14 @@ def cse(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
         aliases_anyway = is_view(node) or node.op == "get_attr" or node.target is operator.getitem
         if first in outside and node in outside and not aliases_anyway:
             continue
+        if first in returned and node in returned:
+            continue  # two results are two objects, even when they share storage
         if not rewrites.allow(f"cse: {node.name} is {first.name}"):
             return graph
         if node in outside:
             outside.add(first)
+        if node in returned:
+            returned.add(first)
         node.replace_all_uses_with(first)
         graph.erase_node(node)
     return graph

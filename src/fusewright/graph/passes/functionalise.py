@@ -210,8 +210,13 @@ class _Functionaliser:
                 if not is_dense(self.refs[target].type):
                     raise CannotFunctionalise(f"{op} on a tensor with gaps draws its numbers in another order")
         kwargs = {name: value for name, value in node.kwargs.items() if not _is_out(op, name)}
+        kwargs |= _lost_defaults(node, op, form)
         made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore[arg-type]
         type_ = made.meta["type"]
+        if known.random and not (isinstance(type_, TensorType) and same_strides(type_, self.refs[_flat(targets)[0]].type)):
+            self.new.erase_node(made)  # another layout would draw the numbers in another order
+            self._write_copies(node, known.written)
+            return
         if isinstance(type_, TensorType):
             values = [made]
         else:
@@ -403,6 +408,16 @@ def _argument(node: torch.fx.Node, op: OpOverload, index: int) -> object:
 
 def _is_out(op: OpOverload, name: str) -> bool:
     return any(a.is_out and a.name == name for a in op._schema.arguments)
+
+
+def _lost_defaults(node: torch.fx.Node, op: OpOverload, form: OpOverload) -> dict[str, object]:
+    """Arguments that the call leaves to a default of the in-place operator which the pure form does not have."""
+    required = {a.name for a in form._schema.arguments if not a.has_default_value()}
+    return {
+        a.name: a.default_value
+        for index, a in enumerate(op._schema.arguments)
+        if index >= len(node.args) and a.name not in node.kwargs and a.name in required and a.has_default_value()
+    }
 
 
 def _flat(targets: list[object]) -> list[torch.fx.Node]:
