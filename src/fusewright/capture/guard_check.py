@@ -247,11 +247,9 @@ def relation_value(tree: Tree, values: Mapping[str, int]) -> int | bool:
     """The value of a relation's tree. Raises OverflowError where int64 would overflow, ZeroDivisionError."""
     if isinstance(tree, int):
         return tree
-    if tree[0] == "sym":
-        return values[tree[1]]
     if tree[0] == "const":
         return tree[1]
-    result = OPERATORS[tree[0]](*(relation_value(operand, values) for operand in tree[1:]))
+    result = values[tree[1]] if tree[0] == "sym" else OPERATORS[tree[0]](*(relation_value(operand, values) for operand in tree[1:]))
     if not -(2**63) <= result < 2**63:
         raise OverflowError("a size does not fit int64")
     return result
