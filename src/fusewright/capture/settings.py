@@ -6,7 +6,7 @@ Always holds: plain data, made once per compiled function by the driver; capture
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -29,6 +29,7 @@ class CaptureOptions:
     max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
     wrap_resume           makes a resume function a compiled function
     call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are compiled
+    size_history    sizes seen so far by (code, source), None where they differed: the one thing that captures add to
     """
 
     fullgraph: bool = False
@@ -39,3 +40,4 @@ class CaptureOptions:
     max_attempts: int = 4
     wrap_resume: Callable[[Callable[..., object]], Callable[..., object]] = _unwrapped
     call_eager: Callable[..., object] = call_plainly
+    size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

@@ -1,0 +1,337 @@
+"""Methods of builtin types, called on whatever they are bound to.
+
+Takes a bound builtin method (`[].append`), a slot wrapper (`object.__setattr__`) or a descriptor with its receiver; gives the result.
+Always holds: a receiver made inside is free to be changed natively; an outside receiver never reaches native code, except for methods
+that look at its identity alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture import call_builtins, call_classes, call_support, call_torch, protocols
+from fusewright.capture.native import native
+from fusewright.capture.protocols import PLAIN, SCALARS, for_native
+from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.values import cls as classes
+from fusewright.capture.values import object as objects
+from fusewright.capture.values import tensor as tensors
+from fusewright.capture.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.values.dict import OutsideDict
+
+if TYPE_CHECKING:
+    from fusewright.capture.tracer import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+# Tensor methods whose answer is not a tensor, and that are no part of a graph.
+_TENSOR_QUERIES = frozenset({
+    "size", "stride", "dim", "ndimension", "numel", "nelement", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "element_size",
+    "storage_offset", "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim", "sparse_dim",
+    "is_coalesced", "__len__", "__hash__",
+})  # fmt: skip
+
+
+def call_bound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A bound builtin method."""
+    name = fn.__name__
+    if isinstance(owner, type):
+        return _on_class(tracer, fn, name, owner, args, kwargs)
+    return _call(tracer, fn, name, owner, args, kwargs)
+
+
+def call_unbound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`list.append(owner, *args)`; `fn` is the descriptor."""
+    return _call(tracer, fn, fn.__name__, owner, args, kwargs)
+
+
+def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    if isinstance(owner, torch.Tensor):
+        return call_tensor_method(tracer, name, owner, args, kwargs)
+    if type(owner) is OutsideDict:
+        return tracer.call(world.getattr(owner, name), args, kwargs)
+    defined_by = getattr(fn, "__objclass__", None) or _definer(type(owner), name)
+    row = _OBJECT_ROWS.get(name) if defined_by in (object, type) or isinstance(owner, (types.FunctionType, types.ModuleType)) else None
+    if row is not None:
+        return row(tracer, owner, args, kwargs)
+    if type(owner) in PLAIN:
+        special = _CONTAINER_ROWS.get(name) or (_TEXT_ROWS.get(name) if isinstance(owner, (str, bytes)) else None)
+        if special is not None:
+            return special(tracer, fn, owner, args, kwargs)
+        return _native_method(tracer, fn, owner, args, kwargs)
+    if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
+        raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
+    if type(owner) in FROZEN_TYPES or is_constant(owner) or isinstance(owner, (type, types.FunctionType)):
+        if all(_known(value) for value in (*args, *kwargs.values())):
+            return native(getattr(owner, name), *args, **kwargs)
+        raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
+    if world.is_raw(owner):
+        raise GraphBreak("opaque-object", f"{type(owner).__qualname__}.{name}, which is written in C")
+    base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
+    if base is not None:
+        if isinstance(owner, dict) and name in ("update", "__init__") and classes.python_method(world, type(owner), "__setitem__") is not None:
+            return _update_by_items(tracer, owner, args, kwargs)
+        special = _CONTAINER_ROWS.get(name)
+        return special(tracer, fn, owner, args, kwargs) if special is not None else _native_method(tracer, fn, owner, args, kwargs)
+    if _is_harmless(type(owner)):
+        return _native_method(tracer, fn, owner, args, kwargs)
+    raise GraphBreak("untraceable-call", f"{type(owner).__module__}.{type(owner).__qualname__}.{name}")
+
+
+_CONTAINER_BASES = (dict, list, set, tuple, frozenset, collections.deque, str, int, float, BaseException)
+
+
+def _definer(kind: type, name: str) -> type | None:
+    return next((base for base in kind.__mro__ if name in base.__dict__), None)
+
+
+def _known(value: Any) -> bool:
+    return is_constant(value) or isinstance(value, (type, types.FunctionType, str))
+
+
+def _is_harmless(kind: type) -> bool:
+    """Iterators, views and the like that were made inside: their methods touch nothing else."""
+    return kind.__module__ in ("builtins", "itertools", "collections", "types", "functools", "operator", "re", "_struct") or kind in FROZEN_TYPES
+
+
+def _receiver_and_rest(fn: Any, owner: Any, args: Args) -> Args:
+    """The arguments for calling `fn` natively: a descriptor needs its receiver."""
+    return args if hasattr(fn, "__self__") and fn.__self__ is owner else (owner, *args)
+
+
+def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    ready = tuple(for_native(world, value) for value in args)
+    for_native(world, owner)
+    return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: for_native(world, value) for name, value in kwargs.items()})
+
+
+def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Args, kwargs: Kwargs) -> Any:
+    """A method of a tensor that is written in C."""
+    tensors.refuse_method(name)
+    if name in tensors.DATA_DEPENDENT:
+        code = "data-dependent-branch" if name == "__bool__" else "data-dependent-scalar"
+        raise GraphBreak(code, tensors.DATA_DEPENDENT[name])
+    if name in ("__setattr__", "__getattribute__", "__delattr__"):
+        return {"__setattr__": tensors.setattr_tensor, "__getattribute__": tensors.getattr_tensor, "__delattr__": tensors.delattr_tensor}[name](
+            tracer.world, owner, *args
+        )
+    if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
+        return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
+    return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)
+
+
+# Methods of `object` and `type`.
+
+
+def _object_setattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
+    if isinstance(owner, type):
+        classes.setattr_class(tracer.world, owner, *args)
+    elif isinstance(owner, (types.ModuleType, types.FunctionType)):
+        tracer.world.setattr(owner, *args)
+    else:
+        objects.generic_setattr(tracer.world, owner, *args)
+
+
+def _object_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(owner, type):
+        return classes.getattr_class(tracer.world, owner, *args)
+    if isinstance(owner, (types.FunctionType, types.ModuleType)):
+        return tracer.world.getattr(owner, *args)
+    return objects.generic_getattr(tracer.world, owner, *args)
+
+
+def _object_delattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
+    objects.generic_delattr(tracer.world, owner, *args)
+
+
+def _object_eq(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    return True if protocols.identical(owner, args[0]) else NotImplemented
+
+
+def _object_ne(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    return tracer.world.compare("!=", owner, args[0])
+
+
+def _object_hash(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> int:
+    return call_builtins._id(tracer, (owner,), {}) and native(object.__hash__, tracer.world.real_of(owner))
+
+
+def _object_text(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> str:
+    if tracer.world.is_raw(owner) and not isinstance(owner, (type, types.FunctionType, types.ModuleType)):
+        raise GraphBreak("opaque-object", f"the default text of a {type(owner).__qualname__}, which holds its address")
+    return native(repr, owner) if isinstance(owner, (type, types.FunctionType, types.ModuleType)) else native(object.__repr__, owner)
+
+
+def _type_call(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call_classes.construct(tracer, owner, args, kwargs)
+
+
+def _instancecheck(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call_classes.is_instance(tracer, args[0], owner) if classes.lookup(type(owner), "__instancecheck__") is type.__instancecheck__ else native(
+        issubclass, tracer.world.type_of(args[0]), owner
+    )
+
+
+def _bind_explicitly(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    instance = args[0]
+    return owner if instance is None else types.MethodType(owner, instance)
+
+
+def _call_explicitly(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    return tracer.call(owner, args, kwargs)
+
+
+_OBJECT_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    "__setattr__": _object_setattr,
+    "__getattribute__": _object_getattribute,
+    "__delattr__": _object_delattr,
+    "__init__": lambda tracer, owner, args, kwargs: None,
+    "__init_subclass__": lambda tracer, owner, args, kwargs: None,
+    "__eq__": _object_eq,
+    "__ne__": _object_ne,
+    "__hash__": _object_hash,
+    "__repr__": _object_text,
+    "__str__": lambda tracer, owner, args, kwargs: protocols.to_text(tracer.world, owner, "repr"),
+    "__format__": lambda tracer, owner, args, kwargs: protocols.to_text(tracer.world, owner, "str"),
+    "__call__": lambda tracer, owner, args, kwargs: (
+        _type_call(tracer, owner, args, kwargs) if isinstance(owner, type) else _call_explicitly(tracer, owner, args, kwargs)
+    ),
+    "__instancecheck__": _instancecheck,
+    "__get__": _bind_explicitly,
+    "__subclasscheck__": lambda tracer, owner, args, kwargs: native(issubclass, args[0], owner),
+    "mro": lambda tracer, owner, args, kwargs: list(owner.__mro__),
+}
+
+
+def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwargs: Kwargs) -> Any:
+    """`object.__new__`, `dict.fromkeys`, C class methods, and slots bound to a class (`Cls.__call__`)."""
+    world = tracer.world
+    if name == "__new__":
+        return _explicit_new(tracer, fn, owner, args, kwargs)
+    if owner is torch._C._VariableFunctions or getattr(fn, "__module__", None) == "torch._C._VariableFunctions":
+        return call_torch.call_operator(tracer, fn, args, kwargs)
+    if isinstance(fn, types.MethodWrapperType):
+        row = _OBJECT_ROWS.get(name)
+        if row is not None:
+            return row(tracer, owner, args, kwargs)
+        return native(fn, *args, **kwargs)
+    if name == "__init_subclass__" or name == "__subclasshook__":
+        return native(fn, *args, **kwargs)
+    if name == "__setattr__":
+        return classes.setattr_class(world, owner, *args)
+    if owner.__module__ in ("builtins", "collections") or owner in call_support.PURE_CLASSES:
+        return native(fn, *(call_support.native_iterable(world, value) if not type(value) in SCALARS else value for value in args), **kwargs)
+    if issubclass(owner, type) or isinstance(fn.__self__, type) and _definer(type(owner), name) is type:
+        return native(fn, *args, **kwargs)
+    if issubclass(owner, (dict, list, str, int, float)) and all(_known(value) for value in args):
+        return native(fn, *args, **kwargs)
+    raise GraphBreak("untraceable-call", f"{owner.__module__}.{owner.__qualname__}.{name}")
+
+
+def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    if not args or not isinstance(args[0], type):
+        return native(fn, *args, **kwargs)
+    if issubclass(args[0], type):
+        return call_classes.construct(tracer, args[0], args[1:], kwargs)
+    if issubclass(args[0], torch.Tensor):
+        raise GraphBreak("tensor-construction", f"{args[0].__qualname__}.__new__")
+    if owner is object:
+        return native(object.__new__, args[0])
+    if not issubclass(owner, _CONTAINER_BASES) and owner not in call_support.PURE_CLASSES:
+        raise GraphBreak("untraceable-call", f"{owner.__module__}.{owner.__qualname__}.__new__")
+    ready = tuple(call_support.native_iterable(world, value) if issubclass(owner, (tuple, frozenset)) else for_native(world, value) for value in args[1:])
+    return native(fn, args[0], *ready, **kwargs)
+
+
+# Methods of builtin containers and strings that meet iterables, callbacks, user equality or text.
+
+
+def _takes_iterables(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    ready = tuple(call_support.native_iterable(world, value) for value in args)
+    return native(fn, *_receiver_and_rest(fn, owner, ready), **kwargs)
+
+
+def _update(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(owner, BaseException):
+        return _native_method(tracer, fn, owner, args, kwargs)
+    if not isinstance(owner, dict):
+        return _takes_iterables(tracer, fn, owner, args, kwargs)
+    ready = tuple(call_builtins.pairs_of(tracer, value) for value in args)
+    return native(fn, *_receiver_and_rest(fn, owner, ready), **kwargs)
+
+
+def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
+    for key, value in dict(*(call_builtins.pairs_of(tracer, value) for value in args), **kwargs).items():
+        tracer.world.setitem(owner, key, value)
+
+
+def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> None:
+    if type(owner) not in PLAIN and not isinstance(owner, list):
+        return native(fn, *args, **kwargs)
+    owner[:] = call_builtins.sort(tracer, list(owner), kwargs)
+    return None
+
+
+def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """index, count and remove compare elements: through the border, unless all are scalars."""
+    world, name = tracer.world, fn.__name__
+    if not isinstance(owner, (list, tuple, collections.deque)) or all(type(element) in SCALARS for element in (*owner, *args)):
+        return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)
+    item, *limits = args
+    positions = range(len(owner))[slice(*limits)] if limits else range(len(owner))
+    matches = (
+        index for index in positions if protocols.identical(owner[index], item) or world.truth(world.compare("==", owner[index], item))
+    )
+    if name == "count":
+        return sum(1 for _ in matches)
+    found = next(matches, None)
+    if found is None:
+        raise UserException(ValueError(f"{type(owner).__name__}.{name}(x): x not in {type(owner).__name__}"))
+    if name == "remove":
+        del owner[found]
+        return None
+    return found
+
+
+_CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
+    **dict.fromkeys(
+        ("extend", "extendleft", "union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint",
+         "intersection_update", "difference_update", "symmetric_difference_update", "__iadd__", "join"), _takes_iterables),
+    "update": _update,
+    "__init__": _update,
+    "sort": _sort,
+    "index": _find,
+    "count": _find,
+    "remove": _find,
+}  # fmt: skip
+
+
+def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> str:
+    world = tracer.world
+    ready = tuple(_format_argument(world, value) for value in args)
+    return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: _format_argument(world, value) for name, value in kwargs.items()})
+
+
+def _format_argument(world: Any, value: Any) -> Any:
+    if type(value) not in PLAIN and (
+        classes.python_method(world, type(value), "__format__") is not None or classes.python_method(world, type(value), "__str__") is not None
+    ):
+        return world.format(value, 0, "")
+    return protocols.text_ready(world, value)
+
+
+_TEXT_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
+    "format": _format_text,
+    "format_map": lambda tracer, fn, owner, args, kwargs: native(fn, *_receiver_and_rest(fn, owner, (protocols.text_ready(tracer.world, args[0]),))),
+    "__mod__": lambda tracer, fn, owner, args, kwargs: tracer.world.binary("%", owner, args[0]),
+}

@@ -1,0 +1,60 @@
+"""What the rows for calls share: how iterables and callbacks are handed to native code, and which classes it may construct.
+
+Takes real values; gives values that native code may consume. Always holds: whatever native code iterates or calls goes through the border.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+from fusewright.capture.native import Trampoline, TrampolineIterator, native
+from fusewright.capture.protocols import PLAIN, for_native
+from fusewright.capture.signals import GraphBreak
+from fusewright.capture.values import cls as classes
+from fusewright.capture.values.dict import OutsideDict
+
+if TYPE_CHECKING:
+    from fusewright.capture.tracer import Tracer
+    from fusewright.capture.world import World
+
+PURE_CLASSES: frozenset[type] = frozenset({
+    object, slice, range, complex, bytes, bytearray, memoryview, types.SimpleNamespace, types.MethodType, types.MappingProxyType,
+    functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller, property, staticmethod, classmethod, super,
+    types.FunctionType, types.GenericAlias,
+})  # fmt: skip
+
+
+def native_iterable(world: World, obj: Any) -> Any:
+    """An iterable that native code may consume: builtin containers as they are, others as an iterator through the border."""
+    if type(obj) is OutsideDict:
+        return for_native(world, obj)
+    if type(obj) in PLAIN:
+        return obj
+    if isinstance(obj, (list, tuple, dict, set, frozenset, collections.deque)) and classes.python_method(world, type(obj), "__iter__") is None:
+        return obj
+    iterator = world.iterate(obj)
+    method = classes.python_method(world, type(iterator), "__next__")
+    if method is not None and not method.__module__.startswith("fusewright.capture"):
+        return TrampolineIterator(world, iterator)
+    if world.is_raw(iterator):
+        raise GraphBreak("outside-iterator", f"a {type(iterator).__qualname__} that was made before the compiled function was called is consumed")
+    return iterator
+
+
+def drain(world: World, obj: Any) -> list[Any]:
+    """All elements of an iterable."""
+    return native(list, native_iterable(world, obj))
+
+
+def native_callback(tracer: Tracer, fn: Any) -> Any:
+    """A callable that native code may call."""
+    if fn is None or isinstance(fn, Trampoline) or fn in _SAFE_CALLBACKS:
+        return fn
+    return Trampoline(tracer, fn)
+
+
+_SAFE_CALLBACKS: tuple[Any, ...] = (str.lower, str.upper, str.strip)

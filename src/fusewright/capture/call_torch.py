@@ -1,0 +1,252 @@
+"""PyTorch's own callables: which are recorded, which answer natively, which are interpreted, which break the graph.
+
+Takes a callable of PyTorch; gives the rule for it. Always holds: a function that reads or changes a setting of PyTorch has a row
+here; a C function without a row is a graph break.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture.native import native
+from fusewright.capture.protocols import for_native
+from fusewright.capture.signals import GraphBreak
+
+if TYPE_CHECKING:
+    from fusewright.capture.tracer import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Policy = Callable[["Tracer", Any, Args, Kwargs], Any]
+Row = Callable[["Tracer", Args, Kwargs], Any]
+
+# Modules of C functions that are tensor operators.
+_OPERATOR_MODULES = frozenset({
+    "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft", "torch._C._sparse", "torch._C._nested",
+    "torch._C._VariableFunctions",
+})  # fmt: skip
+
+# Python functions of these modules run natively on traced tensors: they take tensors and constants and keep no state.
+_NATIVE_MODULES = frozenset({
+    "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg", "torch.fft", "torch._jit_internal",
+    "torch._ops", "torch.overrides", "torch._linalg_utils", "torch._lowrank", "torch._refs", "torch._decomp.decompositions", "torch._VF",
+    "torch.signal.windows.windows", "torch.nn.modules.utils", "torch.library", "torch._library.custom_ops",
+})  # fmt: skip
+_NATIVE_PACKAGES = ("torch._refs.", "torch._prims", "torch._decomp")
+
+_REFUSED_MODULES = {
+    "torch.serialization": "untraceable-call",
+    "torch._tensor_str": "print-tensor",
+    "torch.autograd": "autograd-call",
+    "torch.autograd.graph": "autograd-call",
+    "torch.autograd.function": "autograd-function",
+    "torch.utils.checkpoint": "checkpoint",
+    "torch._functorch.apis": "functorch-transform",
+    "torch._functorch.eager_transforms": "functorch-transform",
+    "torch._functorch.vmap": "functorch-transform",
+    "torch.func": "functorch-transform",
+    "torch.distributed.distributed_c10d": "distributed-call",
+    "torch.random": "random-state",
+    "torch.cuda.random": "random-state",
+    "torch.multiprocessing": "untraceable-call",
+    "torch._dynamo.decorators": "untraceable-call",
+    "torch._dynamo.eval_frame": "untraceable-call",
+    "torch._higher_order_ops.cond": "higher-order-operator",
+    "torch._higher_order_ops.while_loop": "higher-order-operator",
+    "torch._higher_order_ops.scan": "higher-order-operator",
+    "torch._higher_order_ops.map": "higher-order-operator",
+    "torch._higher_order_ops.flex_attention": "higher-order-operator",
+}
+
+NATIVE_CLASSES: frozenset[type] = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
+
+LEGACY_TENSOR_TYPES: frozenset[type] = frozenset(
+    getattr(torch, name) for name in dir(torch) if name.endswith("Tensor") and name != "Tensor" and isinstance(getattr(torch, name), type)
+    and type(getattr(torch, name)).__name__ == "tensortype"
+)  # fmt: skip
+
+
+def _run_native(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A torch function written in Python that takes tensors."""
+    return tracer.world.torch_call(fn, args, kwargs)
+
+
+def _run_our_own(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Methods of our stand-ins and generators: part of the border itself."""
+    return native(fn, *args, **kwargs)
+
+
+def _refuse(code: str) -> Policy:
+    def refused(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        raise GraphBreak(code, f"{fn.__module__}.{fn.__qualname__}")
+
+    return refused
+
+
+_REFUSED: dict[str, Policy] = {module: _refuse(code) for module, code in _REFUSED_MODULES.items()}
+_LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "log", "exception"})
+
+
+def _logging(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Logging of constants is done after the graph; of anything else, in a graph break."""
+    if fn.__name__ not in _LOGGING_METHODS or fn.__name__ == "exception" or "exc_info" in kwargs:
+        return tracer.inline(fn, args, kwargs)
+    return defer_output(tracer, fn, args, kwargs)
+
+
+def defer_output(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    """Notes an output call (print, warning, log record), if what it shows cannot change until the end of the frame."""
+    world = tracer.world
+    shown = tuple(_fixed(world, value) for value in args)
+    world.effects.defer(fn, shown, {name: _fixed(world, value) for name, value in kwargs.items()})
+
+
+def _fixed(world: Any, value: Any) -> Any:
+    from_outside = world.is_raw(value)
+    if from_outside and not isinstance(value, torch.Tensor):
+        return value  # a logger, a file, a class: found again by its source
+    if isinstance(value, (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.SymInt, torch.Size, type)):
+        return value
+    return world.format(value, 1, "")
+
+
+def policy(origin: str) -> Policy | None:
+    """The rule for Python functions of the module `origin`; None: interpret."""
+    if origin.startswith("torch"):
+        if origin in _NATIVE_MODULES or origin.startswith(_NATIVE_PACKAGES):
+            return _run_native
+        return _REFUSED.get(origin)
+    if origin.startswith("fusewright."):
+        return _run_our_own if origin.startswith("fusewright.capture.") else None
+    if origin == "logging":
+        return _logging
+    return None
+
+
+# C functions that answer from a setting that a capture is guarded on (STATE), or that never change.
+_ANSWERS = frozenset({
+    "is_grad_enabled", "is_inference_mode_enabled", "_get_tracing_state", "_is_tracing", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
+    "get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cache_enabled", "is_anomaly_enabled", "get_default_dtype",
+    "_get_deterministic_algorithms", "get_num_threads", "_jit_is_script_object", "_get_cudnn_enabled", "_get_mkldnn_enabled", "_has_torch_function",
+    "_has_torch_function_unary", "_has_torch_function_variadic", "_is_torch_function_enabled", "_len_torch_function_stack", "_len_torch_dispatch_stack",
+    "is_any_autocast_enabled", "_is_any_autocast_enabled", "_cuda_isInBadFork", "_get_cudnn_allow_tf32", "_get_cublas_allow_tf32",
+    "_get_float32_matmul_precision", "_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled",
+    "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_functorch_interpreter_stack", "is_autocast_available", "_is_autocast_available",
+    "_is_deterministic_algorithms_warn_only_enabled", "_get_deterministic_algorithms_warn_only", "_cuda_getDeviceCount", "_get_privateuse1_backend_name",
+    "_cuda_isBuilt", "_has_mkldnn", "_jit_get_profiling_executor", "_is_functorch_wrapped_tensor", "is_functorch_wrapped_tensor", "_get_sdp_priority_order",
+    "_unset_dispatch_mode", "_get_overlap_policy", "_autograd_init", "is_scripting", "maybe_current_level", "_is_key_in_tls", "_mps_is_available",
+}) - {"_unset_dispatch_mode", "_autograd_init"}  # fmt: skip
+
+# C functions that change a setting; World restores it at the end of the attempt, finish replays what is left at its end.
+_SETTERS = frozenset({
+    "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "autocast_increment_nesting", "autocast_decrement_nesting", "clear_autocast_cache",
+    "set_autocast_cache_enabled", "set_autocast_cpu_enabled", "set_autocast_cpu_dtype", "set_autocast_gpu_dtype",
+})  # fmt: skip
+
+# Operators whose answer is not a tensor and that are no part of a graph.
+_QUERIES = frozenset({
+    "is_floating_point", "is_complex", "numel", "is_same_size", "result_type", "can_cast", "promote_types", "is_signed", "is_conj", "is_neg", "is_inference",
+    "get_device", "is_storage", "_is_zerotensor", "is_vulkan_available", "_has_compatible_shallow_copy_type",
+})  # fmt: skip
+
+
+def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kwargs) -> Any:
+    """A builtin function of one of torch's C modules."""
+    name = fn.__name__
+    if origin in _OPERATOR_MODULES:
+        return call_operator(tracer, fn, args, kwargs)
+    if name in _SETTERS:
+        if name == "_set_grad_enabled" and args[0]:
+            tracer.world.requires_grad_matters = True
+        # At torch level the settings are nodes of the graph; at ATen level their effect is in what is recorded.
+        return tracer.world.torch_call(fn, args, kwargs) if tracer.recorder.level == "torch" else native(fn, *args, **kwargs)
+    if name in _ANSWERS:
+        return native(fn, *args, **kwargs)
+    raise GraphBreak("untraceable-call", f"{origin}.{name}")
+
+
+def call_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.add` and the like."""
+    if fn.__name__ in _QUERIES:
+        return native(fn, *args, **kwargs)
+    if fn.__name__ == "is_nonzero":
+        raise GraphBreak("data-dependent-branch", "torch.is_nonzero")
+    if "out" in kwargs and kwargs["out"] is not None and not isinstance(kwargs["out"], torch.Tensor):
+        raise GraphBreak("untraceable-call", f"torch.{fn.__name__} with several `out` tensors")
+    return tracer.world.torch_call(fn, args, kwargs)
+
+
+def _always(answer: object) -> Row:
+    return lambda tracer, args, kwargs: answer
+
+
+def _state_context(code: str, what: str) -> Row:
+    def refused(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        raise GraphBreak(code, what)
+
+    return refused
+
+
+def _query(fn: Callable[..., Any]) -> Row:
+    return lambda tracer, args, kwargs: native(fn, *(for_native(tracer.world, value) for value in args), **kwargs)
+
+
+def _is_tensor(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return isinstance((*args, *kwargs.values())[0], torch.Tensor)
+
+
+def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", args[0] if args else "")))
+
+
+# By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
+NAMED_ROWS: dict[tuple[str, str], Row] = {
+    ("torch.compiler", "is_compiling"): _always(True),
+    ("torch.compiler", "is_dynamo_compiling"): _always(True),
+    ("torch.compiler", "is_exporting"): _always(False),
+    ("torch._dynamo.external_utils", "is_compiling"): _always(True),
+    ("torch._dynamo", "is_compiling"): _always(True),
+    ("torch._utils_internal", "is_compiling"): _always(True),
+    ("torch._dynamo.decorators", "graph_break"): _graph_break,
+    ("torch._dynamo.decorators", "mark_static"): _always(None),
+    ("torch._dynamo.decorators", "mark_static_address"): _always(None),
+    ("torch._dynamo.decorators", "maybe_mark_dynamic"): _always(None),
+    ("fusewright.api", "is_compiling"): _always(True),
+    ("fusewright.api", "graph_break"): _graph_break,
+    ("torch._jit_internal", "is_scripting"): _always(False),
+    ("torch.jit._trace", "is_tracing"): _always(False),
+    ("torch.jit._script", "is_scripting"): _always(False),
+    ("torch", "is_tensor"): _is_tensor,
+    ("torch", "is_storage"): _always(False),
+    ("torch.fx._symbolic_trace", "is_fx_tracing"): _always(False),
+    ("torch.fx._symbolic_trace", "is_fx_symbolic_tracing"): _always(False),
+    ("torch.cuda", "is_available"): _query(torch.cuda.is_available),
+    ("torch.cuda", "device_count"): _query(torch.cuda.device_count),
+    ("torch.cuda", "current_device"): _state_context("untraceable-call", "torch.cuda.current_device"),
+    ("torch.backends.cuda", "is_built"): _query(torch.backends.cuda.is_built),
+    ("torch", "get_default_device"): _query(torch.get_default_device),
+    ("torch", "get_float32_matmul_precision"): _query(torch.get_float32_matmul_precision),
+    ("torch", "are_deterministic_algorithms_enabled"): _query(torch.are_deterministic_algorithms_enabled),
+    ("torch.amp.autocast_mode", "is_autocast_available"): _query(torch.amp.autocast_mode.is_autocast_available),
+    ("torch.autograd.profiler", "record_function.__enter__"): lambda tracer, args, kwargs: args[0],
+    ("torch.autograd.profiler", "record_function.__exit__"): _always(None),
+}
+
+ROWS: list[tuple[Any, Row]] = [
+    (torch._C._log_api_usage_once, _always(None)),
+    (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
+    (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),
+]
+
+
+def original_of(fn: Any) -> Any:
+    """The Python function or module behind a compiled callable (ours or PyTorch's), or None."""
+    for name in ("_fusewright_original", "_torchdynamo_orig_callable", "__wrapped__"):
+        original = getattr(fn, name, None)
+        if isinstance(original, (types.FunctionType, types.MethodType, torch.nn.Module)):
+            return original
+    return None

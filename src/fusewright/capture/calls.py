@@ -1,0 +1,205 @@
+"""What a call does: the policy for every kind of callable.
+
+Takes a callable with its arguments; gives the result, by interpreting, by calling native code, or by a row of the tables.
+Always holds: the order is Python function (row, disabled, torch's native namespaces, interpreted), bound method, class, builtin,
+object with `__call__`; what no rule allows is the graph break "untraceable-call", which names the callable.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture import call_builtins, call_classes, call_methods, call_torch
+from fusewright.capture.guards import MISSING
+from fusewright.capture.native import Trampoline, native
+from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.values import cls as classes
+from fusewright.capture.values import module as modules
+from fusewright.capture.values.constant import is_constant
+
+if TYPE_CHECKING:
+    from fusewright.capture.tracer import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Row = Callable[["Tracer", Args, Kwargs], Any]
+
+# Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
+ROWS: dict[int, Row] = {id(function): row for table in (call_builtins.ROWS, call_torch.ROWS) for function, row in table}
+
+
+def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    """Calls `fn` the way that this kind of callable is called."""
+    kwargs = kwargs or {}
+    row = ROWS.get(id(fn))
+    if row is not None:
+        return row(tracer, args, kwargs)
+    handler = KINDS.get(type(fn))
+    if handler is None:
+        handler = next((handler for base, handler in BASE_KINDS if isinstance(fn, base)), _call_object)
+    return handler(tracer, fn, args, kwargs)
+
+
+def describe(fn: Any) -> str:
+    """A callable's name for messages."""
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
+    origin = getattr(fn, "__module__", None) or type(fn).__module__
+    return f"{origin}.{name}"
+
+
+def refuse(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The graph break of a callable that nothing is known about."""
+    raise GraphBreak("untraceable-call", describe(fn))
+
+
+def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    if fn.__dict__ and (fn.__dict__.get("_fusewright_disable") or fn.__dict__.get("_torchdynamo_disable")):
+        raise GraphBreak("disabled-function", describe(fn))
+    origin = fn.__globals__.get("__name__") or ""
+    row = call_torch.NAMED_ROWS.get((origin, fn.__qualname__))
+    if row is not None:
+        return row(tracer, args, kwargs)
+    policy = call_torch.policy(origin)
+    if policy is not None:
+        return policy(tracer, fn, args, kwargs)
+    return tracer.inline(fn, args, kwargs)
+
+
+def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.__func__, (fn.__self__, *args), kwargs)
+
+
+def _call_partial(tracer: Tracer, fn: functools.partial, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+
+
+def _call_trampoline(tracer: Tracer, fn: Trampoline, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.function, args, kwargs)
+
+
+def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A functools.lru_cache function.
+
+    With constant arguments it is asked itself: its answer is by contract the same at every call. Otherwise its body is interpreted;
+    output that it defers (a `warning_once`) is replayed by calling the cached function, so that it still comes once.
+    """
+    world = tracer.world
+    if all(is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in (*args, *kwargs.values())):
+        with torch.utils._python_dispatch._disable_current_modes():
+            value = native(fn, *args, **kwargs)
+        return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
+    before = len(world.effects.calls)
+    result = call(tracer, world.load(fn.__wrapped__, world.constant(fn.__wrapped__, "wrapped")), args, kwargs)
+    if result is None and len(world.effects.calls) > before:
+        del world.effects.calls[before:]
+        world.effects.defer(fn, args, kwargs)
+    return result
+
+
+def _call_static(tracer: Tracer, fn: staticmethod, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.__func__, args, kwargs)
+
+
+def _call_module(tracer: Tracer, fn: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    return modules.call_module(tracer.world, fn, args, kwargs)
+
+
+def _call_native_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """operator.itemgetter and friends: simple accessors, spelled out through the border."""
+    world = tracer.world
+    maker, parts = fn.__reduce__()[:2]
+    if isinstance(fn, call_builtins.ITEM_GETTER):
+        values = tuple(world.getitem(args[0], key) for key in parts)
+        return values[0] if len(values) == 1 else values
+    if isinstance(fn, call_builtins.ATTR_GETTER):
+        values = tuple(functools.reduce(world.getattr, path.split("."), args[0]) for path in parts)
+        return values[0] if len(values) == 1 else values
+    name, *more = parts if maker is type(fn) else (maker.args[0], *parts)
+    keywords = {} if maker is type(fn) else maker.keywords
+    return call(tracer, world.getattr(args[0], name), tuple(more), keywords)
+
+
+def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """An object with `__call__`."""
+    world = tracer.world
+    kind = type(fn)
+    found = classes.guarded_lookup(world, kind, "__call__")
+    if found is MISSING:
+        raise UserException(TypeError(f"'{kind.__name__}' object is not callable"))
+    if isinstance(found, types.WrapperDescriptorType):
+        original = call_torch.original_of(fn)
+        if original is not None:
+            return call(tracer, world.load(original, world.constant(original, "original")), args, kwargs)
+        return refuse(tracer, fn, args, kwargs)
+    return call(tracer, world.bind(found, fn, kind, "__call__"), args, kwargs)
+
+
+def _call_torch_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return tracer.world.torch_call(fn, args, kwargs)
+
+
+def _call_builtin(tracer: Tracer, fn: types.BuiltinFunctionType, args: Args, kwargs: Kwargs) -> Any:
+    owner = fn.__self__
+    if isinstance(owner, types.ModuleType) or owner is None:
+        name = owner.__name__ if owner is not None else (fn.__module__ or "")
+        if name.startswith("torch"):
+            return call_torch.call_c_function(tracer, fn, name, args, kwargs)
+        if name in call_builtins.PURE_MODULES or fn in call_builtins.PURE_FUNCTIONS:
+            return call_builtins.call_pure(tracer, fn, args, kwargs)
+        return refuse(tracer, fn, args, kwargs)
+    return call_methods.call_bound(tracer, fn, owner, args, kwargs)
+
+
+def _call_wrapper(tracer: Tracer, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> Any:
+    return call_methods.call_bound(tracer, fn, fn.__self__, args, kwargs)
+
+
+def _call_descriptor(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        return native(fn, *args, **kwargs)
+    return call_methods.call_unbound(tracer, fn, args[0], args[1:], kwargs)
+
+
+def _call_class(tracer: Tracer, fn: type, args: Args, kwargs: Kwargs) -> Any:
+    return call_classes.call_class(tracer, fn, args, kwargs)
+
+
+def _call_alias(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.__origin__, args, kwargs)
+
+
+def _call_higher_order(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    raise GraphBreak("higher-order-operator", describe(fn))
+
+
+KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    types.FunctionType: _call_function,
+    types.MethodType: _call_method,
+    types.BuiltinFunctionType: _call_builtin,
+    types.MethodDescriptorType: _call_descriptor,
+    types.WrapperDescriptorType: _call_descriptor,
+    types.MethodWrapperType: _call_wrapper,
+    types.ClassMethodDescriptorType: _call_descriptor,
+    functools.partial: _call_partial,
+    functools._lru_cache_wrapper: _call_cached,
+    staticmethod: _call_static,
+    Trampoline: _call_trampoline,
+    type: _call_class,
+    types.GenericAlias: _call_alias,
+    call_builtins.ITEM_GETTER: _call_native_object,
+    call_builtins.ATTR_GETTER: _call_native_object,
+    call_builtins.METHOD_CALLER: _call_native_object,
+    torch._ops.OpOverload: _call_torch_operator,
+    torch._ops.OpOverloadPacket: _call_torch_operator,
+}
+BASE_KINDS: tuple[tuple[type, Callable[[Any, Any, Args, Kwargs], Any]], ...] = (
+    (type, _call_class),
+    (torch.nn.Module, _call_module),
+    (torch._ops.HigherOrderOperator, _call_higher_order),
+    (functools.partial, _call_partial),
+)

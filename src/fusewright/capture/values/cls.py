@@ -1,0 +1,149 @@
+"""Classes: known by identity; their attributes through the method resolution order.
+
+Takes classes (from outside, or reached as `type(x)`); gives attribute reads as `type.__getattribute__` would do them, with a
+TYPE_ATTRIBUTE guard for each name that was looked up. Always holds: a store to a class is held back and read back from the overlay.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING
+
+from fusewright.capture.effects import DELETED
+from fusewright.capture.guards import MISSING
+from fusewright.capture.native import native
+from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.sources import InstanceDict, Item
+
+if TYPE_CHECKING:
+    from fusewright.capture.world import World
+
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def lookup(cls: type, name: str) -> object:
+    """What the method resolution order of `cls` holds under `name`, raw, or MISSING; no guard."""
+    for base in cls.__mro__:
+        found = base.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def guarded_lookup(world: World, cls: type, name: str) -> object:
+    """`lookup`, guarded, and through the overlay of stores to classes."""
+    if world.effects.slots:
+        for base in cls.__mro__:
+            stored = world.effects.read_slot(base, name)
+            if stored is not None and stored.value is not DELETED:
+                return stored.value
+            if stored is None and name in base.__dict__:
+                break
+    found = lookup(cls, name)
+    if not all(base.__flags__ & _IMMUTABLE for base in cls.__mro__):
+        world.guard_type_attribute(cls, name, found)
+    return found
+
+
+def python_method(world: World, cls: type, name: str) -> types.FunctionType | None:
+    """The Python function that implements the special method `name` for instances of `cls`, or None (a C slot, or nothing)."""
+    if not cls.__flags__ & (1 << 9):  # a static type has C slots only
+        return None
+    found = guarded_lookup(world, cls, name)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def getattr_class(world: World, cls: type, name: str) -> object:
+    """`cls.name`."""
+    meta = type(cls)
+    from_meta = guarded_lookup(world, meta, name)
+    if from_meta is not MISSING and world.is_data_descriptor(from_meta):
+        if isinstance(from_meta, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            if name == "__dict__":
+                return world.dict_stand_in(cls.__dict__, InstanceDict(world.constant(cls, cls.__name__)))
+            value = native(getattr, cls, name)
+            return world.load(value, world.constant(value, name))
+        return world.bind(from_meta, cls, meta, name)
+    getattribute = python_method(world, meta, "__getattribute__")
+    if getattribute is not None:
+        return world.tracer.call(getattribute, (cls, name))
+    found = guarded_lookup(world, cls, name)
+    if found is not MISSING:
+        return _bind_to_class(world, found, cls, name)
+    if from_meta is not MISSING:
+        return world.bind(from_meta, cls, meta, name)
+    fallback = python_method(world, meta, "__getattr__")
+    if fallback is not None:
+        return world.tracer.call(fallback, (cls, name))
+    raise UserException(AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'", name=name, obj=cls))
+
+
+def _bind_to_class(world: World, found: object, cls: type, name: str) -> object:
+    kind = type(found)
+    if kind is types.FunctionType:
+        return world.load(found, world.constant(found, name))
+    if kind is staticmethod:
+        return world.load(found.__func__, world.constant(found.__func__, name))
+    if kind is classmethod:
+        return bind_classmethod(world, found, cls)
+    getter = lookup(kind, "__get__")
+    if getter is MISSING:
+        return world.load(found, world.constant(found, f"{cls.__name__}_{name}"))
+    if isinstance(getter, types.FunctionType) and not kind.__module__ in ("enum", "types"):
+        return world.tracer.call(getter, (world.load(found, world.constant(found, name)), None, cls))
+    value = native(type.__getattribute__, cls, name)
+    return value if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) else world.load(value, world.constant(value, name))
+
+
+def bind_classmethod(world: World, found: classmethod, cls: type) -> object:
+    """A classmethod's function bound to the class."""
+    function = found.__func__
+    if isinstance(function, types.FunctionType):
+        return types.MethodType(world.load(function, world.constant(function, function.__name__)), cls)
+    return native(found.__get__, None, cls)
+
+
+def setattr_class(world: World, cls: type, name: str, value: object) -> None:
+    """`cls.name = value`: held back; only plain metaclasses, because others run code at a store."""
+    if world.is_inside_class(cls):
+        native(type.__setattr__, cls, name, value)
+        return
+    if cls.__flags__ & _IMMUTABLE or lookup(type(cls), "__setattr__") is not type.__dict__["__setattr__"]:
+        raise GraphBreak("class-mutation", f"a store to {cls.__qualname__}.{name}")
+    if name.startswith("__") and name.endswith("__"):
+        raise GraphBreak("class-mutation", f"a store to the special attribute {cls.__qualname__}.{name}")
+    guarded_lookup(world, cls, name)
+    world.load(cls, world.constant(cls, cls.__name__))
+    world.effects.store_slot(cls, name, value)
+
+
+def delattr_class(world: World, cls: type, name: str) -> None:
+    """Deleting a class's attribute changes what its bases show: left to eager."""
+    raise GraphBreak("class-mutation", f"del {cls.__qualname__}.{name}")
+
+
+def getattr_super(world: World, proxy: super, name: str) -> object:
+    """An attribute of `super(...)`: the lookup starts behind `__thisclass__`; each class passed over is guarded."""
+    this, instance, owner = proxy.__thisclass__, proxy.__self__, proxy.__self_class__
+    if owner is None or name == "__class__":
+        return native(getattr, proxy, name)
+    mro = owner.__mro__
+    for base in mro[mro.index(this) + 1 :]:
+        found = base.__dict__.get(name, MISSING)
+        where = InstanceDict(world.constant(base, base.__name__))
+        if found is MISSING:
+            if not base.__flags__ & _IMMUTABLE:
+                world.guard("ABSENT", where, name)
+            continue
+        if not base.__flags__ & _IMMUTABLE:
+            world.guard("IS", Item(where, name), found)
+        if isinstance(instance, type) and issubclass(instance, this) and instance is owner:
+            return _bind_super_class(world, found, instance, name)
+        return world.bind(found, instance, owner, name)
+    raise UserException(AttributeError(f"'super' object has no attribute '{name}'", name=name, obj=proxy))
+
+
+def _bind_super_class(world: World, found: object, cls: type, name: str) -> object:
+    if isinstance(found, classmethod):
+        return bind_classmethod(world, found, cls)
+    return _bind_to_class(world, found, cls, name)

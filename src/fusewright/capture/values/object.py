@@ -1,0 +1,261 @@
+"""Objects of user classes: Python's attribute protocol, with a guard for whatever the lookup depended on.
+
+Takes any object that has no file of its own here, made inside or outside; gives attribute reads and stores.
+Always holds: an outside object is never written to; its instance dictionary is read through a lazy stand-in that holds the stores.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+from fusewright.capture.effects import DELETED
+from fusewright.capture.guards import MISSING
+from fusewright.capture.native import native
+from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.sources import Attribute, InstanceDict, Source
+from fusewright.capture.values import cls as classes
+from fusewright.capture.values.dict import OutsideDict
+
+if TYPE_CHECKING:
+    from fusewright.capture.world import World
+
+
+def load_object(world: World, real: object, source: Source) -> object:
+    """Raw; only its type is guarded, its attributes are loaded when they are read."""
+    world.guard("TYPE", source, type(real))
+    return world.stand_in(real, source, real)
+
+
+def instance_dict(world: World, obj: object) -> Any:
+    """The object's instance dictionary: real when it was made inside, a stand-in otherwise, None when it has none."""
+    kind = type(obj)
+    if kind.__dictoffset__ == 0 and not isinstance(obj, types.ModuleType):
+        return None
+    record = world.outside(obj)
+    namespace = object.__getattribute__(obj, "__dict__") if "__dict__" not in _shadowed(kind) else _raw_dict(obj)
+    if record is None or record.real is not obj:
+        return namespace
+    return world.dict_stand_in(namespace, InstanceDict(record.source))
+
+
+def _shadowed(kind: type) -> tuple[str, ...]:
+    """("__dict__",) when a class in the MRO defines something else under `__dict__` than the plain descriptor."""
+    found = classes.lookup(kind, "__dict__")
+    return () if isinstance(found, types.GetSetDescriptorType) or found is MISSING or isinstance(found, types.MemberDescriptorType) else ("__dict__",)
+
+
+def _raw_dict(obj: object) -> dict:
+    for base in type(obj).__mro__:
+        found = base.__dict__.get("__dict__")
+        if isinstance(found, types.GetSetDescriptorType):
+            return found.__get__(obj)
+    raise GraphBreak("opaque-object", f"{type(obj).__qualname__} hides its instance dictionary")
+
+
+def read_namespace(namespace: Any, name: str) -> object:
+    """An entry of an instance dictionary or its stand-in, or MISSING."""
+    if namespace is None:
+        return MISSING
+    return namespace.lookup(name) if type(namespace) is OutsideDict else namespace.get(name, MISSING)
+
+
+def getattr_object(world: World, obj: object, name: str) -> object:
+    """`obj.name`: `__getattribute__`, then `__getattr__` when that raises AttributeError."""
+    kind = type(obj)
+    getattribute = classes.python_method(world, kind, "__getattribute__")
+    try:
+        if getattribute is not None:
+            return world.tracer.call(getattribute, (obj, name))
+        return generic_getattr(world, obj, name)
+    except UserException as signal:
+        if not isinstance(signal.exception, AttributeError):
+            raise
+        fallback = classes.python_method(world, kind, "__getattr__")
+        if fallback is None:
+            raise
+        return world.tracer.call(fallback, (obj, name))
+
+
+def generic_getattr(world: World, obj: object, name: str) -> object:
+    """`object.__getattribute__(obj, name)`: data descriptor, instance dictionary, then whatever the class holds."""
+    kind = type(obj)
+    found = classes.guarded_lookup(world, kind, name)
+    if found is not MISSING and is_data_descriptor(found):
+        return bind(world, found, obj, kind, name)
+    value = read_namespace(instance_dict(world, obj), name)
+    if value is not MISSING:
+        return value
+    if found is not MISSING:
+        return bind(world, found, obj, kind, name)
+    raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+
+
+def is_data_descriptor(found: object) -> bool:
+    """Whether the descriptor comes before the instance dictionary."""
+    kind = type(found)
+    return classes.lookup(kind, "__set__") is not MISSING or classes.lookup(kind, "__delete__") is not MISSING
+
+
+def bind(world: World, found: object, obj: object, kind: type, name: str) -> object:
+    """What reading `found` (an entry of a class in the MRO of `kind`) through the instance `obj` gives."""
+    handler = _BINDERS.get(type(found))
+    if handler is not None:
+        return handler(world, found, obj, kind, name)
+    getter = classes.guarded_lookup(world, type(found), "__get__")
+    if getter is MISSING:
+        return world.load(found, world.constant(found, f"{kind.__name__}_{name}"))
+    descriptor = world.load(found, world.constant(found, name))
+    if isinstance(getter, types.FunctionType):
+        return world.tracer.call(getter, (descriptor, obj, kind))
+    if world.is_raw(obj):
+        raise GraphBreak("opaque-object", f"{kind.__qualname__}.{name} is a descriptor written in C ({type(found).__qualname__})")
+    return native(getter.__get__(found), obj, kind)
+
+
+def _bind_function(world: World, found: types.FunctionType, obj: object, kind: type, name: str) -> object:
+    return types.MethodType(world.load(found, world.constant(found, found.__name__)), obj)
+
+
+def _bind_static(world: World, found: staticmethod, obj: object, kind: type, name: str) -> object:
+    return world.load(found.__func__, world.constant(found.__func__, name))
+
+
+def _bind_classmethod(world: World, found: classmethod, obj: object, kind: type, name: str) -> object:
+    return classes.bind_classmethod(world, found, kind)
+
+
+def _bind_property(world: World, found: property, obj: object, kind: type, name: str) -> object:
+    if found.fget is None:
+        raise UserException(AttributeError(f"property '{name}' of '{kind.__name__}' object has no getter"))
+    return world.tracer.call(world.load(found.fget, world.constant(found.fget, name)), (obj,))
+
+
+def _bind_cached(world: World, found: functools.cached_property, obj: object, kind: type, name: str) -> object:
+    function = world.load(found.func, world.constant(found.func, name))
+    value = world.tracer.call(function, (obj,))
+    namespace = instance_dict(world, obj)
+    if type(namespace) is OutsideDict:
+        namespace.store(found.attrname, value)
+    else:
+        namespace[found.attrname] = value
+    return value
+
+
+def _bind_member(world: World, found: types.MemberDescriptorType, obj: object, kind: type, name: str) -> object:
+    record = world.outside(obj)
+    if record is None:
+        return native(found.__get__, obj, kind)
+    stored = world.effects.read_slot(obj, name)
+    if stored is not None:
+        if stored.value is DELETED:
+            raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+        return stored.value
+    try:
+        value = found.__get__(record.real, kind)
+    except AttributeError as missing:
+        world.guard("BOUND", Attribute(record.source, name), False)
+        raise UserException(missing) from None
+    return world.load(value, Attribute(record.source, name))
+
+
+def _bind_getset(world: World, found: types.GetSetDescriptorType, obj: object, kind: type, name: str) -> object:
+    if name == "__dict__":
+        return instance_dict(world, obj)
+    if name == "__class__":
+        return kind
+    return _bind_member(world, found, obj, kind, name)
+
+
+def _bind_native(world: World, found: Any, obj: object, kind: type, name: str) -> object:
+    return native(found.__get__, obj, kind)
+
+
+_BINDERS = {
+    types.FunctionType: _bind_function,
+    staticmethod: _bind_static,
+    classmethod: _bind_classmethod,
+    property: _bind_property,
+    functools.cached_property: _bind_cached,
+    types.MemberDescriptorType: _bind_member,
+    types.GetSetDescriptorType: _bind_getset,
+    types.MethodDescriptorType: _bind_native,
+    types.WrapperDescriptorType: _bind_native,
+    types.ClassMethodDescriptorType: _bind_native,
+    types.BuiltinFunctionType: lambda world, found, obj, kind, name: found,
+}
+
+
+def setattr_object(world: World, obj: object, name: str, value: object) -> None:
+    """`obj.name = value`."""
+    custom = classes.python_method(world, type(obj), "__setattr__")
+    if custom is not None:
+        world.tracer.call(custom, (obj, name, value))
+    else:
+        generic_setattr(world, obj, name, value)
+
+
+def generic_setattr(world: World, obj: object, name: str, value: object) -> None:
+    """`object.__setattr__(obj, name, value)`."""
+    kind = type(obj)
+    found = classes.guarded_lookup(world, kind, name)
+    raw = world.is_raw(obj)
+    if found is not MISSING and is_data_descriptor(found):
+        if isinstance(found, property):
+            if found.fset is None:
+                raise UserException(AttributeError(f"property '{name}' of '{kind.__name__}' object has no setter"))
+            world.tracer.call(world.load(found.fset, world.constant(found.fset, name)), (obj, value))
+            return
+        setter = classes.guarded_lookup(world, type(found), "__set__")
+        if isinstance(setter, types.FunctionType):
+            world.tracer.call(setter, (world.load(found, world.constant(found, name)), obj, value))
+            return
+        if not raw:
+            native(object.__setattr__, obj, name, value)
+            return
+        if isinstance(found, types.MemberDescriptorType):
+            world.effects.store_slot(obj, name, value)
+            return
+        raise GraphBreak("opaque-object", f"a store to {kind.__qualname__}.{name}, which is written in C")
+    if not raw:
+        native(object.__setattr__, obj, name, value)
+        return
+    namespace = instance_dict(world, obj)
+    if namespace is None:
+        raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+    namespace.store(name, value)
+
+
+def delattr_object(world: World, obj: object, name: str) -> None:
+    """`del obj.name`."""
+    custom = classes.python_method(world, type(obj), "__delattr__")
+    if custom is not None:
+        world.tracer.call(custom, (obj, name))
+    else:
+        generic_delattr(world, obj, name)
+
+
+def generic_delattr(world: World, obj: object, name: str) -> None:
+    """`object.__delattr__(obj, name)`."""
+    kind = type(obj)
+    found = classes.guarded_lookup(world, kind, name)
+    if found is not MISSING and is_data_descriptor(found):
+        if isinstance(found, property) and found.fdel is not None:
+            world.tracer.call(world.load(found.fdel, world.constant(found.fdel, name)), (obj,))
+            return
+        deleter = classes.guarded_lookup(world, type(found), "__delete__")
+        if isinstance(deleter, types.FunctionType):
+            world.tracer.call(deleter, (world.load(found, world.constant(found, name)), obj))
+            return
+        if world.is_raw(obj) and isinstance(found, types.MemberDescriptorType):
+            bind(world, found, obj, kind, name)  # AttributeError when it is unbound
+            world.effects.store_slot(obj, name, DELETED)
+            return
+    if not world.is_raw(obj):
+        native(object.__delattr__, obj, name)
+        return
+    namespace = instance_dict(world, obj)
+    if namespace is None or namespace.lookup(name) is MISSING:
+        raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+    namespace.remove(name)

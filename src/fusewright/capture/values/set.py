@@ -1,0 +1,69 @@
+"""Sets from outside: shadows guarded as a whole, because the elements of a set have no place and so no source.
+
+Takes a set or frozenset; gives a copy. Always holds: every element is a constant or known by identity (a function, a class, an
+enumeration member, an object without `__eq__` of its own).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fusewright.capture.effects import Shadow, contents
+from fusewright.capture.signals import GraphBreak
+from fusewright.capture.sources import Source
+from fusewright.capture.values.constant import is_constant
+from fusewright.capture.values.list import check_no_slots, load_attributes
+
+if TYPE_CHECKING:
+    from fusewright.capture.world import World
+
+
+class HoldsElements:
+    """Guard callable: the set has this type and holds just these elements (compared as sets do, and of the same types)."""
+
+    __slots__ = ("cls", "elements", "types")
+
+    def __init__(self, cls: type, elements: frozenset) -> None:
+        self.cls = cls
+        self.elements = elements
+        self.types = frozenset((type(element), element) for element in elements)
+
+    def __call__(self, candidate: object) -> bool:
+        return (
+            type(candidate) is self.cls
+            and len(candidate) == len(self.elements)
+            and self.types == frozenset((type(element), element) for element in candidate)
+        )
+
+    def __repr__(self) -> str:
+        return f"is the {self.cls.__name__} {set(self.elements)!r}"
+
+
+def _comparable(element: object) -> bool:
+    if isinstance(element, tuple):
+        return all(_comparable(part) for part in element)
+    return is_constant(element) or (type(element).__eq__ is object.__eq__ and not isinstance(element, torch.Tensor)) or isinstance(element, type)
+
+
+def load_set(world: World, real: set | frozenset, source: Source) -> object:
+    """One CALL guard over the whole content."""
+    cls = type(real)
+    check_no_slots(cls)
+    base = set if isinstance(real, set) else frozenset
+    elements = frozenset(base.__iter__(real))
+    if not all(_comparable(element) for element in elements):
+        raise GraphBreak("set-of-objects", f"a {cls.__name__} whose elements define __eq__ came from outside ({source.text()})")
+    world.guard("CALL", source, HoldsElements(cls, elements))
+    for element in elements:
+        world.load(element, world.constant(element, "element"))
+    if base is frozenset:
+        return world.stand_in(real, source, real)
+    shadow = set.__new__(cls)
+    for element in set.__iter__(real):
+        set.add(shadow, element)
+    world.stand_in(real, source, shadow)
+    attributes = load_attributes(world, real, source, shadow)
+    world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))
+    return shadow

@@ -1,0 +1,230 @@
+"""Tensors: graph inputs when they come from outside; their attributes.
+
+Takes plain tensors, parameters and buffers; gives traced tensors. Always holds: one outside tensor has one traced tensor, and
+`type(t)` answers for the class of the original. What would need a tensor's data, address or storage is a graph break.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture.dynamic import symbolic_dims
+from fusewright.capture.guards import MISSING, Guard, TensorGuard
+from fusewright.capture.native import native
+from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.sources import Attribute, InstanceDict, Item, Source, TensorSize, TensorStride
+from fusewright.capture.values import cls as classes
+from fusewright.capture.values.dict import OutsideDict
+from fusewright.graph.sizes import Relation, symbol
+from fusewright.graph.symint import dim_of
+
+if TYPE_CHECKING:
+    from fusewright.capture.world import World
+
+TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
+    """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
+    reason = unsupported(real)
+    if reason is not None:
+        raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
+    recorder = world.recorder
+    symbols = symbolic_dims(real, source, world.tracer.function.__code__, recorder.env, world.tracer.options)
+    for dim, symbol in symbols.items():
+        recorder.size_input(symbol, symbol.name)
+        world.input_sources.append(TensorSize(source, dim))
+    traced = recorder.input(real, placeholder_name(source), symbols)
+    world.input_sources.append(source)
+    world.stand_in(real, source, traced)
+    world.inputs.append((real, source, traced))
+    return traced
+
+
+def placeholder_name(source: Source) -> str:
+    """`self.layers[0].weight` as a name for a placeholder: `self_layers_0_weight`."""
+    parts: list[str] = []
+    at: Any = source
+    while at is not None:
+        name = getattr(at, "key", None) if isinstance(at, Item) else getattr(at, "name", None)
+        if name is not None and name not in ("_parameters", "_buffers", "_modules"):
+            parts.append("".join(letter if letter.isalnum() else "_" for letter in str(name)).strip("_"))
+        at = getattr(at, "base", None)
+    return "_".join(reversed([part for part in parts if part])) or "input"
+
+
+def unsupported(real: torch.Tensor) -> str | None:
+    """Why a tensor cannot be a graph input, or None."""
+    if type(real) not in TENSOR_CLASSES:
+        return f"a tensor subclass ({type(real).__qualname__})"
+    if real.layout != torch.strided:
+        return f"a sparse tensor ({real.layout})"
+    if real.is_quantized:
+        return "a quantised tensor"
+    if real.is_nested:
+        return "a nested tensor"
+    if real.is_conj() or real.is_neg():
+        return "a lazily conjugated or negated view (call .resolve_conj() or .resolve_neg())"
+    if real.is_meta:
+        return "a tensor on the meta device"
+    if torch._C._functorch.is_functorch_wrapped_tensor(real):
+        return "a tensor inside a functorch transform (vmap, grad, jvp)"
+    return None
+
+
+def tensor_guard(world: World, real: torch.Tensor, traced: torch.Tensor) -> TensorGuard:
+    """What the graph assumes of this input; symbolic sizes and strides are None."""
+    shape = tuple(size if type(size) is int else None for size in traced.shape)
+    stride = tuple(step if type(step) is int else None for step in traced.stride())
+    requires_grad = real.requires_grad if world.requires_grad_matters else None
+    return TensorGuard(type(real), real.dtype, real.device, requires_grad, shape, stride, real.is_inference())
+
+
+def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Guard]:
+    """Symbolic strides must stay the products of sizes that they are."""
+    guards = []
+    env = world.recorder.env
+    for dim, step in enumerate(traced.stride()):
+        if type(step) is not int:
+            stride = symbol(f"stride{len(env.symbols)}_{len(guards)}")
+            sources = {known.symbol.name: known.source for known in env.symbols.values()} | {stride.name: TensorStride(source, dim)}
+            guards.append(Guard("SIZE", source, (Relation("==", stride, dim_of(step)), sources), "a stride that follows from the sizes"))
+    return guards
+
+
+# Attributes answered natively by the traced tensor.
+_PLAIN = frozenset({
+    "shape", "dtype", "device", "ndim", "layout", "is_leaf", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_sparse",
+    "is_sparse_csr", "is_mkldnn", "is_quantized", "is_nested", "is_complex", "itemsize", "nbytes", "names", "retains_grad", "is_xla",
+    "is_ipu", "is_maia", "is_mtia", "is_vulkan", "output_nr",
+})  # fmt: skip
+
+# Attributes that are operators.
+_OPERATORS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+
+_REFUSED = {
+    "data_ptr": "its address",
+    "grad_fn": "its autograd node",
+    "_version": "its version counter",
+    "_base": "the tensor that it is a view of",
+    "_backward_hooks": "its hooks",
+    "__array_interface__": "its address",
+    "__cuda_array_interface__": "its address",
+    "__dlpack__": "its address",
+    "name": "its autograd name",
+}
+
+
+def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
+    """`tensor.name`."""
+    handler = _ATTRIBUTES.get(name)
+    if handler is not None:
+        return handler(world, tensor)
+    if name in _PLAIN:
+        return native(getattr, tensor, name)
+    if name in _OPERATORS:
+        return world.torch_call(getattr(torch.Tensor, name).__get__, (tensor,), {})
+    if name in _REFUSED:
+        raise GraphBreak("tensor-address", f"Tensor.{name} asks for {_REFUSED[name]}")
+    found = classes.lookup(world.type_of(tensor), name)
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, tensor)
+    if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
+        return native(getattr, tensor, name)
+    if found is not MISSING:
+        raise GraphBreak("tensor-attribute", f"Tensor.{name}")
+    value = _namespace(world, tensor).get(name, MISSING)
+    if value is not MISSING:
+        return value
+    raise UserException(AttributeError(f"'{world.type_of(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor))
+
+
+def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | OutsideDict:
+    """User attributes of a tensor: those of the original, or a table for tensors made inside."""
+    record = world.outside(tensor)
+    if record is not None:
+        return world.dict_stand_in(record.real.__dict__, InstanceDict(record.source))
+    return world.tensor_attributes.setdefault(id(tensor), {})
+
+
+def _requires_grad(world: World, tensor: torch.Tensor) -> object:
+    world.requires_grad_matters = True
+    return tensor.requires_grad
+
+
+def _grad(world: World, tensor: torch.Tensor) -> object:
+    record = world.outside(tensor)
+    if record is None:
+        return None
+    stored = world.effects.read_slot(tensor, "grad")
+    return stored.value if stored is not None else world.load(record.real.grad, Attribute(record.source, "grad"))
+
+
+def _data(world: World, tensor: torch.Tensor) -> object:
+    return world.torch_call(torch.Tensor.detach, (tensor,), {})
+
+
+_ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
+    "requires_grad": _requires_grad,
+    "grad": _grad,
+    "data": _data,
+    "__class__": lambda world, tensor: world.type_of(tensor),
+    "__dict__": _namespace,
+}
+
+
+def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
+    """`tensor.name = value`: the gradient and user attributes are held back; anything else is a graph break."""
+    record = world.outside(tensor)
+    if name == "grad" and record is not None:
+        world.effects.store_slot(tensor, "grad", value)
+        return
+    if classes.lookup(world.type_of(tensor), name) is not MISSING:
+        raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
+    namespace = _namespace(world, tensor)
+    if type(namespace) is OutsideDict:
+        namespace.store(name, value)
+    else:
+        namespace[name] = value
+
+
+def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:
+    """`del tensor.name`, for user attributes."""
+    namespace = _namespace(world, tensor)
+    if namespace.get(name, MISSING) is MISSING:
+        raise UserException(AttributeError(name))
+    if type(namespace) is OutsideDict:
+        namespace.remove(name)
+    else:
+        del namespace[name]
+
+
+DATA_DEPENDENT = {
+    "item": "Tensor.item()",
+    "tolist": "Tensor.tolist()",
+    "__bool__": "the truth value of a tensor",
+    "__float__": "float(tensor)",
+    "__int__": "int(tensor)",
+    "__index__": "a tensor used as an index of a Python sequence",
+    "__complex__": "complex(tensor)",
+}
+
+_ADDRESS = frozenset({"data_ptr", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type", "__array__", "__dlpack__", "is_shared",
+                      "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
+
+_AUTOGRAD = frozenset({"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "set_", "resize_",
+                       "_make_subclass", "as_subclass", "__deepcopy__", "__reduce_ex__", "__setstate__", "module_load"})  # fmt: skip
+
+
+def refuse_method(name: str) -> None:
+    """Raises the graph break of a tensor method that a graph cannot hold."""
+    if name in _ADDRESS:
+        raise GraphBreak("tensor-address", f"Tensor.{name}()")
+    if name in _AUTOGRAD:
+        raise GraphBreak("autograd-call" if name in ("backward", "register_hook", "retain_grad") else "tensor-attribute", f"Tensor.{name}()")
+    if name in ("__repr__", "__str__", "__format__"):
+        raise GraphBreak("print-tensor", "a tensor turned into text")

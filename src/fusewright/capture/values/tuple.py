@@ -1,0 +1,28 @@
+"""Tuples from outside: rebuilt from loaded elements.
+
+Takes a tuple, a namedtuple or another subclass; gives a tuple of the same type. Always holds: type and length are guarded, each
+element has its own source, and a tuple whose elements load as themselves is handed out as it is (its identity is kept).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fusewright.capture.sources import Item, Source
+from fusewright.capture.values.constant import is_literal
+
+if TYPE_CHECKING:
+    from fusewright.capture.world import World
+
+
+def load_tuple(world: World, real: tuple, source: Source) -> object:
+    """A tuple of constants is guarded by value in one step; others element by element."""
+    if is_literal(real):
+        world.guard("EQUALS", source, real)
+        return real
+    world.guard("TYPE", source, type(real))
+    world.guard("LENGTH", source, len(real))
+    elements = [world.load(element, Item(source, index)) for index, element in enumerate(tuple.__iter__(real))]
+    if all(new is old for new, old in zip(elements, tuple.__iter__(real))):
+        return world.stand_in(real, source, real)
+    return world.stand_in(real, source, tuple.__new__(type(real), elements))

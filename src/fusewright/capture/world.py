@@ -1,0 +1,611 @@
+"""World: the border between the inside (objects made during this capture) and the outside (whatever existed before).
+
+Takes real outside objects with their sources; gives what stands for them inside, and collects the guards and effects on the way.
+Always holds: what came from outside is in the table `_by_value` (identity of the stand-in) and `_by_real` (identity of the
+original); everything else on the interpreter's stack was made inside and is free to use. This file only dispatches by type:
+what a type means is in values/, what an operator does in protocols.py, what a call does in calls.py.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import enum
+import operator
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture import protocols
+from fusewright.capture.bytecode import NULL
+from fusewright.capture.effects import Effects
+from fusewright.capture.guards import MISSING, Guard, GuardKind
+from fusewright.capture.native import native
+from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Local, Source
+from fusewright.capture.values import cls as classes
+from fusewright.capture.values import constant, context, function, module, tensor
+from fusewright.capture.values import dict as dicts
+from fusewright.capture.values import list as lists
+from fusewright.capture.values import object as objects
+from fusewright.capture.values import set as sets
+from fusewright.capture.values import tuple as tuples
+from fusewright.capture.torch_state import capture_global_state
+from fusewright.capture.values.dict import OutsideDict
+from fusewright.graph.sizes import Relation
+from fusewright.graph.traced_tensor import TracedTensor
+
+if TYPE_CHECKING:
+    from fusewright.capture.interpreter import Tracer
+
+Loader = Callable[["World", Any, Source], object]
+
+# By exact type first, then by the first base that fits.
+LOADERS: dict[type, Loader] = {
+    **constant.EXACT,
+    **function.EXACT,
+    types.ModuleType: function.load_identity,
+    type: function.load_identity,
+    dict: dicts.load_exact,
+    types.MappingProxyType: dicts.load_exact,
+}
+BASE_LOADERS: tuple[tuple[type, Loader], ...] = (
+    (torch.Tensor, tensor.load_tensor),
+    (torch.nn.Module, objects.load_object),
+    (type, function.load_identity),
+    (enum.Enum, constant.load_is),
+    (types.ModuleType, function.load_identity),
+    (dict, dicts.load_subclass),
+    (list, lists.load_list),
+    (collections.deque, lists.load_list),
+    (tuple, tuples.load_tuple),
+    ((set, frozenset), sets.load_set),  # type: ignore[list-item]
+    ((int, float, complex, str, bytes), function.load_identity),  # type: ignore[list-item]
+    (object, objects.load_object),
+)
+
+# Types whose instances made inside answer attribute reads natively, with nothing to guard.
+NATIVE_TYPES: frozenset[type] = frozenset({
+    int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None), type(Ellipsis),
+    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool,
+    collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType, types.MethodWrapperType,
+    type({}.keys()), type({}.values()), type({}.items()), type(iter([])), enumerate, zip, map, filter, reversed,
+}) | constant.FROZEN_TYPES  # fmt: skip
+
+
+@dataclass(slots=True)
+class Outside:
+    """An outside object, where it came from, and what stands for it inside (itself, when it is handed out raw)."""
+
+    real: Any
+    source: Source
+    value: Any
+
+
+class World:
+    """See the module's docstring and docs/architecture.md ("Contracts inside capture")."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.effects = Effects()
+        self.input_sources: list[Source] = []
+        self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
+        self.tensor_attributes: dict[int, dict[str, object]] = {}
+        self.global_hooks_checked = False
+        self.state = context.snapshot()
+        self.initial = capture_global_state()
+        self.requires_grad_matters = self.initial.grad_enabled
+        self._guards: dict[object, Guard] = {}
+        self._by_real: dict[int, Outside] = {}
+        self._by_value: dict[int, Outside] = {}
+        self._alive: list[object] = []
+        self._inside_classes: set[int] = set()
+        self._constants: dict[int, Constant] = {}
+        self._constant_names: dict[str, int] = {}
+        self._dicts: list[OutsideDict] = []
+        self._root_cells = {
+            id(cell): Closure(index, name)
+            for index, (name, cell) in enumerate(zip(tracer.function.__code__.co_freevars, tracer.function.__closure__ or ()))
+        }
+
+    @property
+    def recorder(self) -> Any:
+        """The recorder of this attempt."""
+        return self.tracer.recorder
+
+    # The tables of outside objects.
+
+    def load(self, real: Any, source: Source) -> Any:
+        """What stands inside for `real`, which came from `source`; guards what that rests on."""
+        known = self._by_real.get(id(real))
+        if known is not None:
+            if known.source != source:
+                self._guard_same(known, source)
+            return known.value
+        loader = LOADERS.get(type(real))
+        if loader is None:
+            if self._is_inside_already(real):
+                return real
+            loader = next(loader for base, loader in BASE_LOADERS if isinstance(real, base))
+        return loader(self, real, source)
+
+    def _is_inside_already(self, real: object) -> bool:
+        # A traced tensor, or a stand-in, that was stored in an inside object which is now reached by a source.
+        return id(real) in self._by_value or self.recorder_owns(real)
+
+    def recorder_owns(self, value: object) -> bool:
+        """Whether `value` is a traced tensor of this attempt."""
+        return isinstance(value, TracedTensor) and value.recorder is self.recorder
+
+    def _guard_same(self, known: Outside, source: Source) -> None:
+        if isinstance(source, Constant):
+            self.guard("IS", known.source, known.real)
+        elif isinstance(known.source, Constant):
+            self.guard("IS", source, known.real)
+        else:
+            self.guard("SAME", source, known.source)
+
+    def stand_in(self, real: Any, source: Source, value: Any) -> Any:
+        """Registers `value` as what stands for `real`; gives `value`."""
+        record = Outside(real, source, value)
+        self._by_real[id(real)] = record
+        self._by_value[id(value)] = record
+        if type(value) is OutsideDict:
+            self._dicts.append(value)
+        return value
+
+    def replace_stand_in(self, real: Any, source: Source, value: Any) -> None:
+        """A materialised dict takes over from its lazy stand-in (which stays alive: interpreted code may still hold it)."""
+        self._alive.append(self._by_real[id(real)].value)
+        record = Outside(real, source, value)
+        self._by_real[id(real)] = record
+        self._by_value[id(value)] = record
+
+    def dict_stand_in(self, real: Any, source: Source) -> Any:
+        """The stand-in of an instance dictionary or of globals: as `load`, without a guard on its type."""
+        known = self._by_real.get(id(real))
+        if known is not None:
+            return known.value if known.value is not real else known.value
+        return self.stand_in(real, source, OutsideDict(self, real, source))
+
+    def outside(self, value: object) -> Outside | None:
+        """The record of an outside object's stand-in, None for what was made inside."""
+        record = self._by_value.get(id(value))
+        return record if record is not None and record.value is value else None
+
+    def is_raw(self, value: object) -> bool:
+        """Whether `value` is an outside object handed out as it is."""
+        record = self._by_value.get(id(value))
+        return record is not None and record.real is value
+
+    def source_of(self, obj: object) -> Source | None:
+        """The source of an outside object's stand-in."""
+        record = self.outside(obj)
+        return record.source if record is not None else None
+
+    def real_of(self, value: object) -> Any:
+        """The outside object that `value` stands for; `value` itself when it was made inside."""
+        record = self.outside(value)
+        return record.real if record is not None else value
+
+    def constant(self, obj: object, hint: str) -> Constant:
+        """A source for an object that is known for good once something else is guarded; the compiled code keeps it alive."""
+        known = self._constants.get(id(obj))
+        if known is None:
+            stem = "".join(letter if letter.isalnum() else "_" for letter in hint) or "object"
+            count = self._constant_names.get(stem, 0)
+            self._constant_names[stem] = count + 1
+            known = Constant(id(obj), obj, f"_{stem}" if count == 0 else f"_{stem}_{count}")
+            self._constants[id(obj)] = known
+        return known
+
+    def is_inside_class(self, cls: type) -> bool:
+        """Whether the class was made by a class statement or `type(...)` during this capture."""
+        return id(cls) in self._inside_classes
+
+    def note_inside_class(self, cls: type) -> None:
+        """Called for each class that is made during this capture."""
+        self._alive.append(cls)
+        self._inside_classes.add(id(cls))
+
+    def has_stand_ins(self) -> bool:
+        """Whether any lazy stand-in exists, so that native code must be kept from seeing one."""
+        return bool(self._dicts)
+
+    # Guards.
+
+    def guard(self, kind: GuardKind, source: Source, value: object) -> None:
+        """Adds a guard once; facts about an object that is known by identity need none where the fact cannot change."""
+        if isinstance(source, Constant) and (kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))):  # type: ignore[attr-defined]
+            return
+        key = (kind, source, value) if kind == "ABSENT" else (kind, source)
+        if key not in self._guards:
+            self._guards[key] = Guard(kind, source, value, self._why())
+
+    def guard_type_attribute(self, cls: type, name: str, found: object) -> None:
+        """Guards what the MRO of `cls` holds under `name`."""
+        key = ("TYPE_ATTRIBUTE", cls, name)
+        if key not in self._guards:
+            self._guards[key] = Guard("TYPE_ATTRIBUTE", self.constant(cls, cls.__name__), (cls, name, found), self._why())
+
+    def _why(self) -> str:
+        stack = self.tracer.stack()
+        return str(stack[-1]) if stack else ""
+
+    def guards(self) -> tuple[Guard, ...]:
+        """All guards of this capture, settings first; called once, at the end."""
+        settings = Guard("STATE", FunctionSource(), self.initial, "settings of PyTorch")
+        sizes: list[Guard] = []
+        env = self.recorder.env
+        if env is not None and env.symbols:
+            sources = {known.symbol.name: known.source for known in env.symbols.values()}
+            for known in env.symbols.values():
+                bound = Relation("<=", known.symbol.lower, known.symbol)
+                sizes.append(Guard("SIZE", known.source, (bound, sources), "sizes below are specialised"))
+                if known.symbol.upper is not None:
+                    sizes.append(Guard("SIZE", known.source, (Relation("<=", known.symbol, known.symbol.upper), sources), "marked range"))
+            sizes += [Guard("SIZE", FunctionSource(), (relation, sources), "learnt from the program") for relation in env.guards]
+            for _, source, traced in self.inputs:
+                sizes += tensor.stride_guards(self, source, traced)
+        tensors = [
+            Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads") for real, source, traced in self.inputs
+        ]
+        return (settings, *self._guards.values(), *tensors, *sizes, *self._alias_guards())
+
+    def _alias_guards(self) -> list[Guard]:
+        """DIFFERENT: arguments of one type, and whatever is written to against others of its type, must stay distinct objects."""
+        groups: dict[object, list[Outside]] = {}
+        written = {id(self.real_of(store.target)) for store in self.effects.slots.values()}
+        written |= {id(namespace.real) for namespace in self._dicts if namespace.stores}
+        written |= {id(shadow.real) for shadow in self.effects.shadows}
+        written_types: set[object] = set()
+        for record in self._by_real.values():
+            if isinstance(record.source, Constant) or constant.is_constant(record.real) or isinstance(record.real, (types.FunctionType, types.ModuleType, type)):
+                continue
+            kind = torch.Tensor if isinstance(record.real, torch.Tensor) else type(record.real)
+            groups.setdefault(kind, []).append(record)
+            if id(record.real) in written or (type(record.real).__dictoffset__ and id(getattr(record.real, "__dict__", None)) in written):
+                written_types.add(kind)
+        guards = []
+        if self._graph_mutates() and len(self.inputs) > 1:
+            written_types.add(torch.Tensor)
+            places = tuple(source for _, source, _ in self.inputs)
+            if not _share_storage([real for real, _, _ in self.inputs]):
+                guards.append(Guard("NO_OVERLAP", places[0], places, "the graph writes to tensors in place"))
+            else:
+                raise GraphBreak("overlapping-inputs", "two inputs share memory, and the graph writes to tensors in place")
+        for kind, records in groups.items():
+            chosen = records if kind in written_types else [record for record in records if _is_argument(record.source)]
+            sources = tuple(dict.fromkeys(record.source for record in chosen))
+            if len(sources) > 1:
+                guards.append(Guard("DIFFERENT", sources[0], sources, f"distinct objects ({getattr(kind, '__name__', kind)})"))
+        return guards
+
+    def _graph_mutates(self) -> bool:
+        """Whether the graph may write to an input: any operator with a mutable argument; at torch level, where that is not known, any call."""
+        for node in self.recorder.graph.nodes:
+            if node.op in ("call_function", "call_method"):
+                schema = getattr(node.target, "_schema", None)
+                if schema is None and node.target is not operator.getitem or schema is not None and schema.is_mutable:
+                    return True
+        return False
+
+    # Names.
+
+    def globals_dict(self, func: types.FunctionType) -> Any:
+        """The stand-in of a function's globals."""
+        namespace = func.__globals__
+        known = self._by_real.get(id(namespace))
+        if known is not None:
+            return known.value
+        if namespace is self.tracer.function.__globals__:
+            source: Source = Attribute(FunctionSource(), "__globals__")
+        else:
+            source = self.constant(namespace, f"globals_of_{namespace.get('__name__', 'module')}")
+        return self.dict_stand_in(namespace, source)
+
+    def load_global(self, func: types.FunctionType, name: str) -> Any:
+        """A global name of the frame of `func`, falling to builtins."""
+        value = objects.read_namespace(self.globals_dict(func), name)
+        if value is not MISSING:
+            return value
+        namespace = func.__builtins__ if isinstance(func.__builtins__, dict) else builtins.__dict__
+        value = objects.read_namespace(self.dict_stand_in(namespace, self.constant(namespace, "builtins")), name)
+        if value is MISSING:
+            raise UserException(NameError(f"name '{name}' is not defined", name=name))
+        return value
+
+    def store_global(self, func: types.FunctionType, name: str, value: object) -> None:
+        """`global name; name = value`: held back until `finish`."""
+        protocols.setitem(self, self.globals_dict(func), name, value)
+
+    def delete_global(self, func: types.FunctionType, name: str) -> None:
+        """`global name; del name`."""
+        try:
+            protocols.delitem(self, self.globals_dict(func), name)
+        except UserException:
+            raise UserException(NameError(f"name '{name}' is not defined", name=name)) from None
+
+    def cell_source(self, cell: types.CellType) -> Source:
+        """Where the content of an outside cell is read from."""
+        closure = self._root_cells.get(id(cell))
+        return closure if closure is not None else Attribute(self.constant(cell, "cell"), "cell_contents")
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        """The content of a closure cell of an outside function; NULL when it is empty."""
+        stored = self.effects.cells.get(id(cell))
+        if stored is not None:
+            return stored.value
+        source = self.cell_source(cell)
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            self.guard("BOUND", source, False)
+            return NULL
+        return self.load(content, source)
+
+    def store_cell(self, cell: types.CellType, value: object) -> None:
+        """A store to an outside cell (`nonlocal`): held back."""
+        self._alive.append(cell)
+        self.effects.store_cell(cell, value)
+
+    def root_cell_index(self, cell: types.CellType) -> int | None:
+        """The place of a cell in the root function's closure."""
+        closure = self._root_cells.get(id(cell))
+        return closure.index if closure is not None else None
+
+    def is_outside_cell(self, cell: types.CellType) -> bool:
+        """Whether the cell existed before capture."""
+        return not self.tracer.is_inside_cell(cell)
+
+    def load_default(self, func: types.FunctionType, which: int | str) -> Any:
+        """A default argument, by its place in `__defaults__` or its name in `__kwdefaults__`."""
+        values: Any = func.__defaults__ if isinstance(which, int) else func.__kwdefaults__
+        value = values[which]
+        if self.outside(func) is None and func is not self.tracer.function:
+            return value
+        where: Source = FunctionSource() if func is self.tracer.function else self.constant(func, func.__name__)
+        table = Attribute(where, "__defaults__" if isinstance(which, int) else "__kwdefaults__")
+        if isinstance(which, str):
+            return self.load(value, Item(table, which))
+        if func is self.tracer.function:
+            return self.load(value, Item(table, which))
+        self.guard("IS", table, values)  # a tuple never changes: what it holds is known for good
+        return self.load(value, self.constant(value, f"default_of_{func.__name__}"))
+
+    # Attributes.
+
+    def type_of(self, obj: object) -> type:
+        """`type(obj)` as eager would answer it."""
+        record = self._by_value.get(id(obj))
+        if record is not None and record.value is obj:
+            return type(record.real)
+        if isinstance(obj, torch.Tensor):
+            return torch.Tensor
+        return dict if type(obj) is OutsideDict else type(obj)
+
+    def getattr(self, obj: Any, name: str) -> Any:
+        """`obj.name`, Python's full attribute protocol."""
+        kind = type(obj)
+        if kind in NATIVE_TYPES:
+            return native(getattr, obj, name)
+        handler = GETATTRS.get(kind)
+        if handler is None:
+            handler = next(handler for base, handler in BASE_GETATTRS if isinstance(obj, base))
+        return handler(self, obj, name)
+
+    def setattr(self, obj: Any, name: str, value: object) -> None:
+        """`obj.name = value`."""
+        handler = next(handler for base, handler in BASE_SETATTRS if isinstance(obj, base))
+        handler(self, obj, name, value)
+
+    def delattr(self, obj: Any, name: str) -> None:
+        """`del obj.name`."""
+        handler = next(handler for base, handler in BASE_DELATTRS if isinstance(obj, base))
+        handler(self, obj, name)
+
+    def bind(self, found: object, obj: object, kind: type, name: str) -> Any:
+        """See values/object.py."""
+        return objects.bind(self, found, obj, kind, name)
+
+    def is_data_descriptor(self, found: object) -> bool:
+        """See values/object.py."""
+        return objects.is_data_descriptor(found)
+
+    # Operators: see protocols.py.
+
+    def unary(self, op: str, obj: Any) -> Any:
+        """`op obj`; op is one of + - ~ not."""
+        return protocols.unary(self, op, obj)
+
+    def binary(self, op: str, left: Any, right: Any, inplace: bool = False) -> Any:
+        """`left op right`; op as it is written (`+`, `@`, `**`…), with or without a trailing `=`."""
+        return protocols.binary(self, op, left, right, inplace)
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        """`left op right`; op is one of < <= == != > >= is, is not, in, not in."""
+        return protocols.compare(self, op, left, right)
+
+    def contains(self, container: Any, item: Any) -> bool:
+        """`item in container`."""
+        return protocols.contains(self, container, item)
+
+    def getitem(self, obj: Any, key: Any) -> Any:
+        """`obj[key]`."""
+        return protocols.getitem(self, obj, key)
+
+    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        """`obj[key] = value`."""
+        protocols.setitem(self, obj, key, value)
+
+    def delitem(self, obj: Any, key: Any) -> None:
+        """`del obj[key]`."""
+        protocols.delitem(self, obj, key)
+
+    def truth(self, obj: Any) -> bool:
+        """`bool(obj)`; a tensor's is a graph break."""
+        return protocols.truth(self, obj)
+
+    def iterate(self, obj: Any) -> Iterator[Any]:
+        """`iter(obj)`."""
+        return protocols.iterate(self, obj)
+
+    def next(self, iterator: Any) -> Any:
+        """`next(iterator)`; UserException(StopIteration) at the end."""
+        return protocols.advance(self, iterator)
+
+    def format(self, value: Any, conversion: int, spec: str) -> str:
+        """`f"{value!conversion:spec}"`; conversion: 0 none, or the code of s, r, a (or 1, 2, 3 as the bytecode has them)."""
+        return protocols.format_value(self, value, conversion, spec)
+
+    def materialise(self, value: Any) -> Any:
+        """What native code may see: the real dict behind a lazy stand-in, other values as they are."""
+        return value.materialise() if type(value) is OutsideDict else value
+
+    def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function, method or operator: run natively on traced tensors, and recorded."""
+        args = tuple(protocols.for_native(self, argument) for argument in args)
+        kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
+        return native(self.recorder.call, fn, args, kwargs)
+
+    # Imports.
+
+    def import_name(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
+        """`import name`: a module that is loaded already is guarded through sys.modules by the attributes that are read from it."""
+        return protocols.import_name(self, namespace, name, fromlist, level)
+
+    def import_from(self, origin: types.ModuleType, name: str) -> Any:
+        """`from origin import name`."""
+        return protocols.import_from(self, origin, name)
+
+    # The end of an attempt.
+
+    def written_dicts(self) -> list[OutsideDict]:
+        """Lazy stand-ins with stores to replay."""
+        return [namespace for namespace in self._dicts if namespace.shadow is None and namespace.stores]
+
+    def final_state(self) -> context.TorchState:
+        """The settings of PyTorch now; contexts that cannot be left open at this point are a graph break."""
+        now = context.snapshot()
+        if now.function_modes != self.state.function_modes or now.inference_mode != self.state.inference_mode:
+            raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
+        return now
+
+    def close(self) -> None:
+        """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
+        while len(context.snapshot().function_modes) > len(self.state.function_modes):
+            torch.overrides._pop_mode()
+        context.restore(self.state)
+
+
+def _share_storage(tensors: list[torch.Tensor]) -> bool:
+    addresses = [real.untyped_storage()._cdata for real in tensors if real.numel()]
+    return len(set(addresses)) < len(addresses)
+
+
+def _is_argument(source: Source) -> bool:
+    return isinstance(source, Local) or (isinstance(source, Item) and isinstance(source.base, Local))
+
+
+def _getattr_dict(world: World, stand_in: OutsideDict, name: str) -> Any:
+    if stand_in.shadow is None and name in dicts.LAZY_METHODS:
+        return types.MethodType(getattr(OutsideDict, name), stand_in)
+    if name == "__class__":
+        return type(stand_in.real)
+    if not isinstance(stand_in.real, dict) and name not in ("keys", "values", "items"):
+        return native(getattr, types.MappingProxyType(stand_in.materialise()), name)
+    return native(getattr, stand_in.materialise(), name)
+
+
+def _getattr_native(world: World, obj: Any, name: str) -> Any:
+    return native(getattr, obj, name)
+
+
+def _getattr_method(world: World, method: types.MethodType, name: str) -> Any:
+    if name in ("__self__", "__func__"):
+        return getattr(method, name)
+    return world.getattr(method.__func__, name)
+
+
+def _getattr_cell(world: World, cell: types.CellType, name: str) -> Any:
+    if name == "cell_contents" and world.outside(cell) is not None:
+        return world.load_cell(cell)
+    return native(getattr, cell, name)
+
+
+def _getattr_python_module(world: World, obj: types.ModuleType, name: str) -> Any:
+    if type(obj) is not types.ModuleType:
+        return objects.getattr_object(world, obj, name)
+    namespace = world.dict_stand_in(obj.__dict__, InstanceDict(world.constant(obj, obj.__name__)))
+    if name == "__dict__":
+        return namespace
+    value = objects.read_namespace(namespace, name)
+    if value is not MISSING:
+        return value
+    fallback = objects.read_namespace(namespace, "__getattr__")
+    if fallback is not MISSING:
+        return world.tracer.call(fallback, (name,))
+    if classes.lookup(types.ModuleType, name) is not MISSING:
+        return native(getattr, obj, name)
+    raise UserException(AttributeError(f"module '{obj.__name__}' has no attribute '{name}'", name=name, obj=obj))
+
+
+def _setattr_python_module(world: World, obj: types.ModuleType, name: str, value: object) -> None:
+    if type(obj) is not types.ModuleType:
+        objects.setattr_object(world, obj, name, value)
+        return
+    protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
+
+
+def _setattr_native(world: World, obj: Any, name: str, value: object) -> None:
+    if name == "cell_contents" and world.outside(obj) is not None:
+        world.store_cell(obj, value)
+    else:
+        native(setattr, obj, name, value)
+
+
+def _setattr_function(world: World, obj: types.FunctionType, name: str, value: object) -> None:
+    record = world.outside(obj)
+    if record is None:
+        native(setattr, obj, name, world.materialise(value))
+    elif classes.lookup(types.FunctionType, name) is not MISSING:
+        raise GraphBreak("function-mutation", f"a store to {obj.__qualname__}.{name}")
+    else:
+        world.dict_stand_in(obj.__dict__, InstanceDict(record.source)).store(name, value)
+
+
+Getter = Callable[[World, Any, str], Any]
+GETATTRS: dict[type, Getter] = {
+    OutsideDict: _getattr_dict,
+    types.FunctionType: function.getattr_function,
+    types.MethodType: _getattr_method,
+    types.CellType: _getattr_cell,
+    types.ModuleType: _getattr_python_module,
+    super: classes.getattr_super,
+    type: classes.getattr_class,
+}
+BASE_GETATTRS: tuple[tuple[type, Getter], ...] = (
+    (torch.Tensor, tensor.getattr_tensor),
+    (torch.nn.Module, module.getattr_module),
+    (type, classes.getattr_class),
+    (types.ModuleType, _getattr_python_module),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _getattr_native),  # type: ignore[list-item]
+    (object, objects.getattr_object),
+)
+BASE_SETATTRS: tuple[tuple[type, Callable[[World, Any, str, object], None]], ...] = (
+    (torch.Tensor, tensor.setattr_tensor),
+    (torch.nn.Module, module.setattr_module),
+    (type, classes.setattr_class),
+    (types.ModuleType, _setattr_python_module),
+    (types.FunctionType, _setattr_function),
+    (types.CellType, _setattr_native),
+    (object, objects.setattr_object),
+)
+BASE_DELATTRS: tuple[tuple[type, Callable[[World, Any, str], None]], ...] = (
+    (torch.Tensor, tensor.delattr_tensor),
+    (type, classes.delattr_class),
+    (object, objects.delattr_object),
+)
