@@ -1,9 +1,33 @@
-"""Lowering: from a graph of ATen calls to loops over buffers."""
+"""Lowering: from a graph of ATen calls to loops over buffers. Importing the operator files fills the table of rows."""
 
 from fusewright.loops.lower import (
+    activations,
+    factories,
+    indexing,
+    interpolation,
+    losses,
+    norms,
     pointwise,
+    pooling,
+    reductions,
+    scans,
+    shape,
     views,
 )
 from fusewright.loops.lower.driver import lower
 
-__all__ = ["lower"]
+__all__ = [
+    "activations",
+    "factories",
+    "indexing",
+    "interpolation",
+    "losses",
+    "lower",
+    "norms",
+    "pointwise",
+    "pooling",
+    "reductions",
+    "scans",
+    "shape",
+    "views",
+]

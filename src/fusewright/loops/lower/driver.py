@@ -58,11 +58,13 @@ MAX_LOCATIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a row knows about the call that it lowers: the lowering, the operator, and the type of the result(s)."""
+    """What a row knows about the call that it lowers: the lowering, the operator, the type of the result(s), and whether memory must
+    hold the (single) result anyway."""
 
     lowering: Lowering
     target: Any
     type: Any
+    in_memory: bool = True
 
     @property
     def axes(self) -> tuple[Dim, ...]:
@@ -127,16 +129,16 @@ class Lowering:
             return self.environment[node.args[0]][node.args[1]]  # type: ignore[index]
         args, kwargs = self.resolve(node.args), self.resolve(dict(node.kwargs))
         self.locations = merge_locations(lazy_locations((args, kwargs)), locations_of(node))
-        result = self.call(node.target, args, kwargs, kind)
+        result = self.call(node.target, args, kwargs, kind, in_memory=self.needs_memory(node) or len(node.users) > 1)
         self.place(node, result)
         return result
 
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, in_memory: bool = True) -> Any:
         """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
         row = registry.find(target)
         if row is not None and (row.view or self.computable(args, kwargs, kind)):
             try:
-                result = row.function(Call(self, target, kind), *args, **kwargs)
+                result = row.function(Call(self, target, kind, in_memory), *args, **kwargs)
             except Fallback:
                 pass
             else:
@@ -325,9 +327,14 @@ class Lowering:
     ) -> Value:
         """A realised reduction. `axes`: the loop variable of each dimension of the result (0 where its size is 1); `expression`: the
         value to accumulate, over `axes` and the symbols of `reduced`; `finish`: over `ex.accumulator(...)`, the identity if not given."""
-        buffer = self.new_buffer(type_)
         result_dtype = torch.int64 if kind in ("argmax", "argmin") else expression.dtype
-        final = ir.cast(ex.accumulator(result_dtype) if finish is None else finish, type_.dtype)
+        final = ex.accumulator(result_dtype) if finish is None else finish
+        if not reduced:  # of one element
+            only = ir.constant(0, torch.int64) if kind in ("argmax", "argmin") else expression
+            mapping = {sym: new for sym, new in zip(axes, axis_symbols(type_.shape)) if isinstance(sym, Expr) and sym is not new}
+            return self.value(type_, ex.substitute_expression(ex.replace_accumulator(final, only), mapping, self.binder))
+        buffer = self.new_buffer(type_)
+        final = ir.cast(final, type_.dtype)
         loops = axes_of(axes, type_.shape)
         self.emit(
             Reduction(

@@ -101,6 +101,19 @@ def accumulator(dtype: torch.dtype) -> Expression:
     return ir.local_value("acc", dtype)
 
 
+def replace_accumulator(finish: Expression, value: Expression) -> Expression:
+    """`finish` of an accumulation over one value."""
+    match finish:
+        case LocalValue():
+            return value
+        case Apply():
+            return ir.apply(finish.op, *(replace_accumulator(arg, value) for arg in finish.args), dtype=finish.dtype)
+        case Masked():
+            mask, body, other = (replace_accumulator(part, value) for part in (finish.mask, finish.body, finish.other))
+            return ir.masked(mask, body, other)
+    return finish
+
+
 def all_of(conditions: list[Expression]) -> Expression | None:
     """Conjunction; None when there is nothing to check."""
     result: Expression | None = None

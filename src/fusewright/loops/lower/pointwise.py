@@ -226,11 +226,15 @@ def div(call: Call, self: Value, other: Any) -> Value:
 def div_mode(call: Call, self: Value, other: Any, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return div(call, self, other)
-    return elementwise(call, _applied("floor_divide" if rounding_mode == "floor" else "trunc_divide"), (self, other))
+    if rounding_mode == "floor":
+        return floor_divide(call, self, other)
+    return elementwise(call, _applied("trunc_divide"), (self, other))
 
 
 @lowers("floor_divide", "floor_divide.Scalar")
 def floor_divide(call: Call, self: Value, other: Any) -> Value:
+    if call.type.dtype in ex.HALF:
+        raise Fallback("a floor of a quotient whose rounding to half precision shows")
     return elementwise(call, _applied("floor_divide"), (self, other))
 
 

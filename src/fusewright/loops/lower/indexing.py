@@ -1,0 +1,280 @@
+"""Indirect indexing: gathers (embedding, index, gather, take) and scatters (index_put, scatter, index_add, index_copy).
+
+Takes tensors and integer index tensors; gathers give lazy values, scatters a realised copy of their input with one more loop that stores
+into it. Always holds: every index that comes from a tensor is checked at run time (`CheckedIndex`), with eager's rule for negative values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr
+from fusewright.loops import ir
+from fusewright.loops.ir import Buffer, Store
+from fusewright.loops.lower import expressions as ex
+from fusewright.loops.lower.driver import Call, Lowering
+from fusewright.loops.lower.registry import Fallback, lowers
+from fusewright.loops.lower.values import Value, axes_of, axis_symbols, flat_index, is_one, normalize_dim, numel, same_size
+
+INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def indirect(low: Lowering, value: Value, indices: Sequence[Dim], extent: Dim, wrap: bool = False) -> tuple[Expr, ir.Expression]:
+    """(symbol, expression) of the index that `value` holds at `indices`, checked against `extent`."""
+    if value.dtype not in INDEX_DTYPES:
+        raise Fallback(f"an index of dtype {value.dtype}")
+    expression = low.checked(low.read(value, indices), extent, wrap)
+    return low.binder.bind(expression, extent), expression
+
+
+def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: Sequence[tuple[Expr, ir.Expression]]) -> ir.Expression:
+    """The element of `source` at run-time indices. The source must be in memory, as an affine window or behind any other plain load."""
+    if not isinstance(source.expression, ir.Load) or source.expression.bindings:
+        low.realize(source)
+    load = low.at(source, indices)
+    assert isinstance(load, ir.Load)
+    return ir.load(load.buffer, load.index, load.dtype, tuple(bindings))
+
+
+# --- gathers ---------------------------------------------------------------------------------------------------------
+
+
+@lowers("embedding")
+def embedding(
+    call: Call, weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Value:
+    row = indirect(call.lowering, indices, call.axes[:-1], weight.shape[0])
+    return call.result(gathered(call.lowering, weight, (row[0], call.axes[-1]), (row,)))
+
+
+@lowers("index_select")
+def index_select(call: Call, self: Value, dim: int, index: Value) -> Value:
+    if self.ndim == 0:
+        raise Fallback("index_select of a scalar")
+    dim = normalize_dim(dim, self.ndim)
+    place = list(call.axes)
+    chosen = indirect(call.lowering, index, (place[dim],) if index.ndim else (), self.shape[dim])
+    place[dim] = chosen[0]
+    return call.result(gathered(call.lowering, self, place, (chosen,)))
+
+
+@lowers("gather")
+def gather(call: Call, self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if self.ndim == 0 or index.ndim == 0:
+        raise Fallback("gather of a scalar")
+    dim = normalize_dim(dim, self.ndim)
+    chosen = indirect(call.lowering, index, call.axes, self.shape[dim])
+    place = list(call.axes)
+    place[dim] = chosen[0]
+    return call.result(gathered(call.lowering, self, place, (chosen,)))
+
+
+@lowers("take")
+def take(call: Call, self: Value, index: Value) -> Value:
+    low = call.lowering
+    total = numel(self.shape)
+    low.shared(self)
+    flat, expression = indirect(low, index, call.axes, total, wrap=True)
+    place: list[Dim] = []
+    step = total
+    for size in self.shape:
+        step = step // size
+        place.append(0 if is_one(size) else flat // step % size)
+    return call.result(gathered(low, self, place, ((flat, expression),)))
+
+
+class Advanced:
+    """`x[indices]` with tensors (or None for a full slice) per dimension: the shape of the result and where each element comes from."""
+
+    def __init__(self, low: Lowering, shape: Sequence[Dim], indices: Sequence[Value | None]) -> None:
+        self.low = low
+        self.shape = tuple(shape)
+        self.indices = [*indices, *([None] * (len(shape) - len(indices)))]
+        used = [value for value in self.indices if value is not None]
+        if not used or any(value.dtype not in INDEX_DTYPES for value in used):
+            raise Fallback("an index by a mask")
+        self.positions = [k for k, value in enumerate(self.indices) if value is not None]
+        self.common = broadcast_shape([value.shape for value in used])
+        adjacent = self.positions == list(range(self.positions[0], self.positions[-1] + 1))
+        self.first = self.positions[0] if adjacent else 0
+        rest = [size for size, value in zip(self.shape, self.indices) if value is None]
+        self.result_shape = (*rest[: self.first], *self.common, *rest[self.first :])
+
+    def place(self, axes: Sequence[Dim], wrap: bool = True) -> tuple[list[Dim], list[tuple[Expr, ir.Expression]]]:
+        """(indices into the indexed tensor, bindings) at the point `axes` of the result."""
+        common = axes[self.first : self.first + len(self.common)]
+        rest = iter([*axes[: self.first], *axes[self.first + len(self.common) :]])
+        indices: list[Dim] = []
+        bindings = []
+        for size, value in zip(self.shape, self.indices):
+            if value is None:
+                indices.append(next(rest))
+                continue
+            pair = indirect(self.low, value, self.low.broadcast(value, self.common, common), size, wrap)
+            indices.append(pair[0])
+            bindings.append(pair)
+        return indices, bindings
+
+
+def broadcast_shape(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
+    ndim = max(len(shape) for shape in shapes)
+    result: list[Dim] = [1] * ndim
+    for shape in shapes:
+        for k, size in enumerate(shape, ndim - len(shape)):
+            if not is_one(size):
+                if not is_one(result[k]) and not same_size(result[k], size):
+                    raise Fallback("index shapes that cannot be compared")
+                result[k] = size
+    return tuple(result)
+
+
+@lowers("index.Tensor", "_unsafe_index.Tensor")
+def index(call: Call, self: Value, indices: Sequence[Value | None]) -> Value:
+    advanced = Advanced(call.lowering, self.shape, indices)
+    place, bindings = advanced.place(call.axes)
+    return call.result(gathered(call.lowering, self, place, bindings))
+
+
+@lowers("_unsafe_masked_index")
+def masked_index(call: Call, self: Value, mask: Value, indices: Sequence[Value | None], fill: Any) -> Value:
+    """`self[indices]` where mask, else `fill`; the indices are clamped into range by their maker."""
+    low = call.lowering
+    advanced = Advanced(low, self.shape, indices)
+    place, bindings = advanced.place(call.axes)
+    dtype = ex.compute_dtype(self.dtype)
+    found = ex.widen(gathered(low, self, place, bindings))
+    shown = low.read(mask, low.broadcast(mask, call.type.shape, call.axes), torch.bool)
+    return call.result(ir.masked(shown, found, ir.constant(fill, dtype)))
+
+
+# --- scatters --------------------------------------------------------------------------------------------------------
+
+
+def scattered(
+    call: Call,
+    target: Value,
+    shape: Sequence[Dim],
+    place: Sequence[Dim],
+    value: ir.Expression,
+    bindings: Sequence[tuple[Expr, ir.Expression]],
+    mode: Any = "write",
+) -> Value:
+    """A copy of `target` into which `value` is stored at `place`, for every point of a loop nest over `shape`."""
+    low = call.lowering
+    if mode == "add" and target.dtype in ex.HALF:
+        raise Fallback("accumulation in half precision")
+    copied = Value(call.type, low.at(target, axis_symbols(target.shape)), low.locations)
+    axes = axes_of(axis_symbols(shape), shape)
+
+    def store(buffer: Buffer) -> Store:
+        return Store(buffer.name, flat_index(place, buffer.stride), ir.cast(value, target.dtype), mode, tuple(bindings))
+
+    return low.scatter(copied, axes, store)
+
+
+@lowers("index_put", "_unsafe_index_put", "_index_put_impl")
+def index_put(
+    call: Call, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
+) -> Value:
+    low = call.lowering
+    if len(indices) == 1 and indices[0] is not None and indices[0].dtype in (torch.bool, torch.uint8):
+        return masked_put(call, self, indices[0], values, accumulate)
+    advanced = Advanced(low, self.shape, indices)
+    shape = advanced.result_shape
+    symbols = axis_symbols(shape)
+    place, bindings = advanced.place(symbols)
+    if values.ndim > len(shape):
+        raise Fallback("values of more dimensions than the place they go to")
+    value = low.read(values, low.broadcast(values, shape, symbols), ex.compute_dtype(self.dtype))
+    if accumulate and self.dtype is torch.bool:
+        raise Fallback("accumulation of bools")
+    return scattered(call, self, shape, place, value, bindings, "add" if accumulate else "write")
+
+
+def masked_put(call: Call, self: Value, mask: Value, values: Value, accumulate: bool) -> Value:
+    """`x[mask] = v` with one value for all places is a selection; anything else depends on data."""
+    if mask.dtype is not torch.bool or not all(is_one(size) for size in values.shape) or accumulate:
+        raise Fallback("an assignment by a mask")
+    low = call.lowering
+    dtype = ex.compute_dtype(self.dtype)
+    shown = low.read(mask, call.axes[: mask.ndim], torch.bool)
+    value = low.read(values, (0,) * values.ndim, dtype)
+    return call.result(ex.where(shown, value, low.read(self, call.axes, dtype)))
+
+
+def scatter_along(call: Call, self: Value, dim: int, index: Value, value: Any, mode: Any) -> Value:
+    low = call.lowering
+    if self.ndim == 0 or index.ndim == 0:
+        raise Fallback("scatter into a scalar")
+    dim = normalize_dim(dim, self.ndim)
+    symbols = axis_symbols(index.shape)
+    chosen = indirect(low, index, symbols, self.shape[dim])
+    place = list(symbols)
+    place[dim] = chosen[0]
+    dtype = ex.compute_dtype(self.dtype)
+    stored = low.read(value, symbols, dtype) if isinstance(value, Value) else ir.constant(value, dtype)
+    return scattered(call, self, index.shape, place, stored, (chosen,), mode)
+
+
+@lowers("scatter.src", "scatter.value")
+def scatter(call: Call, self: Value, dim: int, index: Value, src: Any = None, *, value: Any = None) -> Value:
+    return scatter_along(call, self, dim, index, value if src is None else src, "write")
+
+
+@lowers("scatter_add")
+def scatter_add(call: Call, self: Value, dim: int, index: Value, src: Value) -> Value:
+    if self.dtype is torch.bool:
+        raise Fallback("accumulation of bools")
+    return scatter_along(call, self, dim, index, src, "add")
+
+
+@lowers("scatter_reduce.two")
+def scatter_reduce(call: Call, self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
+    mode = {"sum": "add", "amax": "max", "amin": "min"}.get(reduce)
+    if mode is None or not include_self or self.dtype is torch.bool or self.dtype in ex.HALF:
+        raise Fallback(f"scatter_reduce by {reduce}")
+    return scatter_along(call, self, dim, index, src, mode)
+
+
+def along_dim(call: Call, self: Value, dim: int, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], Any]:
+    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place, binding)."""
+    if self.ndim == 0 or index.ndim == 0:
+        raise Fallback("an index into a scalar")
+    shape = (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :])
+    symbols = axis_symbols(shape)
+    chosen = indirect(call.lowering, index, (symbols[dim],), self.shape[dim])
+    place = list(symbols)
+    place[dim] = chosen[0]
+    return shape, symbols, place, chosen
+
+
+@lowers("index_copy")
+def index_copy(call: Call, self: Value, dim: int, index: Value, source: Value) -> Value:
+    dim = normalize_dim(dim, self.ndim)
+    shape, symbols, place, chosen = along_dim(call, self, dim, index)
+    value = call.lowering.read(source, symbols, ex.compute_dtype(self.dtype))
+    return scattered(call, self, shape, place, value, (chosen,))
+
+
+@lowers("index_add")
+def index_add(call: Call, self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+    if self.dtype is torch.bool:
+        raise Fallback("accumulation of bools")
+    dim = normalize_dim(dim, self.ndim)
+    shape, symbols, place, chosen = along_dim(call, self, dim, index)
+    value = call.lowering.read(source, symbols, ex.compute_dtype(self.dtype))
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
+        value = ex.mul(value, alpha)
+    return scattered(call, self, shape, place, value, (chosen,), "add")
+
+
+@lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
+    dim = normalize_dim(dim, self.ndim)
+    shape, _, place, chosen = along_dim(call, self, dim, index)
+    dtype = ex.compute_dtype(self.dtype)
+    stored = call.lowering.read(value, (), dtype) if isinstance(value, Value) else ir.constant(value, dtype)
+    return scattered(call, self, shape, place, stored, (chosen,))
