@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fusewright.graph.sizes import Dim, product
 from fusewright.schedule.axes import (
@@ -140,9 +141,21 @@ def align(left: Shape, right: Shape, link: Link) -> tuple[Recipe, Recipe] | None
     share all axes; only the right one (the consumer) may have more, which then become its inner axes.
     """
     (nest_a, access_a), (nest_b, access_b) = link.left, link.right
-    side_a, side_b, pairs = refine(
-        strides_of(nest_a.table[access_a.index], nest_a.extents, 0), strides_of(nest_b.table[access_b.index], nest_b.extents, 0)
-    )
+    strides_a, strides_b = nest_a.table[access_a.index][1], nest_b.table[access_b.index][1]
+    return _align(left, right, strides_a, nest_a.extents, strides_b, nest_b.extents, link.dependency)
+
+
+@lru_cache(maxsize=1 << 12)
+def _align(
+    left: Shape,
+    right: Shape,
+    strides_a: tuple[Dim, ...],
+    extents_a: tuple[Dim, ...],
+    strides_b: tuple[Dim, ...],
+    extents_b: tuple[Dim, ...],
+    dependency: bool,
+) -> tuple[Recipe, Recipe] | None:
+    side_a, side_b, pairs = refine(strides_of((0, strides_a), extents_a, 0), strides_of((0, strides_b), extents_b, 0))
     parts_a, parts_b = _parts(left.outer, side_a), _parts(right.outer, side_b)
     to_b: dict[Part, Part] = {}
     for part_a, part_b in pairs:
@@ -151,20 +164,17 @@ def align(left: Shape, right: Shape, link: Link) -> tuple[Recipe, Recipe] | None
     all_a = [(axis, part) for axis, parts in enumerate(parts_a) for part in range(len(parts))]
     all_b = [(axis, part) for axis, parts in enumerate(parts_b) for part in range(len(parts))]
     outer_a, outer_b, inner_a, inner_b = all_a, all_b, [], []
-    if left.rigid:
-        outer_b = [to_b.get(part, (-1, 0)) for part in all_a]
-        inner_b = [part for part in all_b if part not in outer_b]
-    elif right.rigid:
+    if not left.rigid and right.rigid:
         outer_a = [to_a.get(part, (-1, 0)) for part in all_b]
         inner_a = [part for part in all_a if part not in outer_a]
     else:
         outer_b = [to_b.get(part, (-1, 0)) for part in all_a]
         inner_b = [part for part in all_b if part not in outer_b]
-        if inner_b and not link.dependency:
+        if inner_b and not left.rigid and not dependency:
             return None
     if any(not 0 <= axis < len(parts_a) for axis, _ in outer_a) or any(not 0 <= axis < len(parts_b) for axis, _ in outer_b):
         return None
-    if (inner_a and left.rigid) or (inner_b and right.rigid):
+    if inner_b and right.rigid:
         return None
     return Recipe(parts_a, tuple(outer_a), tuple(inner_a)), Recipe(parts_b, tuple(outer_b), tuple(inner_b))
 

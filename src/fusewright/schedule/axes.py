@@ -8,11 +8,11 @@ that is affine in its axes, and for every axis symbol of one that is not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fusewright.graph.sizes import Dim, Expr, Symbol, evaluate, free_symbols, known_eq, known_le, product
-from fusewright.loops.ir import Pointwise, Reduction, Scan
+from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
 from fusewright.schedule.dependencies import Touch
 
 Vector = tuple[Dim, tuple[Dim, ...]]
@@ -122,35 +122,43 @@ class Nest:
         """Estimated number of iterations."""
         return hint(product(self.extents))
 
-    def transform(self, outer: int, extents: tuple[Dim, ...], change: dict[tuple[Dim, ...], tuple[Dim, ...]], recipe: Recipe) -> None:
-        """Rewrites every vector by `recipe`; `change` memoises it over the nests of a group."""
-        table: dict[Dim, Vector] = {}
-        for key, (offset, coefficients) in self.table.items():
-            new = change.get(coefficients)
-            if new is None:
-                new = change[coefficients] = recipe.vector(coefficients)
-            table[key] = (offset, new)
-        self.table, self.extents, self.outer = table, extents, outer
+    def transform(self, recipe: Recipe) -> None:
+        """Rewrites every vector by `recipe`."""
+        if not recipe.identity:
+            self.extents, self.outer = recipe.extents(self.extents), len(recipe.outer)
+            self.table = {key: (offset, recipe.vector(coefficients)) for key, (offset, coefficients) in self.table.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Recipe:
     """How a group's outer axes change. parts[k]: extents into which outer axis k is split (most significant first). outer: the new outer
-    axes as (axis, part); inner: the parts that become inner axes, in front of the inner axes that are there already."""
+    axes as (axis, part); inner: the parts that become inner axes, in front of the inner axes that are there already.
+
+    Never changed once made; recipes are shared between groups of equal form, so each remembers what it made of a vector."""
 
     parts: tuple[tuple[Dim, ...], ...]
     outer: tuple[tuple[int, int], ...]
     inner: tuple[tuple[int, int], ...] = ()
+    identity: bool = field(init=False)
+    _vectors: dict[tuple[Dim, ...], tuple[Dim, ...]] = field(init=False, default_factory=dict)
 
-    def is_identity(self) -> bool:
-        return not self.inner and all(len(p) == 1 for p in self.parts) and self.outer == tuple((k, 0) for k in range(len(self.parts)))
+    def __post_init__(self) -> None:
+        unsplit = all(len(p) == 1 for p in self.parts)
+        self.identity = not self.inner and unsplit and self.outer == tuple((k, 0) for k in range(len(self.parts)))
 
     def vector(self, coefficients: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        split = [_split_coefficient(c, parts) for c, parts in zip(coefficients, self.parts)]
-        moved = [split[axis][part] for axis, part in (*self.outer, *self.inner)]
-        return (*moved, *coefficients[len(self.parts) :])
+        if self.identity:
+            return coefficients
+        found = self._vectors.get(coefficients)
+        if found is None:
+            split = [_split_coefficient(c, parts) for c, parts in zip(coefficients, self.parts)]
+            moved = [split[axis][part] for axis, part in (*self.outer, *self.inner)]
+            found = self._vectors[coefficients] = (*moved, *coefficients[len(self.parts) :])
+        return found
 
     def extents(self, old: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        if self.identity:
+            return old
         moved = [self.parts[axis][part] for axis, part in (*self.outer, *self.inner)]
         return (*moved, *old[len(self.parts) :])
 
@@ -158,7 +166,8 @@ class Recipe:
         return tuple(self.parts[axis][part] for axis, part in self.outer)
 
 
-def identity_recipe(extents: Sequence[Dim]) -> Recipe:
+@lru_cache(maxsize=1 << 10)
+def identity_recipe(extents: tuple[Dim, ...]) -> Recipe:
     return Recipe(tuple((e,) for e in extents), tuple((k, 0) for k in range(len(extents))))
 
 
@@ -179,17 +188,30 @@ def make_nest(position: int, operation: Pointwise | Reduction | Scan, touch: Tou
     survey = touch.survey
     assert survey is not None
     if isinstance(operation, Pointwise):
-        inner_axes: tuple = ()
+        axes, ordering = operation.axes, "stores"
+        leading: Dim = operation.stores[0].index
     elif isinstance(operation, Reduction):
-        inner_axes = operation.reduced
+        axes, ordering = (*operation.axes, *operation.reduced), "positions" if operation.kind in ("argmax", "argmin") else "loads"
+        leading = operation.index
     else:
-        inner_axes = (operation.scanned,)
-    axes = (*operation.axes, *inner_axes)
+        axes, ordering = (*operation.axes, operation.scanned), "scan"
+        leading = operation.index
+    loaded = tuple(load.index for load in survey.loads if not load.bindings)
+    extents, outer, table, opaque = _canonical(axes, len(operation.axes), tuple(survey.dims), leading, loaded, ordering)
+    accesses = _accesses(operation, survey.loads, opaque)
+    return Nest(position, operation, extents, outer, dict(table), accesses, survey.nodes, survey.masks)
+
+
+@lru_cache(maxsize=1 << 12)
+def _canonical(
+    axes: tuple[Axis, ...], outer: int, dims: tuple[Dim, ...], stored: Dim, loaded: tuple[Dim, ...], ordering: str
+) -> tuple[tuple[Dim, ...], int, dict[Dim, Vector], frozenset[Dim]]:
+    """(extents, number of outer axes, vectors, indices that are not affine). It knows indices only, so equal layers share the work."""
     symbols = tuple(axis.symbol for axis in axes)
+    places = {sym: k for k, sym in enumerate(symbols)}
     table: dict[Dim, Vector] = {}
     opaque: set[Dim] = set()
-    places = {sym: k for k, sym in enumerate(symbols)}
-    for dim in survey.dims:
+    for dim in dims:
         vector = decompose(dim, symbols)
         if vector is not None:
             table[dim] = vector
@@ -198,16 +220,49 @@ def make_nest(position: int, operation: Pointwise | Reduction | Scan, touch: Tou
         for sym in free_symbols(dim):
             if sym in places:
                 table[sym] = (0, tuple(int(k == places[sym]) for k in range(len(symbols))))
-    accesses = _accesses(operation, survey.loads, opaque)
-    nest = Nest(position, operation, tuple(axis.extent for axis in axes), len(operation.axes), table, accesses, survey.nodes, survey.masks)
-    _order(nest)
-    merge_axes([nest], 0, nest.outer)
-    if not isinstance(operation, Scan):
-        merge_axes([nest], nest.outer, len(nest.extents))
-    return nest
+    extents = tuple(axis.extent for axis in axes)
+    pointwise = ordering == "stores"
+    order = _axis_order(extents, outer, pointwise, _coefficients(table, stored), _main_load(table, loaded, extents), ordering)
+    extents = tuple(extents[k] for k in order)
+    outer = sum(k < outer for k in order)
+    table = {dim: (offset, tuple(c[k] for k in order)) for dim, (offset, c) in table.items()}
+    extents, table, outer = _merge_range(extents, table, outer, 0, outer)
+    if ordering != "scan":
+        extents, table, outer = _merge_range(extents, table, outer, outer, len(extents))
+    return extents, outer, table, frozenset(opaque)
 
 
-def _accesses(operation: Pointwise | Reduction | Scan, loads: list, opaque: set[Dim]) -> tuple[Access, ...]:
+def _coefficients(table: dict[Dim, Vector], index: Dim) -> tuple[Dim, ...] | None:
+    found = table.get(index)
+    return None if found is None else found[1]
+
+
+def _main_load(table: dict[Dim, Vector], loaded: Sequence[Dim], extents: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The coefficients of the load that reads most."""
+    candidates = [table[index][1] for index in loaded if index in table]
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    return max(candidates, key=lambda c: sum(hint(e) for k, e in zip(c, extents) if not is_zero(k)))
+
+
+def _axis_order(
+    extents: Sequence[Dim], outer: int, pointwise: bool, stored: tuple[Dim, ...] | None, read: tuple[Dim, ...] | None, ordering: str
+) -> list[int]:
+    """The axes to keep (not those of extent 1, but at least one reduced or scanned one), largest stride first."""
+    keep = [k for k, extent in enumerate(extents) if not (type(extent) is int and extent == 1)]
+    if not pointwise and not any(k >= outer for k in keep):
+        keep.append(len(extents) - 1)
+    first = [k for k in keep if k < outer]
+    second = [k for k in keep if k >= outer]
+    reference = stored or read
+    if reference is not None and len(first) > 1:
+        first.sort(key=lambda k: -abs(hint(reference[k])))
+    if read is not None and len(second) > 1 and ordering == "loads":
+        second.sort(key=lambda k: -abs(hint(read[k])))
+    return first + second
+
+
+def _accesses(operation: Pointwise | Reduction | Scan, loads: list[Load], opaque: frozenset[Dim]) -> tuple[Access, ...]:
     found = [Access(load.buffer, load.index, not load.bindings and load.index not in opaque, False) for load in loads]
     if isinstance(operation, Pointwise):
         for store in operation.stores:
@@ -234,49 +289,43 @@ def main_access(nest: Nest) -> Access | None:
     return max(loads, key=lambda access: sum(hint(e) for c, e in zip(nest.table[access.index][1], nest.extents) if not is_zero(c)))
 
 
-def _order(nest: Nest) -> None:
-    """Removes axes of extent 1 (but the last inner one of a reduction or scan) and sorts the rest by stride."""
-    operation = nest.operation
-    total = len(nest.extents)
-    keep = [k for k in range(total) if not (type(nest.extents[k]) is int and nest.extents[k] == 1)]
-    if nest.reduces and not any(k >= nest.outer for k in keep):
-        keep.append(total - 1)
-    outer = [k for k in keep if k < nest.outer]
-    inner = [k for k in keep if k >= nest.outer]
-    main = main_access(nest)
-    if main is not None:
-        coefficients = nest.table[main.index][1]
-        if not nest.reduces or len(outer) > 1:
-            reference = next((nest.table[a.index][1] for a in nest.accesses if a.store and a.affine), coefficients)
-            outer.sort(key=lambda k: -abs(hint(reference[k])))
-        positional = isinstance(operation, Reduction) and operation.kind in ("argmax", "argmin")
-        if len(inner) > 1 and not positional:
-            inner.sort(key=lambda k: -abs(hint(coefficients[k])))
-    order = outer + inner
-    if order != list(range(total)):
-        nest.table = {dim: (offset, tuple(c[k] for k in order)) for dim, (offset, c) in nest.table.items()}
-        nest.extents = tuple(nest.extents[k] for k in order)
-        nest.outer = len(outer)
-
-
 def merge_axes(nests: Sequence[Nest], first: int, last: int) -> None:
     """Merges neighbouring axes among first..last-1 wherever every vector of every nest steps through both as through one."""
     k = first
     while k + 1 < last:
-        if all(_mergeable(nest, k) for nest in nests):
+        if all(_mergeable(nest.extents, nest.table, k) for nest in nests):
             for nest in nests:
-                nest.extents = (*nest.extents[:k], nest.extents[k] * nest.extents[k + 1], *nest.extents[k + 2 :])
-                nest.table = {dim: (offset, (*c[:k], *c[k + 1 :])) for dim, (offset, c) in nest.table.items()}
-                if k + 1 < nest.outer:
-                    nest.outer -= 1
+                nest.extents, nest.table, nest.outer = _merged(nest.extents, nest.table, nest.outer, k)
             last -= 1
         else:
             k += 1
 
 
-def _mergeable(nest: Nest, k: int) -> bool:
-    extent = nest.extents[k + 1]
-    return all(same(c[k], c[k + 1] * extent) for _, c in nest.table.values())
+def _merge_range(
+    extents: tuple[Dim, ...], table: dict[Dim, Vector], outer: int, first: int, last: int
+) -> tuple[tuple[Dim, ...], dict[Dim, Vector], int]:
+    k = first
+    while k + 1 < last:
+        if _mergeable(extents, table, k):
+            extents, table, outer = _merged(extents, table, outer, k)
+            last -= 1
+        else:
+            k += 1
+    return extents, table, outer
+
+
+def _merged(extents: tuple[Dim, ...], table: dict[Dim, Vector], outer: int, k: int) -> tuple[tuple[Dim, ...], dict[Dim, Vector], int]:
+    table = {dim: (offset, (*c[:k], *c[k + 1 :])) for dim, (offset, c) in table.items()}
+    return (*extents[:k], extents[k] * extents[k + 1], *extents[k + 2 :]), table, outer - (k + 1 < outer)
+
+
+def _mergeable(extents: tuple[Dim, ...], table: dict[Dim, Vector], k: int) -> bool:
+    extent = extents[k + 1]
+    for _, c in table.values():
+        low = c[k + 1]
+        if not (c[k] == low * extent if type(low) is int and type(extent) is int else same(c[k], low * extent)):
+            return False
+    return True
 
 
 # --- levels: which element of a stored block an index means ------------------------------------------------------------

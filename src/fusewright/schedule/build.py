@@ -300,9 +300,8 @@ def _order_outer(group: Group, internal: Collection[str]) -> None:
     order = sorted(range(len(group.outer)), key=lambda k: -abs(hint(coefficients[k])))
     if order != list(range(len(order))):
         recipe = Recipe(tuple((e,) for e in group.outer), tuple((k, 0) for k in order))
-        change: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}
         for item in group.nests:
-            item.transform(item.outer, recipe.extents(item.extents), change, recipe)
+            item.transform(recipe)
         group.outer = recipe.outer_extents()
 
 

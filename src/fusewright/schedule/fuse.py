@@ -285,11 +285,9 @@ class Fuser:
 
     def _commit(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe) -> Group:
         for group, recipe in ((a, recipe_a), (b, recipe_b)):
-            if recipe.is_identity():
-                continue
-            change: dict[tuple[Dim, ...], tuple[Dim, ...]] = {}
-            for nest in group.nests:
-                nest.transform(len(recipe.outer), recipe.extents(nest.extents), change, recipe)
+            if not recipe.identity:
+                for nest in group.nests:
+                    nest.transform(recipe)
         a.outer = recipe_a.outer_extents()
         a.nests = sorted([*a.nests, *b.nests], key=lambda nest: nest.position)
         a.flat = all(nest.outer == len(nest.extents) for nest in a.nests)

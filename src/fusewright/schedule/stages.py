@@ -221,4 +221,4 @@ def split_inner(nest: Nest, parts: tuple[tuple[Dim, ...], ...]) -> None:
     every = (*((e,) for e in nest.extents[: nest.outer]), *parts)
     inner = tuple((nest.outer + axis, part) for axis, p in enumerate(parts) for part in range(len(p)))
     recipe = Recipe(every, tuple((k, 0) for k in range(nest.outer)), inner)
-    nest.transform(nest.outer, recipe.extents(nest.extents), {}, recipe)
+    nest.transform(recipe)
