@@ -34,8 +34,8 @@ def resume_here(frame: Any) -> Continuation:
     builder = _Cut(frame)
     if frame.tracer.handled_exception() is not None:
         raise CannotCut("inside an exception handler")
-    stack = [None if value is NULL else f"__s{depth}" for depth, value in enumerate(frame.stack)]
-    variables = {slot: f"__v{slot}" for slot in builder.held if slot not in builder.info.cells}
+    stack = [None if value is NULL else f"__stack{depth}" for depth, value in enumerate(frame.stack)]
+    variables = {slot: f"__local{slot}" for slot in builder.held if slot not in builder.info.cells}
     line = f"return {builder._resume(_State(builder.index, stack, variables, frozenset()))}"
     return Continuation(tuple(builder.values.values()), tuple(builder.values), (line,), dict(builder.source.constants))
 

@@ -22,7 +22,7 @@ from fusewright.capture.resume import CannotCut, Layout, Resumption, origin_of, 
 
 SCALARS = frozenset({bool, int, float})
 _FOLLOWED = 24  # instructions that are followed to find a return or a branch right behind the break
-_VALUE_NAME = re.compile(r"__[vsc]\d+\b")
+_VALUE_NAME = re.compile(r"__(?:local|cell|stack)\d+\b")
 
 
 @dataclass(slots=True)
@@ -53,12 +53,12 @@ class _Cut:
         }
         self.values: dict[str, object] = {}
         for slot, value in self.held.items():
-            self.values[f"__{'c' if slot in self.info.cells else 'v'}{slot}"] = value
+            self.values[f"__{'cell' if slot in self.info.cells else 'local'}{slot}"] = value
         for depth, value in enumerate(frame.stack):
             if value is not NULL:
-                self.values[f"__s{depth}"] = value
+                self.values[f"__stack{depth}"] = value
         self.resumptions: dict[Layout, str] = {}
-        stack: list[str | None] = [None if value is NULL else f"__s{depth}" for depth, value in enumerate(frame.stack)]
+        stack: list[str | None] = [None if value is NULL else f"__stack{depth}" for depth, value in enumerate(frame.stack)]
         self.source = Source(stack, frame.function)
         self.source.constants[CALL] = self.options.call_eager
 
@@ -72,7 +72,7 @@ class _Cut:
             raise CannotCut("the break is inside a loop")
         self._check_callee(instruction)
         scalars = frozenset(name for name, value in self.values.items() if type(value) in SCALARS)
-        variables = {slot: f"__v{slot}" for slot in self.held if slot not in self.info.cells}
+        variables = {slot: f"__local{slot}" for slot in self.held if slot not in self.info.cells}
         before = _State(self.index, list(self.source.stack), dict(variables), scalars)
         if instruction.action in _BRANCHES:
             lines = self._branch(before, fresh=False)
@@ -221,7 +221,7 @@ class _Cut:
     def _cell(self, slot: int) -> str:
         if not isinstance(self.held.get(slot), types.CellType):
             raise CannotCut(f"the variable {self.info.slots[slot]} has no cell yet")
-        return f"__c{slot}"
+        return f"__cell{slot}"
 
     def _free_index(self, slot: int) -> int:
         return self.frame.info.code.co_freevars.index(self.info.slots[slot])

@@ -40,14 +40,15 @@ class Source:
         self.stack = stack
         self.constants: dict[str, object] = {}
         self.function = function
-        self._names = 0
+        self._results = 0
 
     def constant(self, value: object) -> str:
         """The name of a constant."""
         for name, known in self.constants.items():
             if known is value:
                 return name
-        name = f"__k{len(self.constants)}"
+        hint = str(getattr(value, "__name__", "constant")).strip("_<>")
+        name = f"__{hint if hint.isidentifier() else 'constant'}_{len(self.constants)}"
         self.constants[name] = value
         return name
 
@@ -59,8 +60,8 @@ class Source:
 
     def call(self, function: str, *arguments: str) -> str:
         """A line that calls `function`; the name of its result."""
-        name = f"__t{self._names}"
-        self._names += 1
+        name = f"__result{self._results}"
+        self._results += 1
         self.lines.append(f"{name} = {CALL}({', '.join((function, *arguments))})")
         return name
 

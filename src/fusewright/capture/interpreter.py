@@ -1,0 +1,132 @@
+"""Capturing one frame: attempts of the tracer, and what a graph break makes of them.
+
+Takes a function and the real values of its frame's arguments; gives a `CapturedFrame` up to the function's end or its first graph break. Always
+holds: a break starts a fresh attempt, with a new recorder and a new world, that stops in front of the breaking instruction (so nothing is ever
+undone); whatever cannot be captured or cut raises SkipFrame, and the frame is to be run eagerly.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fusewright.capture import calls, cutting, finish
+from fusewright.capture.continuation import Continuation
+from fusewright.capture.frame import Break, CapturedFrame
+from fusewright.capture.resume import CannotCut, Resumption
+from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.signals import GraphBreak, SkipFrame
+from fusewright.capture.sources import Local
+from fusewright.capture.tracer import Frame, Tracer
+from fusewright.capture.world import World
+from fusewright.graph.recorder import Recorder
+from fusewright.graph.shape_env import ShapeEnv
+
+__all__ = ["Frame", "Tracer", "capture_frame"]
+
+# Python frames of ours per interpreted call (measured: 7 to 12), and some for what runs natively below the last.
+_HOST_FRAMES_PER_CALL = 16
+
+
+def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], options: CaptureOptions) -> CapturedFrame:
+    """Captures the frame of a call of `function`; `arguments` are its argument slots (positional, keyword-only, *args, **kwargs).
+
+    Raises SkipFrame when the frame must run eagerly, and, under `options.fullgraph`, GraphBreak at the first break.
+    """
+    with _deep_recursion(options):
+        found: GraphBreak | None = None
+        stop_at = -1
+        for _ in range(options.max_attempts):
+            attempt = _Attempt(function, arguments, options, stop_at, found)
+            try:
+                return attempt.run()
+            except GraphBreak as signal:
+                if options.fullgraph:
+                    raise
+                if attempt.reached or attempt.tracer.step == 0:
+                    raise _skipped(found or signal, signal.detail) from None
+                found, stop_at = signal, attempt.tracer.step - 1
+            except RecursionError as error:
+                raise SkipFrame("recursion", str(error)) from None
+        raise _skipped(found, "the same frame breaks elsewhere each time it is captured") if found else SkipFrame("no-attempts")
+
+
+def _skipped(signal: GraphBreak, reason: str) -> SkipFrame:
+    detail = signal.detail if reason in signal.detail else f"{signal.detail}; the frame cannot be split there: {reason}"
+    skip = SkipFrame(signal.code, detail)
+    skip.stack = signal.stack
+    return skip
+
+
+@contextmanager
+def _deep_recursion(options: CaptureOptions) -> Iterator[None]:
+    """Room on Python's stack: an interpreted call takes several calls of ours."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + options.inline_depth * _HOST_FRAMES_PER_CALL)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+class _Attempt:
+    """One attempt. `broken` is the break in front of which it stops (None: it runs to the end)."""
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        arguments: tuple[object, ...],
+        options: CaptureOptions,
+        stop_at: int,
+        broken: GraphBreak | None,
+    ) -> None:
+        self.broken = broken
+        self.reached = False
+        self.tracer = tracer = Tracer(function, arguments, options, calls.call, stop_at)
+        env = None if options.dynamic is False else ShapeEnv()
+        tracer.recorder = Recorder(options.level, env, tracer.stack)
+        tracer.world = World(tracer)
+
+    def run(self) -> CapturedFrame:
+        world = self.tracer.world
+        try:
+            return self._captured(self.tracer.run(self._load_argument, self._cut))
+        finally:
+            world.close()
+
+    def _load_argument(self, real: object, slot: int, name: str) -> Any:
+        return self.tracer.world.load(real, Local(slot, name))
+
+    def _cut(self, frame: Frame) -> Continuation:
+        self.reached = True
+        assert self.broken is not None
+        try:
+            continuation = cutting.cut(frame)
+        except CannotCut as error:
+            raise _skipped(self.broken, str(error)) from None
+        resumed = any(isinstance(value, Resumption) for value in continuation.constants.values())
+        if not resumed and not self.tracer.recorder.op_count:
+            raise _skipped(self.broken, "there is no tensor operation before or after it")
+        return continuation
+
+    def _captured(self, continuation: Continuation) -> CapturedFrame:
+        tracer = self.tracer
+        recorder, world = tracer.recorder, tracer.world
+        finished = finish.build(tracer, continuation)
+        breaks = () if not self.reached else (Break(self.broken.code, self.broken.detail, self.broken.stack),)  # type: ignore[union-attr]
+        needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
+        graph = recorder.finish(finished.outputs) if needed else None
+        return CapturedFrame(
+            graph=graph,
+            inputs=tuple(world.input_sources) if needed else (),
+            guards=world.guards(),
+            finish=finished.function,
+            finish_text=finished.text,
+            breaks=breaks,
+            op_count=recorder.op_count,
+            example_inputs=tuple(value for _, value in recorder.inputs) if needed else (),
+            constants=recorder.constants,
+        )
