@@ -173,6 +173,15 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.preserve_format)
 
 
+def _count_change(tensor: torch.Tensor) -> None:
+    """Counts one in-place change of `tensor`, as the native function does where PyTorch exports it."""
+    if tensor.is_inference():
+        if not torch.is_inference_mode_enabled():
+            raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed")
+        return
+    torch.autograd.graph.increment_version(tensor)
+
+
 def configure(*, without: Iterable[str] = (), handle_offset: int | None = None) -> None:
     """Gives the native part its functions. `without` leaves optional functions out and `handle_offset=-1` the measured layout
     (tests of the slower paths). Raises RuntimeError when this PyTorch lacks a function that nothing replaces."""
@@ -198,7 +207,7 @@ def configure(*, without: Iterable[str] = (), handle_offset: int | None = None) 
         torch._C.TensorBase,
         aoti.unsafe_alloc_void_ptrs_from_tensors,
         aoti.alloc_tensors_by_stealing_from_void_ptrs,
-        torch.autograd.graph.increment_version,
+        _count_change,
         alias_view,
         _clone,
     )
