@@ -56,7 +56,7 @@ FLOAT_UNARY = (
 ).split()
 """Operators that make a float of an integer."""
 
-SAME_UNARY = ("neg", "abs", "bitwise_not")
+SAME_UNARY = ("neg", "abs")
 ROUNDING = ("floor", "ceil", "round", "trunc")
 """Rounding leaves integers as they are."""
 
@@ -75,6 +75,11 @@ def _rounded(name: str, x: Expression) -> Expression:
 
 
 _register_unary()
+
+
+@lowers("bitwise_not")
+def bitwise_not(call: Call, self: Value) -> Value:
+    return elementwise(call, lambda x: ex.invert(x) if x.dtype is torch.bool else ir.apply("bitwise_not", x, dtype=x.dtype), (self,))
 
 
 @lowers("frac")
@@ -228,6 +233,8 @@ def div_mode(call: Call, self: Value, other: Any, *, rounding_mode: str | None =
         return div(call, self, other)
     if rounding_mode == "floor":
         return floor_divide(call, self, other)
+    if call.type.dtype in ex.HALF:
+        raise Fallback("the integer part of a quotient whose rounding to half precision shows")
     return elementwise(call, _applied("trunc_divide"), (self, other))
 
 
@@ -424,6 +431,8 @@ def masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
 def clamp(call: Call, self: Value, min: Any = None, max: Any = None) -> Value:
     """min(max(x, low), high), NaN of any of them propagating; where low > high the result is high."""
     dtype = computing((self, min, max))
+    if dtype is torch.bool:
+        raise Fallback("bounds of bools")
     value = operand(call, self, dtype)
     if min is not None:
         value = ex.maximum(value, operand(call, min, dtype))
