@@ -816,7 +816,8 @@ def test_recursion_and_threads_use_slots_of_their_own():
     def reenter(value):
         if len(depth) < 5:
             depth.append(value)
-            assert program.inputs(({"k": len(depth)}, 0), function) == (len(depth),)
+            n = len(depth)
+            assert program.inputs(({"k": n}, 0), function) == (n,)
         return True
 
     program = build_program([Guard("CALL", X, reenter)], [Item(X, "k")])
