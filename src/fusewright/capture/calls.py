@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_builtins, call_classes, call_methods, call_torch
+from fusewright.capture import call_builtins, call_classes, call_methods, call_torch, polyfills
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -30,7 +30,7 @@ Kwargs = dict[str, Any]
 Row = Callable[["Tracer", Args, Kwargs], Any]
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
-ROWS: dict[int, Row] = {id(function): row for table in (call_builtins.ROWS, call_torch.ROWS) for function, row in table}
+ROWS: dict[int, Row] = {id(function): row for table in (call_builtins.ROWS, call_torch.ROWS, polyfills.ROWS) for function, row in table}
 
 
 def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
@@ -147,6 +147,8 @@ def _call_builtin(tracer: Tracer, fn: types.BuiltinFunctionType, args: Args, kwa
     owner = fn.__self__
     if isinstance(owner, types.ModuleType) or owner is None:
         name = owner.__name__ if owner is not None else (fn.__module__ or "")
+        if owner is None and name == "torch":  # torch.add and the like: static methods of a C class
+            return call_torch.call_operator(tracer, fn, args, kwargs)
         if name.startswith("torch"):
             return call_torch.call_c_function(tracer, fn, name, args, kwargs)
         if name in call_builtins.PURE_MODULES or fn in call_builtins.PURE_FUNCTIONS:

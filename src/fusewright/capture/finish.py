@@ -27,6 +27,7 @@ from fusewright.capture.native import Trampoline, TrampolineIterator
 from fusewright.capture.protocols import SequenceIterator
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Constant, Local, Source
+from fusewright.capture.values import cls as classes
 from fusewright.capture.values import context
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.dict import OutsideDict
@@ -529,18 +530,10 @@ def _build_object(code: _Code, value: Any) -> str:
     kind = type(value)
     if isinstance(value, _ITERATORS):
         return _build_iterator(code, value)
-    if classes_native_new(kind) is not object.__new__:
+    if classes.native_new(kind) is not object.__new__:
         raise GraphBreak("cannot-rebuild", f"a {kind.__module__}.{kind.__qualname__} that was made in the compiled function")
     name = code.start(value, f"object.__new__({code.expression(kind)})")
     return _with_attributes(code, value, name)
-
-
-def classes_native_new(kind: type) -> Any:
-    """The `__new__` of the nearest class that is written in C: what really allocates an instance."""
-    for base in kind.__mro__:
-        if not base.__flags__ & (1 << 9):
-            return base.__new__
-    return None
 
 
 def _build_iterator(code: _Code, value: Any) -> str:

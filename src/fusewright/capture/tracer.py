@@ -178,8 +178,19 @@ class Tracer:
             frame.unwind(error)
 
     def _check_generators(self) -> None:
-        if self._guarded:
+        """Closes generators that were left inside a try or with block, as their deletion would; handlers that call anything come too late."""
+
+        def refuse(*_: object) -> object:
             raise SkipFrame("generator-abandoned", "a generator is left inside a try or with block, which its closing would run")
+
+        call, self._call = self._call, refuse
+        try:
+            for generator in list(self._guarded):
+                generator.close()
+        except Exception as error:
+            raise SkipFrame("generator-abandoned", f"closing a generator raised {type(error).__name__}") from error
+        finally:
+            self._call = call
 
     # -----------------------------------------------------------------------------------------------------------------
     # Inlined frames

@@ -56,7 +56,10 @@ class OutsideDict:
             return self.loaded[key]
         real = self.real.get(key, MISSING)
         if real is MISSING:
-            self.world.guard("ABSENT", self.source, key)
+            if self.real:
+                self.world.guard("ABSENT", self.source, key)
+            else:  # one guard for all names
+                self.world.guard("LENGTH", self.source, 0)
             value: object = MISSING
         else:
             value = self.world.load(real, Item(self.source, key))
