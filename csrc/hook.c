@@ -210,6 +210,17 @@ static PyObject *call_eager(PyObject *self, PyObject *const *args, Py_ssize_t na
     return fw_hook_call(args[0], args + 1, nargs - 1, kwnames, 0);
 }
 
+static PyObject *call_paused(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    if (nargs < 1) {
+        PyErr_SetString(PyExc_TypeError, "call_paused(fn, *args, **kwargs) takes a callable");
+        return NULL;
+    }
+    int saved = fw_hook_suspend();
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
+    fw_hook_resume(saved);
+    return result;
+}
+
 static PyObject *hook_region(PyObject *self, PyObject *enter) {
     int entering = PyObject_IsTrue(enter);
     if (entering < 0) return NULL;
@@ -277,6 +288,8 @@ static PyObject *hook_cache(PyObject *self, PyObject *code) {
 static PyMethodDef functions[] = {
     {"call_eager", (PyCFunction)(void (*)(void))call_eager, METH_FASTCALL | METH_KEYWORDS,
      "call_eager(fn, /, *args, **kwargs): calls fn with the frame hook on for this thread, so that the frames it runs are compiled."},
+    {"call_paused", (PyCFunction)(void (*)(void))call_paused, METH_FASTCALL | METH_KEYWORDS,
+     "call_paused(fn, /, *args, **kwargs): calls fn with the frame hook off for this thread."},
     {"hook_region", hook_region, METH_O, "hook_region(True) opens an eager region on this thread, hook_region(False) closes it; they nest."},
     {"hook_set_policy", set_policy, METH_O, "hook_set_policy(callable or None): policy(code, function) -> FrameCache or None (never), asked once a code."},
     {"hook_reset", hook_reset, METH_NOARGS, "Forgets every code object's cache; the policy will be asked again."},

@@ -126,12 +126,11 @@ def disable(fn: Any = None, recursive: bool = True, reason: str | None = None) -
     if isinstance(fn, _driver().CompiledFunction):
         fn = fn.__wrapped__
 
+    call = _driver().call_paused
+
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not recursive:
-            return fn(*args, **kwargs)
-        with _driver().hook_paused():
-            return fn(*args, **kwargs)
+        return call(fn, *args, **kwargs) if recursive else fn(*args, **kwargs)
 
     run._fusewright_disable = reason or True  # type: ignore[attr-defined]
     return run

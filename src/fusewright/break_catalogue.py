@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+_MOVE_OUT = "move it out of the compiled function, or leave it: the code around it is still compiled"
+
 BREAKS: dict[str, tuple[str, str]] = {
+    # values of tensors that Python would need
     "data-dependent-branch": (
         "a branch depends on the values in a tensor",
         "use torch.where (both results computed) or torch.cond (one of them), or decide before the compiled region",
@@ -15,6 +18,43 @@ BREAKS: dict[str, tuple[str, str]] = {
         "the shape of a result depends on the values in a tensor",
         "use a form with a fixed shape (a mask and torch.where instead of boolean indexing or nonzero)",
     ),
+    "print-tensor": ("a tensor is printed or formatted", "print its shape or dtype instead, or move the print out of the compiled function"),
+    "tensor-address": ("the memory of a tensor is asked for (data_ptr, numpy, storage)", _MOVE_OUT),
+    "tensor-attribute": ("an attribute of a tensor that a traced tensor cannot answer or set", _MOVE_OUT),
+    "tensor-construction": ("a tensor or Parameter is constructed in a way that is not traced", "make it before the compiled function, or with torch.tensor / torch.empty"),
+    "unsupported-tensor": ("a kind of tensor that is not traced (sparse, quantised, nested, a subclass, ...)", "convert it to a plain dense tensor first"),
+    "inplace-metadata": ("an in-place operator changes a tensor's shape or storage", "use the operator without the underscore and assign its result"),
+    "overlapping-inputs": ("arguments that share memory are written to", "pass tensors that do not overlap, or clone one of them"),
+    # calls
+    "untraceable-call": ("a call that cannot be traced", "wrap it with torch.library.custom_op if it works on tensors; otherwise " + _MOVE_OUT),
+    "disabled-function": ("a function marked with disable is called", "remove the marker if it should be compiled"),
+    "explicit-graph-break": ("graph_break() was called", "remove the call"),
+    "torchscript": ("a TorchScript function or module is called", "pass the Python original instead of the scripted one"),
+    "higher-order-operator": ("a higher-order operator is called", _MOVE_OUT),
+    "autograd-call": ("the autograd engine is called inside the compiled function", "call backward() and torch.autograd.grad outside of it"),
+    "operator-failed": ("an operator could not be traced", "run the function eagerly to see whether it is an error of the program"),
+    "inline-depth": ("calls are nested too deeply", "turn deep recursion into a loop"),
+    # Python objects
+    "opaque-object": ("an object whose behaviour is unknown (a C extension, a file, a lock, a generator from outside) is used", _MOVE_OUT),
+    "cannot-rebuild": ("an object made in the compiled function cannot be made again outside of it", "return or keep plain containers, dataclasses and tensors"),
+    "class-creation": ("a class is defined in a way that is not traced", "define the class outside of the compiled function"),
+    "class-mutation": ("an attribute of a class is changed", "change it outside of the compiled function"),
+    "function-mutation": ("an attribute of a function is changed", "change it outside of the compiled function"),
+    "container-with-slots": ("a container subclass with __slots__ is used", "use a plain container or a dataclass"),
+    "set-of-objects": ("a set or dict is keyed by objects whose hash is Python code", "key it by strings or ints"),
+    "outside-iterator": ("an iterator made outside is advanced", "pass a list or tuple and iterate over it inside"),
+    "import": ("an import that runs code", "import at the top of the module"),
+    "open-context": ("a context manager is entered that cannot be left and entered again", "put the with-block outside of the compiled function"),
+    # whole frames
+    "exception-escapes": ("the function raises an exception", "nothing: it runs eagerly, so that the exception and its traceback are genuine"),
+    "frame-kind": ("a generator, coroutine, class body or module is not compiled by itself", "compile the function that consumes it"),
+    "generator-abandoned": ("a generator is left suspended inside a try or with block", "exhaust it, or close it inside the compiled function"),
+    "instruction-budget": ("the function runs too many Python instructions", "turn Python loops into tensor operators, or raise options={'instruction_limit': ...}"),
+    "no-attempts": ("capture was not allowed to try", "raise max_attempts"),
+    "outside-exception": ("an exception made outside is raised or examined", _MOVE_OUT),
+    "recursion": ("Python's recursion limit was met", "turn deep recursion into a loop"),
+    "size-out-of-range": ("a size is outside the range that it was marked with", "mark it with a range that holds it"),
+    "unsupported-instruction": ("a bytecode instruction that is not interpreted", "rewrite the statement that the report names"),
     "training-eager": (
         "gradients are wanted for this call, and the backend has no backward for the graph",
         "call it under torch.no_grad() or torch.inference_mode() for inference",

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from fusewright import _native
@@ -42,6 +43,7 @@ from fusewright.errors import (
 from fusewright.events import STREAM, Broken, Captured, Compiled, Event, InternalError, LimitReached, Recompiling, Skipped
 from fusewright.options import Settings
 
+CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
 
 TRANSIENT_SKIPS = frozenset({"exception-escapes"})
@@ -58,6 +60,7 @@ class FunctionState:
 
 
 _lock = threading.RLock()
+_thread = threading.local()
 _compiled: weakref.WeakSet[Any] = weakref.WeakSet()
 _states: weakref.WeakKeyDictionary[Any, FunctionState] = weakref.WeakKeyDictionary()
 stance = "default"
@@ -114,6 +117,7 @@ class Compiler:
 
         Raises GraphBreakError under fullgraph, BackendError when the backend failed, RecompileError under that stance.
         """
+        _thread.compiler = self
         with _lock:
             state = _states.setdefault(compiled, FunctionState())
             if state.skipped:
@@ -216,6 +220,33 @@ class Compiler:
         STREAM.emit(event)
 
 
+NEVER_COMPILED = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__, os.__file__, np.__file__) if path is not None
+)
+"""Code under these folders (PyTorch, fusewright, the standard library, NumPy) runs eagerly when it is reached through a graph break."""
+SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+def _policy(code: types.CodeType, function: types.FunctionType) -> Any:
+    """The frame hook asks once for each code object that runs eagerly inside a compiled call: compile its frames, or never."""
+    file = code.co_filename
+    compiler = getattr(_thread, "compiler", None)
+    if compiler is None or file.startswith("<") or getattr(function, "_fusewright_disable", None):
+        return None
+    if any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED):
+        return None
+    cache = _native.FrameCache(compiler.miss)
+    _compiled.add(cache)
+    return cache
+
+
+_native.hook_set_policy(_policy)
+
+
+call_paused = _native.call_paused
+"""call_paused(fn, /, *args, **kwargs): calls fn without compiling the frames that it runs."""
+
+
 def wants_gradients(graph: torch.fx.Graph) -> bool:
     """Whether an output of the graph carries autograd history that eager would have given to the user."""
     (output,) = (node for node in reversed(graph.nodes) if node.op == "output")
@@ -227,6 +258,7 @@ def reset() -> None:
     with _lock:
         for compiled in list(_compiled):
             compiled.clear()
+        _native.hook_reset()
         _states.clear()
 
 
