@@ -1,0 +1,113 @@
+"""From loop-IR expressions to values: each computed once, in the outermost scope that knows what it needs.
+
+Takes expressions and a `Context`; gives `Value`s. Always holds: a value is emitted where it dominates all its uses; what touches memory or may report a failure stays under
+its mask; memory that the kernel itself writes is read anew in each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fusewright.codegen.llvm.analysis import StageView
+from fusewright.codegen.llvm.builder import FunctionBuilder, Scope, Value
+from fusewright.codegen.llvm.context import Context
+from fusewright.codegen.llvm.expressions import EMITTERS
+from fusewright.codegen.llvm.indexing import Bound, Indexer
+from fusewright.codegen.llvm.memory import Memory, Pointer, register_literal
+from fusewright.codegen.llvm.types import ELEMENT_TYPES
+from fusewright.graph.sizes import Expr
+from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+
+
+class Evaluator:
+    """`view` is the stage whose expressions are evaluated; set it before evaluating (indices are read through it)."""
+
+    def __init__(self, b: FunctionBuilder, pointers: dict[str, Pointer]) -> None:
+        self.b = b
+        self.pointers = pointers
+        self.indexer = Indexer(b)
+        self.memory = Memory(b, self.indexer)
+        self.view: StageView
+        self._handlers: dict[type, Callable[[Context, int, Expression], Value]] = {
+            IndexValue: self._index_value,
+            Apply: self._apply,
+            Masked: self._masked,
+            CheckedIndex: self._checked,
+            Load: self._load,
+        }
+
+    def value(self, ctx: Context, expr: Expression) -> Value:
+        if isinstance(expr, Constant):
+            return Value(register_literal(expr.value, expr.dtype), ELEMENT_TYPES[expr.dtype].register)
+        if isinstance(expr, LocalValue):
+            return ctx.chain[ctx.level(expr.name)].values[expr.name]
+        facts = self.view.facts(expr)
+        level = ctx.home(facts)
+        scope = ctx.chain[level]
+        key: object = (expr, id(self.view)) if facts.volatile else expr
+        found = scope.memo.get(key)
+        if found is None:
+            b = self.b
+            saved = b.scope, b.mask
+            b.scope, b.mask = scope, ctx.mask_at(level)
+            found = scope.memo[key] = self._handlers[type(expr)](ctx, level, expr)
+            b.scope, b.mask = saved
+        return found
+
+    def _apply(self, ctx: Context, level: int, expr: Expression) -> Value:
+        assert isinstance(expr, Apply)
+        return EMITTERS[expr.op](self.b, expr, [self.value(ctx, arg) for arg in expr.args])
+
+    def _index_value(self, ctx: Context, level: int, expr: Expression) -> Value:
+        assert isinstance(expr, IndexValue)
+        return self.indexer.lanes_i64(ctx, self.view.dim(expr.index))
+
+    def _masked(self, ctx: Context, level: int, expr: Expression) -> Value:
+        assert isinstance(expr, Masked)
+        b = self.b
+        mask = self.value(ctx, expr.mask)
+        outer = ctx.chain[level]
+        key = (expr.mask, id(self.view))
+        inside = outer.children.get(key)
+        if inside is None:
+            combined = b.both(ctx.mask_at(level), mask)
+            inside = outer.children[key] = Scope(outer.cursor, lane=outer.lane, mask=combined, barrier=True)
+        body = self.value(ctx.under_mask(level, inside), expr.body)
+        return b.select(mask, body, self.value(ctx, expr.other))
+
+    def _checked(self, ctx: Context, level: int, expr: Expression) -> Value:
+        assert isinstance(expr, CheckedIndex)
+        b = self.b
+        value = self.value(ctx, expr.value)
+        extent = self.indexer.scalar(ctx.uniform, self.view.dim(expr.extent))
+        zero = b.const(0, "i64")
+        if expr.wrap:
+            value = b.select(b.compare("icmp slt", value, zero), b.op("add", value, extent), value)
+        bad = b.compare("icmp uge", value, extent)
+        b.report(bad)
+        return b.select(bad, zero, value)
+
+    def bindings(self, ctx: Context, bindings: tuple[tuple[Expr, Expression], ...]) -> Bound:
+        return {symbol: self._as_index(self.value(ctx, value), value.dtype) for symbol, value in bindings}
+
+    def _as_index(self, value: Value, dtype: torch.dtype) -> Value:
+        if value.type == "i64":
+            return value
+        return self.b.convert("sext" if ELEMENT_TYPES[dtype].signed and dtype is not torch.bool else "zext", value, "i64")
+
+    def _load(self, ctx: Context, level: int, expr: Expression) -> Value:
+        assert isinstance(expr, Load)
+        at = ctx if ctx.chain[level].lane else ctx.uniform
+        bound = self.bindings(ctx, expr.bindings)
+        return self.memory.load(at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask)
+
+    def store(self, ctx: Context, store: Store, value: Value) -> None:
+        """Writes `value` at the innermost point of `ctx`."""
+        b = self.b
+        saved = b.scope, b.mask
+        bound = self.bindings(ctx, store.bindings)
+        b.scope, b.mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
+        self.memory.store(ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode)
+        b.scope, b.mask = saved

@@ -1,0 +1,459 @@
+"""One kernel as one LLVM function.
+
+Takes a `Kernel` and a `Target`; gives `KernelText`: the function's body (independent of the kernel's names, so that equal kernels have equal text), its parallel
+extent and grain. Always holds: iterations begin..end-1 of the parallel domain write disjoint memory, and read none that another one writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusewright.codegen.llvm import reductions, scans
+from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of
+from fusewright.codegen.llvm.builder import Block, Cursor, FunctionBuilder, Scope, Value
+from fusewright.codegen.llvm.context import Context
+from fusewright.codegen.llvm.cost import grain_of
+from fusewright.codegen.llvm.evaluate import Evaluator
+from fusewright.codegen.llvm.loops import Loops
+from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
+from fusewright.codegen.llvm.strategy import TILE, Strategy, choose, operation_cost
+from fusewright.codegen.llvm.target import Target
+from fusewright.codegen.llvm.types import ELEMENT_TYPES
+from fusewright.graph import sizes
+from fusewright.graph.sizes import Dim
+from fusewright.loops.ir import Axis, CheckedIndex, Expression
+from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Store
+
+STACK_LIMIT = 64 * 1024  # bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
+SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
+_POSITION_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """body: the function's text after its name. extent, grain: as in KernelCode."""
+
+    body: str
+    extent: Dim
+    grain: int
+
+
+def emit_kernel(kernel: Kernel, target: Target, declarations: dict[str, str]) -> KernelText:
+    """Raises ValueError for what cannot be generated (lowering asks `capabilities` first)."""
+    shape = analyse(kernel)
+    return KernelEmitter(shape, choose(shape, target), target, declarations).run()
+
+
+class KernelEmitter:
+    def __init__(self, shape: Shape, strategy: Strategy, target: Target, declarations: dict[str, str]) -> None:
+        self.shape = shape
+        self.kernel = shape.kernel
+        self.strategy = strategy
+        self.target = target
+        self.b = FunctionBuilder(target, declarations)
+        self.b.declarations.setdefault(ZEROS, ZEROS_DEFINITION)
+        self.pointers: dict[str, Pointer] = {}
+        self.evaluator = Evaluator(self.b, self.pointers)
+        self.indexer = self.evaluator.indexer
+        self.loops = Loops(self.b, self.indexer)
+        self.freed: list[str] = []
+
+    # --- the function
+
+    def run(self) -> KernelText:
+        b, strategy = self.b, self.strategy
+        entry = Context((b.entry,))
+        b.emit("  %failed = alloca i1, align 1")
+        b.emit("  store i1 false, ptr %failed")
+        self._load_parameters()
+        extents = [self._domain_extent(axis, block) for axis, block in strategy.domain]
+        extent = sizes.product(extents)
+        finish = Block("finish")
+        self._leave_early(entry, finish)
+        self._scratch(entry, finish)
+        self._domain(entry, extents)
+        b.scope = b.entry
+        for pointer in self.freed:
+            b.call_void("free", [Value(pointer, "ptr")])
+        b.emit(f"  br label %{finish.label}")
+        b.blocks.append(finish)
+        self._finish(finish)
+        return KernelText(b.text(SIGNATURE), extent, grain_of(self.shape, strategy))
+
+    def _load_parameters(self) -> None:
+        b = self.b
+        for position, (name, dtype) in enumerate(zip(self.kernel.buffers, self.kernel.dtypes)):
+            slot = b.value(f"getelementptr ptr, ptr %buffers, i64 {position}", "ptr").text if position else "%buffers"
+            self.pointers[name] = Pointer(b.value(f"load ptr, ptr {slot}, align 8", "ptr").text, dtype)
+        for position, symbol in enumerate(self.kernel.sizes):
+            slot = b.value(f"getelementptr i64, ptr %sizes, i64 {position}", "ptr").text
+            b.entry.defines.add(symbol)
+            b.entry.values[symbol] = b.value(f"load i64, ptr {slot}, align 8", "i64")
+
+    def _domain_extent(self, axis: Axis, block: int) -> Dim:
+        return sizes.ceil_div(axis.extent, block) if block else axis.extent
+
+    def _leave_early(self, entry: Context, finish: Block) -> None:
+        """Nothing to do for an empty range; and where a checked dimension is empty no index can be right, so that none may be tried."""
+        b = self.b
+        stop = b.compare("icmp sge", Value("%begin", "i64"), Value("%end", "i64"))
+        self._branch_out(stop, finish, failed=False)
+        for extent in sorted(self._doubtful_extents(), key=str):
+            empty = b.compare("icmp sle", self.indexer.scalar(entry, extent), b.const(0, "i64"))
+            self._branch_out(empty, finish, failed=True)
+
+    def _branch_out(self, condition: Value, finish: Block, failed: bool) -> None:
+        b = self.b
+        here = b.entry.cursor
+        target = finish.label
+        if failed:
+            block = b.block("empty")
+            block.lines.append("  store i1 true, ptr %failed")
+            block.lines.append(f"  br label %{finish.label}")
+            target = block.label
+        following = b.block("body")
+        here.block.lines.append(f"  br i1 {condition.text}, label %{target}, label %{following.label}")
+        here.block = following
+
+    def _doubtful_extents(self) -> set[Dim]:
+        from_views: set[Dim] = set()
+        for view in self.shape.views:
+            for expr in view.expressions():
+                if isinstance(expr, CheckedIndex) and (sizes.bounds(expr.extent)[0] or 0) <= 0:
+                    from_views.add(expr.extent)
+        return from_views
+
+    def _finish(self, finish: Block) -> None:
+        done = Block("return")
+        flagged = Block("flagged")
+        finish.lines.append("  %failure = load i1, ptr %failed")
+        finish.lines.append("  br i1 %failure, label %flagged, label %return")
+        flagged.lines += ["  store i64 1, ptr %status, align 8", "  br label %return"]
+        done.lines.append("  ret void")
+        self.b.blocks += [flagged, done]
+
+    # --- scratch memory
+
+    def _scratch(self, entry: Context, finish: Block) -> None:
+        b, strategy = self.b, self.strategy
+        lanes = strategy.lanes if strategy.mode == "outer" else 1
+        copies = strategy.copies if strategy.mode == "outer" else 1
+        total = 0
+        for scratch in self.kernel.scratch:
+            element = ELEMENT_TYPES[scratch.dtype]
+            one = scratch.size * (element.size * lanes)
+            fits = isinstance(one, int) and total + one * copies <= STACK_LIMIT
+            if fits:
+                total += one * copies  # type: ignore[operator]
+            texts: dict[int, str] = {}
+            for copy in range(copies):
+                if fits:
+                    text = b.name()
+                    b.blocks[0].lines.insert(0, f"  {text} = alloca [{max(one, 1)} x i8], align 64")  # type: ignore[type-var]
+                else:
+                    size = self.indexer.scalar(entry, sizes.maximum(one, 1))
+                    made = b.call("malloc", [size], "ptr")
+                    self._branch_out_allocation(made, finish)
+                    text = made.text
+                    self.freed.append(text)
+                texts[copy * lanes] = text
+            self.pointers[scratch.name] = Pointer(texts[0], scratch.dtype, lanes if lanes > 1 else 0, texts if lanes > 1 else None)
+
+    def _branch_out_allocation(self, made: Value, finish: Block) -> None:
+        """Out of memory: what was allocated is freed, and the call falls back to eager."""
+        b = self.b
+        block, following = b.block("exhausted"), b.block("body")
+        for pointer in self.freed:
+            block.lines.append(f"  call void @free(ptr {pointer})")
+        block.lines += ["  store i1 true, ptr %failed", f"  br label %{finish.label}"]
+        b.declarations.setdefault("free", "declare void @free(ptr)")
+        null = b.value(f"icmp eq ptr {made.text}, null", "i1")
+        b.entry.cursor.block.lines.append(f"  br i1 {null.text}, label %{block.label}, label %{following.label}")
+        b.entry.cursor.block = following
+
+    # --- the parallel domain
+
+    def _domain(self, entry: Context, extents: list[Dim]) -> None:
+        """for point in begin..end: the domain's indices are found by division once and then stepped like an odometer."""
+        b, strategy = self.b, self.strategy
+        limits = [self.indexer.scalar(entry, extent) for extent in extents]
+        firsts: list[Value] = []
+        rest = Value("%begin", "i64")
+        for limit in reversed(limits[1:]):
+            firsts.append(b.op("urem", rest, limit))
+            rest = b.op("udiv", rest, limit)
+        firsts = [rest, *reversed(firsts)] if limits else []
+        before = b.entry.cursor.block
+        loop = b.block("domain")
+        scope = Scope(Cursor(loop))
+        point = Value(b.name(), "i64", home=scope)
+        indices = [Value(b.name(), "i64", home=scope) for _ in limits]
+        context = entry.enter(scope)
+        b.scope = scope
+        starts = []
+        for (axis, block), index in zip(strategy.domain, indices):
+            if block:
+                starts.append(b.op("mul nsw", index, b.const(block, "i64")))
+            else:
+                scope.defines.add(axis.symbol)
+                scope.values[axis.symbol] = index
+                starts.append(index)
+        self._serial(context, starts)
+        b.scope = scope
+        stepped = self._odometer(indices, limits)
+        following = b.op("add nsw", point, b.const(1, "i64"))
+        more = b.compare("icmp slt", following, Value("%end", "i64"))
+        done = b.block("done")
+        b.emit(f"  br i1 {more.text}, label %{loop.label}, label %{done.label}")
+        latch = scope.cursor.block
+        before.lines.append(f"  br label %{loop.label}")
+        heads = [f"  {point.text} = phi i64 [ %begin, %{before.label} ], [ {following.text}, %{latch.label} ]"]
+        for index, first, after in zip(indices, firsts, stepped):
+            heads.append(f"  {index.text} = phi i64 [ {first.text}, %{before.label} ], [ {after.text}, %{latch.label} ]")
+        loop.lines[:0] = heads
+        b.entry.cursor.block = done
+
+    def _odometer(self, indices: list[Value], limits: list[Value]) -> list[Value]:
+        b = self.b
+        stepped: list[Value] = []
+        carry = b.const(1, "i64")
+        for position in range(len(indices) - 1, -1, -1):
+            moved = b.op("add nsw", indices[position], carry)
+            if position == 0:
+                stepped.append(moved)
+                break
+            wraps = b.compare("icmp eq", moved, limits[position])
+            stepped.append(b.select(wraps, b.const(0, "i64"), moved))
+            carry = b.convert("zext", wraps, "i64")
+        return stepped[::-1]
+
+    def _serial(self, context: Context, starts: list[Value]) -> None:
+        strategy = self.strategy
+
+        def body(contexts: list[Context], _: list[Value]) -> list[Value]:
+            self._point(contexts[0], starts)
+            return []
+
+        self.loops.nest([context], strategy.serial, [], body)
+
+    def _point(self, context: Context, starts: list[Value]) -> None:
+        """One iteration of the domain (and of the serial axes): a scalar point, a block of vectors, or a tile of rows of them."""
+        strategy = self.strategy
+        if strategy.vector is None:
+            self._stages([context])
+            return
+        axis, block = strategy.domain[-1]
+        start = starts[-1]
+
+        def block_of_vectors(contexts: list[Context], _: list[Value]) -> list[Value]:
+            self._block(contexts[0], axis, block, start)
+            return []
+
+        if strategy.rows is None:
+            block_of_vectors([context], [])
+            return
+        position = next(i for i, (candidate, _) in enumerate(strategy.domain) if candidate is strategy.rows)
+        first = starts[position]
+        last = self._clipped(context, first, TILE, strategy.rows.extent)
+        self.loops.counted([context], strategy.rows.symbol, first, last, [], block_of_vectors, runs=True)
+
+    def _clipped(self, context: Context, first: Value, count: int, extent: Dim) -> Value:
+        """min(first + count, extent)."""
+        b = self.b
+        saved, b.scope = b.scope, context.here
+        last = b.op("add nsw", first, b.const(count, "i64"))
+        if not sizes.is_multiple(extent, count):
+            last = b.intrinsic("smin", last, self.indexer.scalar(context.uniform, extent))
+        b.scope = saved
+        return last
+
+    def _block(self, context: Context, axis: Axis, block: int, start: Value) -> None:
+        strategy, b = self.strategy, self.b
+
+        def body(contexts: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
+            self._stages(contexts)
+            return groups
+
+        length: int | Value
+        whole = any(view.axes for view in self.shape.views)
+        if isinstance(axis.extent, int) and axis.extent <= block:
+            length = axis.extent
+        elif sizes.is_multiple(axis.extent, block):
+            length = block
+        else:
+            saved, b.scope = b.scope, context.here
+            length = b.op("sub nsw", self._clipped(context, start, block, axis.extent), start)
+            b.scope = saved
+        lanes, copies = strategy.lanes, strategy.copies
+        if isinstance(length, int) and not whole:
+            copies = self._pointwise_copies(length, lanes)
+        groups: list[list[Value]] = [[] for _ in range(copies)]
+        no_tail = sizes.is_multiple(axis.extent, lanes)
+        self.loops.vectors(context, axis.symbol, start, length, lanes, copies, groups, body, whole=whole, no_tail=no_tail)
+
+    def _pointwise_copies(self, length: int, lanes: int) -> int:
+        """Two vectors a turn where the body is small and the count is even: half the loop overhead, no second body."""
+        light = sum(operation_cost(view) for view in self.shape.views) <= 12
+        return 2 if light and length % (2 * lanes) == 0 and length > 2 * lanes else 1
+
+    # --- stages
+
+    def _stages(self, contexts: list[Context]) -> None:
+        for view, axis in zip(self.shape.views, self.strategy.stage_axes):
+            self.evaluator.view = view
+            if axis is None:
+                self._stage_in_place(view, contexts)
+            else:
+                self._stage_across(view, contexts[0], axis)
+
+    def _stage_in_place(self, view: StageView, contexts: list[Context]) -> None:
+        """The stage's loops around the contexts as they are (scalars, or vectors of outer points side by side)."""
+        b = self.b
+        starts = [self._initial(view, ctx.lanes) for ctx in contexts]
+        counts = [len(start) for start in starts]
+
+        def body(inside: list[Context], values: list[Value]) -> list[Value]:
+            after: list[Value] = []
+            at = 0
+            for ctx, count in zip(inside, counts):
+                after += self._statements(view, ctx, values[at : at + count], None, ordered=True)
+                at += count
+            return after
+
+        results = self.loops.nest(contexts, view.axes, [value for start in starts for value in start], body)
+        at = 0
+        for ctx, count in zip(contexts, counts):
+            self._bind_results(view, ctx, [results[at : at + count]], lambda reduce, state: reductions.finish_lanes(b, reduce, state))
+            at += count
+
+    def _stage_across(self, view: StageView, context: Context, axis: Axis) -> None:
+        """Vectors along one of the stage's own axes, collapsed to scalars at its end."""
+        strategy, b = self.strategy, self.b
+        others = [other for other in view.axes if other is not axis]
+        ordered = view.axes[-1] is axis
+        copies = self._copies(view, axis)
+        start = self._initial(view, strategy.lanes)
+        carried = [value for _ in range(copies) for value in start]
+
+        def vector_body(inside: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
+            return [
+                self._statements(view, ctx, group, ctx.mask_at(len(ctx.chain) - 1), ordered)
+                for ctx, group in zip(inside, groups)
+            ]
+
+        def body(inside: list[Context], values: list[Value]) -> list[Value]:
+            groups = [list(values[k * len(start) : (k + 1) * len(start)]) for k in range(copies)]
+            length: int | Value
+            if isinstance(axis.extent, int):
+                length = axis.extent
+            else:
+                length = self.indexer.scalar(inside[0].uniform, axis.extent)
+            no_tail = sizes.is_multiple(axis.extent, strategy.lanes)
+            groups = self.loops.vectors(
+                inside[0], axis.symbol, b.const(0, "i64"), length, strategy.lanes, copies, groups, vector_body, no_tail=no_tail
+            )
+            return [value for group in groups for value in group]
+
+        results = self.loops.nest([context], others, carried, body)
+        groups = [results[k * len(start) : (k + 1) * len(start)] for k in range(copies)]
+        self._bind_results(view, context, groups, lambda reduce, state: reductions.across(b, reduce, state))
+
+    def _copies(self, view: StageView, axis: Axis) -> int:
+        """Independent accumulators hide the latency of a short body; a long body hides it by itself."""
+        cost = operation_cost(view)
+        if reductions_of(view.stage):
+            wanted = 4 if cost <= 10 else 2 if cost <= 40 else 1
+        else:
+            wanted = 2 if cost <= 12 else 1
+        if isinstance(axis.extent, int):
+            full = max(1, -(-axis.extent // self.strategy.lanes))
+            while wanted > full:
+                wanted //= 2
+        return wanted
+
+    def _position_type(self, view: StageView) -> str:
+        high = sizes.bounds(sizes.product(axis.extent for axis in view.axes))[1]
+        return "i32" if high is not None and high < _POSITION_LIMIT else "i64"
+
+    def _initial(self, view: StageView, lanes: int) -> list[Value]:
+        """The carried values of all reductions and scans of a stage, in the order of its statements."""
+        state: list[Value] = []
+        for statement in view.stage.statements:
+            if isinstance(statement, Reduce):
+                state += reductions.initial(statement, self._position_type(view))
+            elif isinstance(statement, ScanStep):
+                state += scans.initial(statement)
+        return [self.b.splat(value, lanes) for value in state]
+
+    def _position(self, view: StageView, ctx: Context) -> Value:
+        """The flattened position in the stage's axes, as i64."""
+        flat: Dim = 0
+        for axis in view.axes:
+            flat = flat * axis.extent + axis.symbol
+        saved, self.b.scope = self.b.scope, ctx.here
+        value = self.indexer.lanes_i64(ctx, flat)
+        self.b.scope = saved
+        return value
+
+    def _statements(self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool) -> list[Value]:
+        """One point (or vector of points) of a stage: all values are computed before anything is stored."""
+        b, evaluator = self.b, self.evaluator
+        after: list[Value] = []
+        stores: list[tuple[Store, Value]] = []
+        at = 0
+        for statement in view.stage.statements:
+            value = evaluator.value(ctx, statement.value)
+            b.scope = ctx.here
+            if isinstance(statement, Define):
+                self._bind(view, ctx, statement.local, statement.value, value)
+            elif isinstance(statement, Store):
+                stores.append((statement, value))
+            elif isinstance(statement, Reduce):
+                count = reductions.width(statement)
+                position = None
+                if reductions.is_positional(statement):
+                    position = self._position(view, ctx)
+                    if self._position_type(view) == "i32":
+                        position = b.convert("trunc", position, "i32")
+                after += reductions.step(b, statement, state[at : at + count], value, position, mask, ordered)
+                at += count
+            else:
+                count = scans.width(statement)
+                position = self._position(view, ctx) if statement.position is not None else None
+                new = scans.step(b, statement, state[at : at + count], value, position)
+                after += new
+                at += count
+                self._define(ctx.here, statement.local, new[0])
+                if statement.position is not None:
+                    self._define(ctx.here, statement.position, new[1])
+        for store, value in stores:
+            evaluator.store(ctx, store, value)
+        return after
+
+    def _bind(self, view: StageView, ctx: Context, name: str, expr: Expression, value: Value) -> None:
+        self._define(ctx.chain[ctx.home(view.facts(expr))], name, value)
+
+    def _define(self, scope: Scope, name: str, value: Value) -> None:
+        scope.defines.add(name)
+        scope.values[name] = value
+
+    def _bind_results(
+        self, view: StageView, ctx: Context, groups: list[list[Value]], collapse: Callable[[Reduce, list[Value]], Value]
+    ) -> None:
+        """Merges the copies' accumulators and names the results for later stages."""
+        b = self.b
+        saved, b.scope = b.scope, ctx.here
+        at = 0
+        for statement in view.stage.statements:
+            if isinstance(statement, Reduce):
+                count = reductions.width(statement)
+                states = [group[at : at + count] for group in groups]
+                at += count
+                while len(states) > 1:
+                    paired = [reductions.merge(b, statement, x, y) for x, y in zip(states[::2], states[1::2])]
+                    states = paired + (states[-1:] if len(states) % 2 else [])
+                self._define(ctx.here, statement.local, collapse(statement, states[0]))
+            elif isinstance(statement, ScanStep):
+                at += scans.width(statement)
+        b.scope = saved

@@ -1,0 +1,212 @@
+"""Loads and stores: contiguous, spread, reversed, strided and gathered, under masks, with bool kept as bytes.
+
+Takes a buffer's pointer, an index and a `Context`; gives register values, or writes them. Always holds: no byte outside the lanes that count is touched, neither read
+nor written; a scalar access under a false mask goes to a block of zeros instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.codegen.llvm.builder import FunctionBuilder, Value
+from fusewright.codegen.llvm.context import Context
+from fusewright.codegen.llvm.expressions import extreme
+from fusewright.codegen.llvm.indexing import Bound, Indexer, vector_of_pointers
+from fusewright.codegen.llvm.types import ELEMENT_TYPES, ElementType, literal, suffix, type_text
+from fusewright.graph.sizes import Dim
+
+ZEROS = "fw.zeros"  # enough zeros for one vector of any type
+ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, align 64"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Where a buffer starts. `interleaved`: a scratch buffer with one copy for each of so many lanes, element by element (0 for plain memory);
+    `copies` then holds one pointer for each vector that is computed side by side, by the vector's offset."""
+
+    text: str
+    dtype: torch.dtype
+    interleaved: int = 0
+    copies: dict[int, str] | None = None
+
+    @property
+    def element(self) -> ElementType:
+        return ELEMENT_TYPES[self.dtype]
+
+
+@dataclass(slots=True)
+class Memory:
+    b: FunctionBuilder
+    indexer: Indexer
+
+    # --- addresses
+
+    def _at(self, memory: str, pointer: str, value: Value | None, constant: int) -> str:
+        b = self.b
+        if value is not None:
+            pointer = b.value(f"getelementptr {memory}, ptr {pointer}, i64 {value.text}", "ptr").text
+        if constant:
+            pointer = b.value(f"getelementptr {memory}, ptr {pointer}, i64 {constant}", "ptr").text
+        return pointer
+
+    def _locate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound) -> tuple[str, Dim | None, str, Value | None]:
+        """(kind, stride, address of lane 0, vector of indices): kind is "one" address, "row" of strided ones, or "any"."""
+        b, memory = self.b, pointer.element.memory
+        base = pointer.text
+        if pointer.interleaved and ctx.lanes > 1:
+            assert pointer.copies is not None
+            base = pointer.copies[ctx.offset]
+            if not self.indexer.varies(ctx, d, bound):
+                value, constant = self.indexer.scalar_parts(ctx.uniform, d * ctx.lanes, bound)
+                return "row", 1, self._at(memory, base, value, constant), None
+            index = b.op("mul", self.indexer.lanes_i64(ctx, d, bound), b.const(ctx.lanes, "i64"))
+            return "any", None, base, b.op("add", index, self.indexer.iota(ctx.lanes, "i64"))
+        stride = self.indexer.stride(ctx, d, bound)
+        if stride is None:
+            return "any", None, base, self.indexer.lanes(ctx, d, bound)
+        value, constant = self.indexer.first_lane(ctx, d, bound)
+        address = self._at(memory, base, value, constant)
+        return ("one" if isinstance(stride, int) and stride == 0 else "row"), stride, address, None
+
+    def _row_pointers(self, ctx: Context, memory: str, address: str, stride: Dim) -> Value:
+        b = self.b
+        if isinstance(stride, int):
+            return vector_of_pointers(b, memory, address, self.indexer.iota(ctx.lanes, "i64", stride))
+        step = b.splat(self.indexer.scalar(ctx.uniform, stride), ctx.lanes)
+        return vector_of_pointers(b, memory, address, b.op("mul", step, self.indexer.iota(ctx.lanes, "i64")))
+
+    def _reverse(self, value: Value) -> Value:
+        vector = type_text(value.type, value.lanes)
+        order = ", ".join(f"i32 {i}" for i in reversed(range(value.lanes)))
+        return self.b.value(f"shufflevector {vector} {value.text}, {vector} poison, <{value.lanes} x i32> <{order}>", value.type, value.lanes)
+
+    # --- loads
+
+    def load(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, mask: Value | None) -> Value:
+        element = pointer.element
+        kind, stride, address, index = self._locate(ctx, pointer, d, bound)
+        if kind == "one":
+            raw = self._load_one(element, address, mask)
+        elif kind == "row" and stride in (1, -1):
+            if stride == -1:
+                address = self._at(element.memory, address, None, 1 - ctx.lanes)
+                mask = self._reverse(mask) if mask is not None and mask.lanes > 1 else mask
+            raw = self._load_row(element, address, ctx.lanes, mask)
+            raw = self._reverse(raw) if stride == -1 else raw
+        else:
+            if index is not None and index.lanes == 1:  # varies by its deps only, not in fact
+                raw = self._load_one(element, self._at(element.memory, address, index, 0), mask)
+            else:
+                assert index is not None or stride is not None
+                pointers = (
+                    vector_of_pointers(self.b, element.memory, address, index)
+                    if index is not None
+                    else self._row_pointers(ctx, element.memory, address, stride)  # type: ignore[arg-type]
+                )
+                raw = self._gather(element, pointers, mask)
+        if element.kind == "bool":
+            return self.b.compare("icmp ne", raw, self.b.const(0, "i8"))
+        return raw
+
+    def _load_one(self, element: ElementType, address: str, mask: Value | None) -> Value:
+        b = self.b
+        if mask is not None:
+            address = b.value(f"select i1 {b.any_lane(mask).text}, ptr {address}, ptr @{ZEROS}", "ptr").text
+        return b.value(f"load {element.memory}, ptr {address}, align {element.size}", element.memory)
+
+    def _load_row(self, element: ElementType, address: str, lanes: int, mask: Value | None) -> Value:
+        b = self.b
+        if mask is not None and mask.lanes == 1:
+            address = b.value(f"select i1 {mask.text}, ptr {address}, ptr @{ZEROS}", "ptr").text
+            mask = None
+        vector = type_text(element.memory, lanes)
+        if mask is None:
+            return b.value(f"load {vector}, ptr {address}, align {element.size}", element.memory, lanes)
+        name = f"llvm.masked.load.{suffix(element.memory, lanes)}.p0"
+        b.declarations.setdefault(name, f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
+        arguments = f"ptr {address}, i32 {element.size}, {mask.typed}, {vector} zeroinitializer"
+        return b.value(f"call {vector} @{name}({arguments})", element.memory, lanes)
+
+    def _gather(self, element: ElementType, pointers: Value, mask: Value | None) -> Value:
+        b, lanes = self.b, pointers.lanes
+        vector = type_text(element.memory, lanes)
+        name = f"llvm.masked.gather.{suffix(element.memory, lanes)}.v{lanes}p0"
+        b.declarations.setdefault(name, f"declare {vector} @{name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {vector})")
+        which = self._mask_text(mask, lanes)
+        arguments = f"{pointers.typed}, i32 {element.size}, {which}, {vector} zeroinitializer"
+        return b.value(f"call {vector} @{name}({arguments})", element.memory, lanes)
+
+    def _mask_text(self, mask: Value | None, lanes: int) -> str:
+        if mask is None:
+            return f"<{lanes} x i1> splat (i1 true)"
+        return self.b.splat(mask, lanes).typed
+
+    # --- stores
+
+    def store(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str) -> None:
+        """`buffer[d] = value`, or an accumulation into it (the caller sees to it that no two lanes meet)."""
+        element = pointer.element
+        if mode != "write":
+            value = self._accumulate(ctx, pointer, d, bound, value, mask, mode)
+        if element.kind == "bool":
+            value = self.b.convert("zext", value, "i8")
+        kind, stride, address, index = self._locate(ctx, pointer, d, bound)
+        if ctx.lanes == 1:
+            self._store_one(element, address if index is None else self._at(element.memory, address, index, 0), value, mask)
+            return
+        value = self.b.splat(value, ctx.lanes)
+        if kind == "row" and stride in (1, -1):
+            if stride == -1:
+                address = self._at(element.memory, address, None, 1 - ctx.lanes)
+                value = self._reverse(value)
+                mask = self._reverse(mask) if mask is not None and mask.lanes > 1 else mask
+            self._store_row(element, address, value, mask)
+        elif index is not None:
+            pointers = vector_of_pointers(self.b, element.memory, address, self.b.splat(index, ctx.lanes))
+            self._scatter(element, pointers, value, mask)
+        else:
+            assert stride is not None
+            self._scatter(element, self._row_pointers(ctx, element.memory, address, stride), value, mask)
+
+    def _accumulate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str) -> Value:
+        b, element = self.b, pointer.element
+        old = self.load(ctx, pointer, d, bound, mask)
+        if mode != "add":
+            return extreme(b, element, mode == "max", old, value)
+        if element.kind == "half":
+            raise ValueError(f"accumulation into memory of {pointer.dtype} is not supported")
+        return b.op({"float": "fadd", "int": "add", "bool": "or"}[element.kind], old, value)
+
+    def _store_one(self, element: ElementType, address: str, value: Value, mask: Value | None) -> None:
+        b = self.b
+        if mask is not None:
+            old = b.value(f"load {element.memory}, ptr {address}, align {element.size}", element.memory)
+            value = b.select(mask, value, old)
+        b.emit(f"  store {element.memory} {value.text}, ptr {address}, align {element.size}")
+
+    def _store_row(self, element: ElementType, address: str, value: Value, mask: Value | None) -> None:
+        b = self.b
+        if mask is None:
+            b.emit(f"  store {value.typed}, ptr {address}, align {element.size}")
+            return
+        name = f"llvm.masked.store.{suffix(element.memory, value.lanes)}.p0"
+        vector = type_text(element.memory, value.lanes)
+        b.declarations.setdefault(name, f"declare void @{name}({vector}, ptr, i32, <{value.lanes} x i1>)")
+        b.emit(f"  call void @{name}({value.typed}, ptr {address}, i32 {element.size}, {self._mask_text(mask, value.lanes)})")
+
+    def _scatter(self, element: ElementType, pointers: Value, value: Value, mask: Value | None) -> None:
+        b, lanes = self.b, pointers.lanes
+        name = f"llvm.masked.scatter.{suffix(element.memory, lanes)}.v{lanes}p0"
+        vector = type_text(element.memory, lanes)
+        b.declarations.setdefault(name, f"declare void @{name}({vector}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
+        b.emit(f"  call void @{name}({value.typed}, {pointers.typed}, i32 {element.size}, {self._mask_text(mask, lanes)})")
+
+
+def register_literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A constant of `dtype` as it is held in registers."""
+    if dtype is torch.bfloat16:
+        bits = int(torch.tensor(float(value), dtype=dtype).view(torch.int16).item())
+        return literal(bits, "i16")
+    return literal(value, ELEMENT_TYPES[dtype].register)

@@ -1,0 +1,162 @@
+"""Kernels to machine code: one LLVM module for all kernels of a graph, compiled in this process by llvmlite, and object files loaded back.
+
+Takes `Kernel`s; gives a `CompiledModule` with addresses that stay valid until the process ends. The only file that imports llvmlite, and only when first needed.
+Always holds: kernels with equal text are compiled once; an object file is only loaded on a processor and a library set that has what it was compiled for
+(the caller's cache key holds `host_key()`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusewright.codegen.kernel_code import KernelCode
+from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
+from fusewright.codegen.llvm.target import Target, describe
+from fusewright.schedule.plan import Kernel
+
+_library_names = itertools.count()
+_resident: list[Any] = []  # what keeps loaded code in memory: addresses are handed to native plans, so code is never unloaded
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModule:
+    """codes: by kernel name. addresses: of each distinct function, by symbol. object: the object file, for `load_object` in a later process. ir: the module's text."""
+
+    codes: dict[str, KernelCode]
+    addresses: dict[str, int]
+    object: bytes
+    ir: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """LLVM's handles for the host."""
+
+    binding: Any
+    target_machine: Any
+    passes: Any
+    pass_builder: Any
+    jit: Any
+    target: Target
+
+
+@lru_cache(maxsize=None)
+def _machine() -> _Machine:
+    import llvmlite.binding as llvm  # lazy: 0.16 s, and not needed on a warm start from the GPU path
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    library = _libtorch()
+    if library is not None:
+        llvm.load_library_permanently(str(library))
+    features = llvm.get_host_cpu_features()
+    triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
+    exported = _exported_symbols(library)
+    target = describe(triple, cpu, dict(features), exported)
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=target.features, opt=2, reloc="pic", codemodel="jitdefault"
+    )
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    builder = llvm.create_pass_builder(machine, options)
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    return _Machine(llvm, machine, passes, builder, llvm.create_lljit_compiler(machine), target)
+
+
+def _libtorch() -> Path | None:
+    """The loaded library that exports SLEEF's functions."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if (folder / name).exists():
+            return folder / name
+    return None
+
+
+def _exported_symbols(library: Path | None) -> Any:
+    handle = None if library is None else ctypes.CDLL(str(library))
+
+    @lru_cache(maxsize=None)
+    def exported(name: str) -> bool:
+        return handle is not None and hasattr(handle, name)
+
+    return exported
+
+
+def host_target() -> Target:
+    """The processor that `compile_kernels` generates for."""
+    return _machine().target
+
+
+def host_key() -> str:
+    """What an object file depends on beside the kernels: processor, LLVM, PyTorch (whose library it calls)."""
+    machine = _machine()
+    version = ".".join(map(str, machine.binding.llvm_version_info))
+    return f"{machine.target.triple}|{machine.target.cpu}|{machine.target.features}|llvm {version}|torch {torch.__version__}"
+
+
+def compile_kernels(kernels: Sequence[Kernel]) -> CompiledModule:
+    """Compiles `kernels`; equal ones share one function. Raises ValueError for an operation that `capabilities.supports` denies."""
+    machine = _machine()
+    declarations: dict[str, str] = {}
+    functions: dict[str, str] = {}
+    codes: dict[str, KernelCode] = {}
+    for kernel in kernels:
+        text = emit_kernel(kernel, machine.target, declarations)
+        key = hashlib.sha256(text.body.encode()).hexdigest()
+        symbol = f"fw_{key[:16]}"
+        functions.setdefault(symbol, f"define void @{symbol}{text.body}")
+        codes[kernel.name] = _code(kernel, text, key, symbol, functions[symbol])
+    ir = "\n".join([f'target triple = "{machine.target.triple}"', *declarations.values(), *functions.values()]) + "\n"
+    data = _compile(machine, ir)
+    return CompiledModule(codes, load_object(data, functions), data, ir)
+
+
+def _code(kernel: Kernel, text: KernelText, key: str, symbol: str, function: str) -> KernelCode:
+    comments = [f"; kernel {kernel.name}", *(f"; {location}" for location in kernel.locations), *(f"; from {origin}" for origin in kernel.origins)]
+    return KernelCode(
+        name=kernel.name,
+        key=key,
+        symbol=symbol,
+        source="\n".join([*comments, function]),
+        buffers=kernel.buffers,
+        sizes=kernel.sizes,
+        extent=text.extent,
+        grain=text.grain,
+        locations=kernel.locations,
+        origins=kernel.origins,
+    )
+
+
+def _compile(machine: _Machine, ir: str) -> bytes:
+    llvm = machine.binding
+    module = llvm.parse_assembly(ir, llvm.create_context())
+    machine.passes.run(module, machine.pass_builder)
+    data: bytes = machine.target_machine.emit_object(module)
+    return data
+
+
+def load_object(data: bytes, symbols: Iterable[str] | Mapping[str, Any]) -> dict[str, int]:
+    """Addresses of `symbols` in an object file made by `compile_kernels` (on this kind of host). The code stays loaded until the process ends.
+
+    Raises RuntimeError if the file is not loadable or lacks a symbol.
+    """
+    names = list(symbols)
+    if not names:
+        return {}
+    machine = _machine()
+    builder = machine.binding.JITLibraryBuilder().add_object_img(data).add_current_process()
+    for name in names:
+        builder.export_symbol(name)
+    tracker = builder.link(machine.jit, f"fusewright{next(_library_names)}")
+    _resident.append(tracker)
+    return {name: tracker[name] for name in names}

@@ -1,0 +1,67 @@
+"""Running accumulations: the start and one step of each kind of scan.
+
+Takes `ScanStep` statements; gives lists of values: the accumulator, and the position of the last extreme where one is asked for.
+Always holds: steps come in order along the scanned axis; lanes, if any, are different outer points. ATen's rules for NaN and ties are kept.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fusewright.codegen.llvm.builder import FunctionBuilder, Value
+from fusewright.codegen.llvm.math import call_library, exp
+from fusewright.codegen.llvm.reductions import IDENTITIES, State, combine
+from fusewright.codegen.llvm.types import ELEMENT_TYPES, literal
+from fusewright.schedule.plan import ScanStep
+
+Builder = FunctionBuilder
+
+
+def width(scan: ScanStep) -> int:
+    return 2 if scan.position is not None else 1
+
+
+def initial(scan: ScanStep) -> State:
+    element = ELEMENT_TYPES[scan.value.dtype]
+    identity = -math.inf if scan.kind == "logaddexp" else IDENTITIES[scan.kind](element)
+    start = Value(literal(identity, element.register), element.register)
+    return [start] if scan.position is None else [start, Value("0", "i64")]
+
+
+def step(b: Builder, scan: ScanStep, state: State, value: Value, position: Value | None) -> State:
+    """The state after `value` at `position`."""
+    lanes = max(state[0].lanes, value.lanes)
+    value = b.splat(value, lanes)
+    if scan.kind == "logaddexp":
+        return [_log_add_exp(b, state[0], value)]
+    if scan.kind in ("sum", "prod"):
+        return [combine(b, scan.kind, ELEMENT_TYPES[scan.value.dtype], state[0], value)]
+    takes = _takes(b, scan, value, state[0])
+    new = [b.select(takes, value, state[0])]
+    if scan.position is not None:
+        assert position is not None
+        new.append(b.select(takes, position, state[1]))
+    return new
+
+
+def _takes(b: Builder, scan: ScanStep, value: Value, best: Value) -> Value:
+    """Whether `value` becomes the extreme: an equal one does (the last extreme counts), a NaN does, nothing beats a NaN but a NaN."""
+    element = ELEMENT_TYPES[scan.value.dtype]
+    if element.kind == "float":
+        better = b.compare("fcmp oge" if scan.kind == "max" else "fcmp ole", value, best)
+        return b.op("or", better, b.compare("fcmp uno", value, value))
+    letter = "s" if element.kind == "int" and element.signed else "u"
+    return b.compare(f"icmp {letter}{'ge' if scan.kind == 'max' else 'le'}", value, best)
+
+
+def _log_add_exp(b: Builder, x: Value, y: Value) -> Value:
+    """log(exp(x) + exp(y)) as max + log1p(exp(min - max)); equal infinities stay as they are, NaN propagates."""
+    x, y = b.match(x, y)
+    high = b.select(b.compare("fcmp ogt", x, y), x, y)
+    low = b.select(b.compare("fcmp ogt", x, y), y, x)
+    difference = b.op("fsub", low, high)
+    power = exp(b, difference) if x.type == "float" else call_library(b, "exp", difference)
+    result = b.op("fadd", high, call_library(b, "log1p", power))
+    equal = b.op("and", b.compare("fcmp oeq", x, y), b.compare("fcmp oeq", b.intrinsic("fabs", x), b.constant_like(math.inf, x)))
+    result = b.select(equal, x, result)
+    return b.select(b.compare("fcmp uno", x, y), b.op("fadd", x, y), result)

@@ -1,0 +1,256 @@
+"""How a kernel is laid over vectors, loops and threads.
+
+Takes a normalised `Shape` and the target; gives a `Strategy`. Always holds: iterations of the parallel domain never write the same element (axes along which
+indirect or accumulating stores may meet are `serial`, run in order inside one iteration, and are never vectorised).
+
+Two modes. "inner": each stage vectorises one of its own axes; outer points are scalar. "outer": lanes are neighbouring points of one outer axis, and all
+stages run for a tile of them; pure pointwise work is of this mode. The cheaper one under a small cost model is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
+from fusewright.codegen.llvm.target import Target
+from fusewright.codegen.llvm.types import ELEMENT_TYPES
+from fusewright.graph import sizes
+from fusewright.graph.sizes import Dim, Expr
+from fusewright.loops.ir import Apply, Axis
+from fusewright.schedule.plan import Store
+
+BLOCK = 1024  # elements of a contiguous pointwise axis that one iteration of the parallel domain takes
+TILE = 16  # rows of a transposing tile: a cache line of float32
+UNKNOWN = 128  # what a symbolic extent is taken for
+EXPENSIVE = {  # in simple vector operations
+    "exp": 14, "exp2": 12, "expm1": 16, "sigmoid": 22, "tanh": 26, "erf": 36, "log": 22, "div": 8, "sqrt": 8, "rsqrt": 14, "reciprocal": 8,
+    **dict.fromkeys(("log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh"), 60),
+    **dict.fromkeys(("asinh", "acosh", "atanh", "erfc", "lgamma", "pow", "hypot", "fmod", "remainder", "floor_divide", "trunc_divide"), 90),
+}  # fmt: skip
+_CONTIGUOUS, _SPREAD, _REVERSED, _GATHER, _SCATTER = 1.0, 0.1, 2.0, 10.0, 18.0
+
+
+@dataclass(slots=True)
+class Strategy:
+    """lanes: elements of a vector. vector: the outer axis in lanes (mode "outer") or None. stage_axes: the vector axis of each stage (mode "inner").
+
+    domain: (axis, block) in order, block 0 for single points; serial: outer axes run in order inside an iteration. copies: vectors side by side.
+    rows: the outer axis that a transposing tile walks inside an iteration, `TILE` points at a time.
+    """
+
+    mode: str
+    lanes: int
+    vector: Axis | None
+    stage_axes: list[Axis | None]
+    domain: list[tuple[Axis, int]]
+    serial: list[Axis]
+    copies: int
+    rows: Axis | None = None
+
+
+def estimate(d: Dim) -> int:
+    """A typical value of a size."""
+    if isinstance(d, int):
+        return d
+    low, high = sizes.bounds(d)
+    return high if high is not None and high < UNKNOWN else max(low or 0, UNKNOWN)
+
+
+def operation_cost(view: StageView) -> float:
+    """Simple operations at one point of the stage."""
+    return sum(EXPENSIVE.get(expr.op, 1) for expr in walk(values_of(view.stage)) if isinstance(expr, Apply)) + 1.0
+
+
+def vector_lanes(shape: Shape, target: Target) -> int:
+    """By the widest float in use, else by the widest integer, counting only what is loaded and stored."""
+    kernel = shape.kernel
+    dtypes = {dtype for dtype in kernel.dtypes}
+    floats = [max(ELEMENT_TYPES[d].size, 4) for d in dtypes if d.is_floating_point]
+    for view in shape.views:
+        for expr in walk(values_of(view.stage)):
+            if isinstance(expr, Apply) and expr.dtype is torch.float64:
+                floats.append(8)
+    if floats:
+        return target.lanes(max(floats))
+    return target.lanes(max((max(ELEMENT_TYPES[d].size, 2) for d in dtypes), default=4))
+
+
+def choose(shape: Shape, target: Target) -> Strategy:
+    lanes = vector_lanes(shape, target)
+    serial = _serial_axes(shape)
+    parallel = [axis for axis in shape.outer if axis not in serial]
+    best_cost, best_axis = _inner_cost(shape, lanes), None
+    for axis in parallel:
+        cost = _outer_cost(shape, axis, lanes)
+        if cost < best_cost:
+            best_cost, best_axis = cost, axis
+    if best_axis is None:
+        stage_axes = [_stage_axis(view, lanes)[1] for view in shape.views]
+        return Strategy("inner", lanes, None, stage_axes, [(axis, 0) for axis in parallel], serial, 1)
+    return _outer_strategy(shape, best_axis, parallel, serial, lanes)
+
+
+def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: list[Axis], lanes: int) -> Strategy:
+    others = [axis for axis in parallel if axis is not vector]
+    pointwise = all(not view.axes for view in shape.views)
+    rows = None
+    if pointwise:
+        copies = 1
+        rows = _transposed_rows(shape, vector, others) if not serial else None
+        block = 4 * lanes if rows is not None else max(BLOCK, lanes)
+    else:
+        copies = _tile_copies(shape, vector, lanes)
+        block = copies * lanes
+    domain: list[tuple[Axis, int]] = [(axis, TILE if axis is rows else 0) for axis in others]
+    return Strategy("outer", lanes, vector, [None] * len(shape.views), [*domain, (vector, block)], serial, copies, rows)
+
+
+def _tile_copies(shape: Shape, vector: Axis, lanes: int) -> int:
+    """Vectors side by side in a tile: several hide the latency of accumulation and use whole cache lines; heavy bodies need fewer."""
+    heavy = max(operation_cost(view) for view in shape.views)
+    limit = 4 if heavy <= 24 else 2 if heavy <= 60 else 1
+    scratch = sum(estimate(s.size) * ELEMENT_TYPES[s.dtype].size * lanes for s in shape.kernel.scratch)
+    while limit > 1 and scratch * limit > 1 << 17:
+        limit //= 2
+    full = max(1, -(-estimate(vector.extent) // lanes))
+    if isinstance(vector.extent, int) and vector.extent % lanes == 0:
+        for copies in range(limit, 0, -1):
+            if full % copies == 0 and (copies > 1 or full <= 1 or limit == 1):
+                return copies
+    return min(limit, full)
+
+
+def _transposed_rows(shape: Shape, vector: Axis, others: list[Axis]) -> Axis | None:
+    """An axis along which accesses that are strided along `vector` are contiguous: walking it inside a tile uses whole cache lines."""
+    for axis in others:
+        for view in shape.views:
+            for access in view.accesses:
+                along, across = sizes.coefficient(access.index, vector.symbol), sizes.coefficient(access.index, axis.symbol)
+                if isinstance(across, int) and across == 1 and along is not None and not (isinstance(along, int) and abs(along) <= 1):
+                    return axis
+    return None
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------------
+
+
+def _access_cost(view: StageView, access: Access, axis: Axis, lanes: int) -> float:
+    """For one vector along `axis`."""
+    if any(axis.symbol in view.facts(value).deps for _, value in access.bound):
+        return _SCATTER if access.store else _GATHER
+    stride = sizes.coefficient(access.index, axis.symbol)
+    if isinstance(stride, int):
+        if stride == 0:
+            return _SCATTER if access.store else _SPREAD
+        if stride == 1:
+            return _CONTIGUOUS
+        if stride == -1:
+            return _REVERSED
+    elif stride is None and _blockwise(access.index, axis.symbol, lanes):
+        return _CONTIGUOUS + 0.5
+    return _SCATTER if access.store else _GATHER
+
+
+def _blockwise(index: Dim, symbol: Expr, lanes: int) -> bool:
+    """Whether every division of the index by a constant keeps whole vectors together."""
+    if isinstance(index, int):
+        return True
+    for monomial, _ in index.terms:
+        for atom in monomial:
+            if atom is symbol or symbol not in sizes.free_symbols(atom):
+                continue
+            if not isinstance(atom, (sizes.FloorDiv, sizes.Mod)) or not isinstance(atom.right, int) or atom.right % lanes:
+                return False
+    return True
+
+
+def _waste(extent: Dim, lanes: int) -> float:
+    """Lanes paid for over lanes used."""
+    size = estimate(extent)
+    return -(-size // lanes) * lanes / max(size, 1)
+
+
+def _points(axes: list[Axis]) -> float:
+    result = 1.0
+    for axis in axes:
+        result *= max(estimate(axis.extent), 1)
+    return result
+
+
+def _stage_axis(view: StageView, lanes: int) -> tuple[float, Axis | None]:
+    """(cost of the stage for one outer point, its best vector axis)."""
+    operations = operation_cost(view)
+    points = _points(view.axes)
+    best: tuple[float, Axis | None] = (points * (len(view.accesses) + operations), None)
+    if scans_of(view.stage):
+        return best
+    for axis in view.axes:
+        if _meets(view, axis):
+            continue
+        accesses = sum(_access_cost(view, access, axis, lanes) for access in view.accesses)
+        cost = points / lanes * _waste(axis.extent, lanes) * (accesses + operations) + 12.0 * len(reductions_of(view.stage))
+        if cost < best[0]:
+            best = (cost, axis)
+    return best
+
+
+def _inner_cost(shape: Shape, lanes: int) -> float:
+    return _points(shape.outer) * sum(_stage_axis(view, lanes)[0] for view in shape.views)
+
+
+def _outer_cost(shape: Shape, axis: Axis, lanes: int) -> float:
+    total = 0.0
+    for view in shape.views:
+        accesses = sum(_access_cost(view, access, axis, lanes) for access in view.accesses)
+        total += _points(view.axes) * (accesses + operation_cost(view))
+    return _points(shape.outer) / lanes * _waste(axis.extent, lanes) * total
+
+
+# --- stores that may meet ---------------------------------------------------------------------------------------------------
+
+
+def _may_meet(store: Store) -> bool:
+    return store.mode != "write" or bool(store.bindings)
+
+
+def _serial_axes(shape: Shape) -> list[Axis]:
+    """Outer axes along which two iterations may store to one element."""
+    serial: list[Axis] = []
+    for view in shape.views:
+        for statement in view.stage.statements:
+            if isinstance(statement, Store) and _may_meet(statement):
+                index = view.dim(statement.index)
+                serial += [axis for axis in shape.outer if axis not in serial and not _distinct(index, axis)]
+    return serial
+
+
+def _meets(view: StageView, axis: Axis) -> bool:
+    """Whether stores of the stage may meet along its own `axis`."""
+    return any(
+        isinstance(statement, Store) and _may_meet(statement) and not _distinct(view.dim(statement.index), axis)
+        for statement in view.stage.statements
+    )
+
+
+def _distinct(index: Dim, axis: Axis) -> bool:
+    """Whether points that differ in `axis` certainly have different indices, whatever the rest: `axis` is one digit of a mixed-radix number.
+
+    With c the axis' coefficient and m = c * extent: every other term is a multiple of m, or the terms that are not add up to 0 .. c-1.
+    """
+    scale = sizes.coefficient(index, axis.symbol)
+    if not isinstance(scale, int) or scale <= 0 or isinstance(index, int):
+        return False
+    rest = index - axis.symbol * scale
+    low: Dim = 0
+    if not isinstance(rest, int):
+        for monomial, count in rest.terms:
+            if isinstance(axis.extent, int):
+                high = count % (scale * axis.extent) == 0
+            else:
+                high = axis.extent in monomial and count % scale == 0
+            if not high:
+                low = low + sizes.product(monomial) * count
+    first, last = sizes.bounds(low)
+    return first is not None and last is not None and first >= 0 and last < scale
