@@ -1,0 +1,237 @@
+"""A call plan as bytes, for the disk cache and for export.
+
+Takes a `CallPlan`; gives bytes, and the plan back from them. The format is a tagged binary tree: one byte for the kind of a value, then
+its content; integers are variable-length. Operators are stored by name and looked up again.
+Always holds: reading executes nothing that the bytes name except the lookup of a registered operator: no pickle, no eval. Bytes that are
+damaged or of another version raise ArtifactError. What has no bytes (a Python callable, an opaque tensor) raises NotSerialisable.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from fusewright.codegen.call_plan_types import CallPlan, CCall, Gather, KernelCall, OutputSpec, PythonCall, SlotSpec, SlotStep
+
+MAGIC = b"FWCP"
+VERSION = 1
+_HEADER = struct.Struct("<4sHI")
+
+_RECORDS: tuple[type, ...] = (CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec)
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+
+
+class NotSerialisable(TypeError):
+    """The plan holds something that cannot be written: a Python callable, or a tensor without plain memory."""
+
+
+class ArtifactError(ValueError):
+    """The bytes are not a call plan of this version."""
+
+
+def dump_plan(plan: CallPlan) -> bytes:
+    """The plan as bytes, its constant tensors included. Raises NotSerialisable."""
+    out = bytearray()
+    _write(out, plan)
+    return _HEADER.pack(MAGIC, VERSION, zlib.crc32(out)) + bytes(out)
+
+
+def load_plan(data: bytes) -> CallPlan:
+    """The plan that `dump_plan` wrote. Raises ArtifactError."""
+    if len(data) < _HEADER.size:
+        raise ArtifactError("too short for a call plan")
+    magic, version, checksum = _HEADER.unpack_from(data)
+    body = memoryview(data)[_HEADER.size :]
+    if magic != MAGIC or version != VERSION or zlib.crc32(body) != checksum:
+        raise ArtifactError("not a call plan of this version, or damaged")
+    reader = _Reader(body)
+    try:
+        plan = reader.value()
+    except (IndexError, KeyError, AttributeError, TypeError, UnicodeDecodeError, struct.error, RuntimeError) as error:
+        raise ArtifactError(f"a call plan that does not make sense: {error}") from error
+    if not isinstance(plan, CallPlan) or reader.position != len(body):
+        raise ArtifactError("not a call plan")
+    return plan
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write_unsigned(out: bytearray, value: int) -> None:
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _write_bytes(out: bytearray, data: bytes) -> None:
+    _write_unsigned(out, len(data))
+    out += data
+
+
+def _write_integer(out: bytearray, value: int) -> None:
+    _write_unsigned(out, value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def _write_text(out: bytearray, value: str) -> None:
+    _write_bytes(out, value.encode())
+
+
+def _write_items(out: bytearray, items: Any) -> None:
+    _write_unsigned(out, len(items))
+    for item in items:
+        _write(out, item)
+
+
+def _write_torch_constant(out: bytearray, value: Any) -> None:
+    _write_text(out, str(value).removeprefix("torch."))
+
+
+def _write_operator(out: bytearray, value: torch._ops.OpOverload) -> None:
+    _write_text(out, value._schema.name)
+    _write_text(out, value._overloadname)
+
+
+def _write_tensor(out: bytearray, value: torch.Tensor) -> None:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or value.device.type != "cpu":
+        raise NotSerialisable(f"a constant {type(value).__name__} of layout {value.layout} on {value.device}")
+    plain = value.detach().contiguous()
+    _write(out, value.dtype)
+    _write(out, tuple(value.shape))
+    _write(out, tuple(value.stride()))
+    _write_bytes(out, plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+
+
+def _write_record(out: bytearray, value: Any) -> None:
+    _write_unsigned(out, _RECORDS.index(type(value)))
+    for field in fields(value):
+        _write(out, getattr(value, field.name))
+
+
+_WRITERS: dict[type, tuple[bytes, Callable[[bytearray, Any], None]]] = {
+    type(None): (b"N", lambda out, value: None),
+    bool: (b"B", lambda out, value: out.append(value)),
+    int: (b"I", _write_integer),
+    float: (b"F", lambda out, value: out.extend(struct.pack("<d", value))),
+    complex: (b"C", lambda out, value: out.extend(struct.pack("<dd", value.real, value.imag))),
+    str: (b"S", _write_text),
+    bytes: (b"Y", _write_bytes),
+    tuple: (b"T", _write_items),
+    list: (b"L", _write_items),
+    torch.device: (b"D", lambda out, value: _write_text(out, str(value))),
+    torch._ops.OpOverload: (b"O", _write_operator),
+    torch.Tensor: (b"X", _write_tensor),
+    torch.nn.Parameter: (b"X", _write_tensor),
+    **{kind: (b"K", _write_torch_constant) for kind in _TORCH_CONSTANTS},
+    **{kind: (b"R", _write_record) for kind in _RECORDS},
+}
+
+
+def _write(out: bytearray, value: Any) -> None:
+    row = _WRITERS.get(type(value))
+    if row is None:
+        raise NotSerialisable(f"{value!r} of type {type(value).__name__}")
+    tag, write = row
+    out += tag
+    write(out, value)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def find_operator(name: str, overload: str) -> torch._ops.OpOverload:
+    """The registered operator `namespace::name`, overload `overload`. Raises AttributeError when there is none."""
+    namespace, _, operator = name.partition("::")
+    found = getattr(getattr(getattr(torch.ops, namespace), operator), overload)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise AttributeError(f"{name}.{overload} is no operator")
+    return found
+
+
+class _Reader:
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.position = 0
+
+    def take(self, count: int) -> memoryview:
+        end = self.position + count
+        if end > len(self.data):
+            raise IndexError("the data ends too early")
+        part = self.data[self.position : end]
+        self.position = end
+        return part
+
+    def unsigned(self) -> int:
+        result = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            result |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return result
+
+    def integer(self) -> int:
+        coded = self.unsigned()
+        return coded >> 1 if coded & 1 == 0 else -((coded + 1) >> 1)
+
+    def bytes(self) -> bytes:
+        return bytes(self.take(self.unsigned()))
+
+    def text(self) -> str:
+        return self.bytes().decode()
+
+    def items(self) -> list[Any]:
+        return [self.value() for _ in range(self.unsigned())]
+
+    def float(self) -> float:
+        return struct.unpack("<d", self.take(8))[0]
+
+    def complex(self) -> complex:
+        return complex(*struct.unpack("<dd", self.take(16)))
+
+    def torch_constant(self) -> Any:
+        found = getattr(torch, self.text())
+        if not isinstance(found, _TORCH_CONSTANTS):
+            raise TypeError(f"{found!r} is no dtype, layout or memory format")
+        return found
+
+    def operator(self) -> torch._ops.OpOverload:
+        return find_operator(self.text(), self.text())
+
+    def tensor(self) -> torch.Tensor:
+        dtype, shape, stride = self.value(), self.value(), self.value()
+        data = self.bytes()
+        made = torch.empty_strided(shape, stride, dtype=dtype)
+        if data:
+            made.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape))
+        return made
+
+    def record(self) -> Any:
+        kind = _RECORDS[self.unsigned()]
+        return kind(*(self.value() for _ in fields(kind)))
+
+    def value(self) -> Any:
+        return _READERS[bytes(self.take(1))](self)
+
+
+_READERS: dict[bytes, Callable[[_Reader], Any]] = {
+    b"N": lambda reader: None,
+    b"B": lambda reader: bool(reader.take(1)[0]),
+    b"I": _Reader.integer,
+    b"F": _Reader.float,
+    b"C": _Reader.complex,
+    b"S": _Reader.text,
+    b"Y": _Reader.bytes,
+    b"T": lambda reader: tuple(reader.items()),
+    b"L": _Reader.items,
+    b"D": lambda reader: torch.device(reader.text()),
+    b"O": _Reader.operator,
+    b"X": _Reader.tensor,
+    b"K": _Reader.torch_constant,
+    b"R": _Reader.record,
+}

@@ -1,0 +1,84 @@
+"""Call plans as bytes: what is written comes back, what is damaged is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime.plans import Schedule, elementwise, whole
+
+from fusewright.codegen.call_plan import describe
+from fusewright.codegen.call_plan_types import CallPlan
+from fusewright.graph.sizes import symbol
+from fusewright.loops.ir import BufferRef, Output
+from fusewright.runtime import launch
+from fusewright.runtime.artifact import ArtifactError, NotSerialisable, dump_plan, load_plan
+
+aten = torch.ops.aten
+double = elementwise(lambda a: a * 2)
+
+
+def schedule() -> Schedule:
+    n = symbol("n")
+    s = Schedule()
+    x = s.input("x", n, 3)
+    s.plan.size_symbols[n] = (0, 0)
+    w = s.constant("w", torch.arange(6.0).reshape(2, 3).T)
+    b = s.constant("b", torch.tensor([1.5, float("nan")]))
+    t = s.temporary("t", n, 3)
+    s.run("k", double, [x, t], n * 3)
+    s.call(aten.addmm.default, b, t, w, beta=2, out=[s.output("o", n, 2)])
+    s.call(aten.convolution.default, BufferRef("x", (1, 1, n, 3), (0, 0, 3, 1), 0, torch.float32), BufferRef("w", (1, 1, 1, 1), (1, 1, 1, 1), 1, torch.float32),
+           None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, out=[s.output("c", 1, 1, n, 3)])  # fmt: skip
+    s.call(aten._to_copy.default, t, dtype=torch.float64, layout=torch.strided, device=torch.device("cpu"),
+           memory_format=torch.contiguous_format, out=[s.output("d", n, 3, dtype=torch.float64)])  # fmt: skip
+    s.call(aten.stack.default, (whole(t), whole(x)), -1, out=[s.output("s", n, 3, 2)])
+    s.plan.outputs += (Output("size", value=n * 2), Output("value", value=(None, 2.5, -3, 1j, "text", b"\0")))
+    return s
+
+
+def test_a_plan_survives_its_bytes() -> None:
+    s = schedule()
+    plan = s.build(name="survivor")
+    data = dump_plan(plan)
+    again = load_plan(data)
+    assert describe(again) == describe(plan) and dump_plan(again) == data
+    assert again.constants[0].stride() == plan.constants[0].stride() and torch.equal(again.constants[0], plan.constants[0])
+    x = torch.randn(5, 3)
+    first, second = launch.load(plan, s.addresses())(x), launch.load(again, s.addresses())(x)
+    torch.testing.assert_close(second[:4], first[:4], equal_nan=True, rtol=0, atol=0)
+    assert second[4:] == first[4:] == (10, (None, 2.5, -3, 1j, "text", b"\0"))
+
+
+def test_integers_of_any_size_and_sign() -> None:
+    values = (0, -1, 63, -64, 64, 2**63 - 1, -(2**63), 2**100)
+    plan = CallPlan("n", "", values, (), (), (), (), (), 0, False)
+    assert load_plan(dump_plan(plan)).values == values
+
+
+def test_what_has_no_bytes_is_refused() -> None:
+    s = Schedule()
+    s.call(lambda x: x, s.input("x", 3), out=[s.output("o", 3)])
+    with pytest.raises(NotSerialisable):
+        dump_plan(s.build())
+    opaque = CallPlan("n", "", (0,), (), (), (), (), (), 0, False, (torch.randn(2, 2).to_mkldnn(),))
+    with pytest.raises(NotSerialisable, match="mkldnn"):
+        dump_plan(opaque)
+
+
+def test_damage_is_refused() -> None:
+    data = dump_plan(schedule().build())
+    for broken in (b"", data[:20], data[:-1], data + b"\0", b"XXXX" + data[4:], data[:40] + bytes([data[40] ^ 1]) + data[41:]):
+        with pytest.raises(ArtifactError):
+            load_plan(broken)
+
+
+def test_a_missing_kernel_or_function_is_an_error_at_load() -> None:
+    s = schedule()
+    with pytest.raises(launch.LoadError, match="kernel k"):
+        launch.load(s.build(), {})
+    unknown = Schedule()
+    unknown.call(aten.mm.default, unknown.input("a", 2, 2), unknown.input("b", 2, 2), out=[unknown.output("o", 2, 2)])
+    data = dump_plan(unknown.build()).replace(b"aoti_torch_cpu_mm_out", b"aoti_torch_cpu_mm_XXX")
+    with pytest.raises(ArtifactError):
+        load_plan(data)
+    assert not launch.is_available("aoti_torch_cpu_mm_XXX")
