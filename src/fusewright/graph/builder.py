@@ -33,11 +33,9 @@ def argument_types(value: object) -> object:
 
 def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], env: ShapeEnv | None = None) -> object:
     """The type of the result(s) of op(args), from TensorTypes and Dims. Raises what the meta kernel raises."""
-    rule = shape_rules.RULES.get(op)
-    if rule is not None:
-        found = rule(*args, **kwargs)
-        if found is not NotImplemented:
-            return found
+    found = shape_rules.by_rule(op, args, kwargs)
+    if found is not NotImplemented:
+        return found
     return infer(op, tuple(args), kwargs, shape_rules.result_device(args, kwargs), env)
 
 

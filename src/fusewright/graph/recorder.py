@@ -313,11 +313,9 @@ class Recorder:
         return value, value
 
     def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
-        rule = shape_rules.RULES.get(func)
-        if rule is not None:
-            found = rule(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+        found = shape_rules.by_rule(func, args, kwargs)
+        if found is not NotImplemented:
+            return found
         try:
             return infer(func, tuple(args), kwargs, shape_rules.result_device(args, kwargs), self.env)
         except MetadataChanged as error:

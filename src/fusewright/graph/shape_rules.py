@@ -1,28 +1,40 @@
-"""Own shape rules."""
+"""Shape, stride and dtype rules of the operators that programs are full of: 5 to 20 µs, where meta kernels take up to 500.
+
+Takes an operator with a TensorType in each tensor's place; gives the results' TensorTypes, equal to eager's, or NotImplemented: then
+`meta_kernels.infer` decides (and raises the genuine error for arguments that are wrong).
+"""
+
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch._ops import OpOverload
 
+from fusewright.graph.rules import create, linear, pointwise, reductions, views
+from fusewright.graph.rules.common import Rule, Undecided
+from fusewright.graph.rules.create import exact_device
 from fusewright.graph.types import TensorType
 
-RULES: dict[OpOverload, Callable[..., object]] = {}
+RULES: dict[OpOverload, Rule] = {**create.RULES, **linear.RULES, **pointwise.RULES, **reductions.RULES, **views.RULES}
 
 
-def exact_device(device: torch.device) -> torch.device:
-    """`device` with its index, as tensors on it report it."""
-    if device.type == "cpu" or device.index is not None or device.type == "meta":
-        return device
-    return torch.device(device.type, torch.accelerator.current_device_index())
+def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """What the rule gives; NotImplemented when there is no rule, or it cannot tell."""
+    rule = RULES.get(op)
+    if rule is None:
+        return NotImplemented
+    try:
+        return rule(*args, **kwargs)
+    except Undecided:
+        return NotImplemented
 
 
 def result_device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
     """The device of the results: asked for, else that of the first tensor with dimensions, else of the first tensor, else the CPU."""
     asked = kwargs.get("device")
     if asked is not None:
-        return exact_device(torch.device(asked))  # type: ignore[arg-type]
+        return exact_device(asked)  # type: ignore[arg-type]
     first: torch.device | None = None
     for value in (*args, *kwargs.values()):
         for item in value if isinstance(value, (list, tuple)) else (value,):
@@ -31,3 +43,6 @@ def result_device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch
                     return item.device
                 first = first or item.device
     return first or torch.device("cpu")
+
+
+__all__ = ["RULES", "by_rule", "exact_device", "result_device"]

@@ -1,0 +1,284 @@
+"""Shape rules of matrix products, convolution, pooling, attention, embedding and concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.graph.rules.common import Rule, broadcast, fresh, is_channels_last, is_contiguous, same, same_shape, suggested_strides
+from fusewright.graph.rules.views import _transpose
+from fusewright.graph.sizes import Dim, floor_div, maximum
+from fusewright.graph.types import TensorType
+
+aten = torch.ops.aten
+
+
+def _mm(self: TensorType, mat2: TensorType) -> object:
+    if self.ndim != 2 or mat2.ndim != 2 or self.dtype != mat2.dtype or not same(self.shape[1], mat2.shape[0]):
+        return NotImplemented
+    return fresh((self.shape[0], mat2.shape[1]), self)
+
+
+def _addmm(self: TensorType, mat1: TensorType, mat2: TensorType, *, beta: object = 1, alpha: object = 1) -> object:
+    found = _mm(mat1, mat2)
+    if not isinstance(found, TensorType) or self.dtype != mat1.dtype:
+        return NotImplemented
+    return found if same_shape(broadcast(self.shape, found.shape), found.shape) else NotImplemented
+
+
+def _bmm(self: TensorType, mat2: TensorType) -> object:
+    if self.ndim != 3 or mat2.ndim != 3 or self.dtype != mat2.dtype:
+        return NotImplemented
+    if not same(self.shape[0], mat2.shape[0]) or not same(self.shape[2], mat2.shape[1]):
+        return NotImplemented
+    return fresh((self.shape[0], self.shape[1], mat2.shape[2]), self)
+
+
+def _baddbmm(self: TensorType, batch1: TensorType, batch2: TensorType, *, beta: object = 1, alpha: object = 1) -> object:
+    found = _bmm(batch1, batch2)
+    if not isinstance(found, TensorType) or self.dtype != batch1.dtype:
+        return NotImplemented
+    return found if same_shape(broadcast(self.shape, found.shape), found.shape) else NotImplemented
+
+
+def _mv(self: TensorType, vec: TensorType) -> object:
+    if self.ndim != 2 or vec.ndim != 1 or self.dtype != vec.dtype or not same(self.shape[1], vec.shape[0]):
+        return NotImplemented
+    return fresh(self.shape[:1], self)
+
+
+def _dot(self: TensorType, tensor: TensorType) -> object:
+    if self.ndim != 1 or tensor.ndim != 1 or self.dtype != tensor.dtype or not same(self.shape[0], tensor.shape[0]):
+        return NotImplemented
+    return fresh((), self)
+
+
+def _spread(values: Sequence[int] | int, rank: int) -> list[int]:
+    listed = [values] if isinstance(values, int) else list(values)
+    return listed * rank if len(listed) == 1 else listed
+
+
+def _convolution(
+    input: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> object:
+    rank = weight.ndim - 2
+    if input.ndim != weight.ndim or rank < 1 or input.dtype != weight.dtype or 0 in input.shape:
+        return NotImplemented
+    if not same(input.shape[1], weight.shape[0] if transposed else weight.shape[1] * groups):
+        return NotImplemented
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    shape: list[Dim] = [input.shape[0], channels]
+    windows = zip(
+        input.shape[2:],
+        weight.shape[2:],
+        *(_spread(v, rank) for v in (stride, padding, dilation, output_padding)),
+        strict=True,
+    )
+    for size, kernel, step, pad, gap, extra in windows:
+        reach = gap * (kernel - 1)
+        if transposed:
+            shape.append((size - 1) * step - 2 * pad + reach + extra + 1)
+        else:
+            shape.append(floor_div(size + 2 * pad - reach - 1, step) + 1)
+    if any(isinstance(d, int) and d <= 0 for d in shape):
+        return NotImplemented
+    if is_contiguous(input) and is_contiguous(weight):
+        ambiguous = (is_channels_last(input) or is_channels_last(weight)) and not (is_channels_last(input) and is_contiguous(input))
+        return NotImplemented if ambiguous else fresh(shape, input)
+    return NotImplemented
+
+
+def _window(size: Dim, kernel: int, step: int, pad: int, gap: int, ceil_mode: bool) -> Dim:
+    """One pooled size (ATen/native/Pool.h, pooling_output_shape); ceil_mode only for static sizes."""
+    span = size + 2 * pad - gap * (kernel - 1) - 1
+    if not ceil_mode:
+        return floor_div(span, step) + 1
+    count = floor_div(span + step - 1, step) + 1
+    if isinstance(count, int) and isinstance(size, int):
+        return count - 1 if (count - 1) * step >= size + pad else count
+    return NotImplemented
+
+
+def _pooled(
+    input: TensorType,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> TensorType | None:
+    if input.ndim not in (3, 4) or 0 in input.shape:
+        return None
+    kernel, pad, gap = _spread(kernel_size, 2), _spread(padding, 2), _spread(dilation, 2)
+    step = _spread(stride, 2) if stride else kernel
+    sizes = [_window(n, k, s, p, g, ceil_mode) for n, k, s, p, g in zip(input.shape[-2:], kernel, step, pad, gap, strict=True)]
+    if any(size is NotImplemented or (isinstance(size, int) and size <= 0) for size in sizes):
+        return None
+    if any(2 * p > k for p, k in zip(pad, kernel, strict=True)):
+        return None
+    shape = (*input.shape[:-2], *sizes)
+    return TensorType(shape, suggested_strides(input, shape), input.dtype, input.device)
+
+
+def _max_pool(
+    self: TensorType,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> object:
+    found = _pooled(self, kernel_size, stride, padding, dilation, ceil_mode)
+    if found is None:
+        return NotImplemented
+    return found, TensorType(found.shape, found.stride, torch.int64, found.device)
+
+
+def _avg_pool(
+    self: TensorType,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    *options: object,
+) -> object:
+    found = _pooled(self, kernel_size, stride, padding, (1,), ceil_mode)
+    return NotImplemented if found is None or not self.dtype.is_floating_point else found
+
+
+def _adaptive_avg_pool(self: TensorType, output_size: Sequence[Dim]) -> object:
+    if self.ndim not in (3, 4) or 0 in self.shape:
+        return NotImplemented
+    shape = (*self.shape[:-2], *output_size)
+    return TensorType(shape, suggested_strides(self, shape), self.dtype, self.device)
+
+
+def _attention_cpu(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: TensorType | None = None,
+    scale: float | None = None,
+) -> object:
+    batch, heads, length, _ = query.shape
+    dense = fresh((batch, length, heads, value.shape[-1]), query)
+    sums = fresh((batch, length, heads), query, torch.float64 if query.dtype == torch.float64 else torch.float32)
+    return _transpose(dense, 1, 2), _transpose(sums, 1, 2)
+
+
+def _embedding(
+    weight: TensorType, indices: TensorType, padding_idx: Dim = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> object:
+    if weight.ndim != 2 or indices.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    return fresh((*indices.shape, weight.shape[1]), weight)
+
+
+def _embedding_backward(
+    grad_output: TensorType, indices: TensorType, num_weights: Dim, padding_idx: Dim, scale_grad_by_freq: bool
+) -> object:
+    return fresh((num_weights, grad_output.shape[-1]), grad_output)
+
+
+def _cat(tensors: Sequence[TensorType], dim: int = 0) -> object:
+    first = tensors[0]
+    if any(t.dtype != first.dtype or t.ndim != first.ndim or t.device != first.device for t in tensors) or not first.shape:
+        return NotImplemented
+    axis = dim % first.ndim
+    if any(t.shape == (0,) for t in tensors) or not -first.ndim <= dim < first.ndim:
+        return NotImplemented
+    if first.ndim in (4, 5) and not all(is_contiguous(t) and not is_channels_last(t) for t in tensors):
+        return NotImplemented
+    total: Dim = 0
+    for t in tensors:
+        if not same_shape((*t.shape[:axis], *t.shape[axis + 1 :]), (*first.shape[:axis], *first.shape[axis + 1 :])):
+            return NotImplemented
+        total = total + t.shape[axis]
+    return fresh((*first.shape[:axis], total, *first.shape[axis + 1 :]), first)
+
+
+def _stack(tensors: Sequence[TensorType], dim: int = 0) -> object:
+    first = tensors[0]
+    if any(t.dtype != first.dtype or not same_shape(t.shape, first.shape) or not is_contiguous(t) for t in tensors):
+        return NotImplemented
+    if not -first.ndim - 1 <= dim <= first.ndim or first.ndim >= 3:
+        return NotImplemented
+    axis = dim % (first.ndim + 1)
+    return fresh((*first.shape[:axis], len(tensors), *first.shape[axis:]), first)
+
+
+def _gather(self: TensorType, dim: int, index: TensorType, *, sparse_grad: bool = False) -> object:
+    if self.ndim != index.ndim or index.dtype != torch.int64:
+        return NotImplemented
+    return fresh(index.shape, self)
+
+
+def _index_select(self: TensorType, dim: int, index: TensorType) -> object:
+    if not self.shape or index.ndim != 1 or index.dtype not in (torch.int64, torch.int32) or not is_contiguous(self):
+        return NotImplemented
+    axis = dim % self.ndim
+    return fresh((*self.shape[:axis], index.shape[0], *self.shape[axis + 1 :]), self)
+
+
+def _index(self: TensorType, indices: Sequence[TensorType | None]) -> object:
+    """Only the plain case: one index tensor for the first dimension."""
+    only = indices[0] if len(indices) == 1 else None
+    if only is None or only.dtype != torch.int64 or not self.shape or not is_contiguous(self) or not is_contiguous(only):
+        return NotImplemented
+    if only.device != self.device or 0 in self.shape:
+        return NotImplemented
+    return fresh((*only.shape, *self.shape[1:]), self)
+
+
+def _triangle(self: TensorType, diagonal: int = 0) -> object:
+    return fresh(self.shape, self) if self.ndim >= 2 else NotImplemented
+
+
+def _pad(self: TensorType, pad: Sequence[Dim], value: object = 0) -> object:
+    if not is_contiguous(self) or len(pad) > 2 * self.ndim or self.ndim in (4, 5):
+        return NotImplemented
+    shape = list(self.shape)
+    for position in range(len(pad) // 2):
+        axis = self.ndim - 1 - position
+        shape[axis] = shape[axis] + pad[2 * position] + pad[2 * position + 1]
+        if isinstance(shape[axis], int) and shape[axis] < 0:  # type: ignore[operator]
+            return NotImplemented
+    return fresh([maximum(d, 0) for d in shape], self)
+
+
+RULES: dict[OpOverload, Rule] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _bmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.mv.default: _mv,
+    aten.dot.default: _dot,
+    aten.convolution.default: _convolution,
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.avg_pool2d.default: _avg_pool,
+    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_cpu,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.cat.default: _cat,
+    aten.stack.default: _stack,
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.index.Tensor: _index,
+    aten.tril.default: _triangle,
+    aten.triu.default: _triangle,
+    aten.constant_pad_nd.default: _pad,
+}
