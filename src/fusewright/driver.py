@@ -179,7 +179,7 @@ class Compiler:
             raise
         except Exception as error:
             return self._failed(state, name, "compile", error)
-        self.notify(Compiled(name, time.perf_counter() - started, 0, 0))
+        self.notify(Compiled(name, time.perf_counter() - started))
         return entry
 
     def _failed(self, state: FunctionState, name: str, stage: str, error: Exception) -> None:

@@ -94,11 +94,9 @@ class KernelMade(Event):
 
 @dataclass(frozen=True, slots=True)
 class Compiled(Event):
-    """A frame is ready: seconds in all, and by stage."""
+    """A frame is ready: seconds in all."""
 
     seconds: float
-    kernels: int
-    externs: int
 
 
 @dataclass(frozen=True, slots=True)
