@@ -171,7 +171,8 @@ def through_plan(target: Any, args: tuple[Any, ...], expected: Any) -> tuple[lis
             name = f"a{len(s.plan.buffers)}"
             if value.layout is not torch.strided:
                 s.plan.constants += (value,)
-                made = Buffer(name, tuple(value.shape), (1,) * value.dim(), value.dtype, value.device, "constant", len(s.plan.constants) - 1)
+                number = len(s.plan.constants) - 1
+                made = Buffer(name, tuple(value.shape), (1,) * value.dim(), value.dtype, value.device, "constant", number)
                 s.plan.buffers[name] = made
                 return whole(made)
             inputs.append(value)

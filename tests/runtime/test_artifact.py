@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runtime.plans import Schedule, elementwise, whole
 
 from fusewright.codegen.call_plan import describe
 from fusewright.codegen.call_plan_types import CallPlan
@@ -12,6 +11,7 @@ from fusewright.graph.sizes import symbol
 from fusewright.loops.ir import BufferRef, Output
 from fusewright.runtime import launch
 from fusewright.runtime.artifact import ArtifactError, NotSerialisable, dump_plan, load_plan
+from runtime.plans import Schedule, elementwise, whole
 
 aten = torch.ops.aten
 double = elementwise(lambda a: a * 2)
@@ -27,8 +27,9 @@ def schedule() -> Schedule:
     t = s.temporary("t", n, 3)
     s.run("k", double, [x, t], n * 3)
     s.call(aten.addmm.default, b, t, w, beta=2, out=[s.output("o", n, 2)])
-    s.call(aten.convolution.default, BufferRef("x", (1, 1, n, 3), (0, 0, 3, 1), 0, torch.float32), BufferRef("w", (1, 1, 1, 1), (1, 1, 1, 1), 1, torch.float32),
-           None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, out=[s.output("c", 1, 1, n, 3)])  # fmt: skip
+    image = BufferRef("x", (1, 1, n, 3), (0, 0, 3, 1), 0, torch.float32)
+    weight = BufferRef("w", (1, 1, 1, 1), (1, 1, 1, 1), 1, torch.float32)
+    s.call(aten.convolution.default, image, weight, None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, out=[s.output("c", 1, 1, n, 3)])  # fmt: skip
     s.call(aten._to_copy.default, t, dtype=torch.float64, layout=torch.strided, device=torch.device("cpu"),
            memory_format=torch.contiguous_format, out=[s.output("d", n, 3, dtype=torch.float64)])  # fmt: skip
     s.call(aten.stack.default, (whole(t), whole(x)), -1, out=[s.output("s", n, 3, 2)])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from fusewright import _native
 from fusewright.runtime import torch_c
+
+EMPTY: dict[str, Any] = {
+    "name": "x", "inputs": "", "values": (0, 1), "symbols": (), "instructions": (), "slots": (), "steps": (), "outputs": (),
+    "arena": 0, "constants": (), "single": False,
+}  # fmt: skip
 
 
 def test_every_function_that_has_no_replacement_is_found() -> None:
@@ -17,8 +24,8 @@ def test_every_function_that_has_no_replacement_is_found() -> None:
 
 def test_codes_are_pytorchs() -> None:
     assert torch_c.DEVICE_CODES["cpu"] == 0
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64):
-        assert dtype in torch_c.DTYPE_CODES
+    known = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64}
+    assert known <= set(torch_c.DTYPE_CODES)
     assert len(set(torch_c.DTYPE_CODES.values())) == len(torch_c.DTYPE_CODES)
 
 
@@ -36,12 +43,12 @@ def test_a_missing_required_function_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="empty_strided"):
         torch_c.configure(without=("empty_strided",))
     with pytest.raises(RuntimeError, match="not configured"):
-        _native.Plan(name="x", inputs="", values=(0,), symbols=(), instructions=(), slots=(), steps=(), outputs=(), arena=0, constants=(), single=False)
+        _native.Plan(**EMPTY)
     torch_c.configure()
 
 
 def test_malformed_plans_are_refused() -> None:
-    good = dict(name="x", inputs="t", values=(0, 1), symbols=(), instructions=(), slots=(), steps=(), outputs=(), arena=0, constants=(), single=False)
+    good = {**EMPTY, "inputs": "t"}
     assert _native.Plan(**good)(torch.ones(1)) == ()
     slot = (0, 0, 0, 6, 4, 0, -1, 0, 0, 0, 0)
     broken = [

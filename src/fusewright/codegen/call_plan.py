@@ -128,7 +128,8 @@ class _Builder:
 
     def buffer_slot(self, buffer: Buffer) -> _Slot:
         kind: SlotKind
-        where, offset = 0, 0
+        where = 0
+        offset: Dim = 0
         if buffer.role in ("input", "constant"):
             kind, where = ("input" if buffer.role == "input" else "constant"), buffer.position
         elif buffer.name in self.returned:

@@ -60,7 +60,8 @@ class _Printer:
 
     def c_argument(self, kind: str, payload: int | bytes) -> str:
         if isinstance(payload, bytes):
-            return repr(payload.rstrip(b"\0").decode()) if payload.endswith(b"\0") and payload.rstrip(b"\0").isalnum() else f"0x{payload.hex()}"
+            text = payload.rstrip(b"\0")
+            return repr(text.decode()) if payload.endswith(b"\0") and text.isalnum() else f"0x{payload.hex()}"
         if kind in ("handle", "handles"):
             return self.slot(payload)
         if kind == "immediate":
@@ -81,7 +82,7 @@ class _Printer:
             else:
                 stack.append(self.slot(operand) + (" copied" if kind == "private tensor" else ""))
         positional = len(stack) - len(step.keywords)
-        named = [f"{name}={text}" for name, text in zip(step.keywords, stack[positional:])]
+        named = [f"{name}={text}" for name, text in zip(step.keywords, stack[positional:], strict=True)]
         results = ", ".join("_" if slot < 0 else self.slot(slot) for slot in step.results)
         left = f"{results} = " if results else ""
         return f"operator  {left}{step.name}({', '.join([*stack[:positional], *named])})  by Python"
@@ -103,7 +104,8 @@ class _Printer:
         name = self.plan.slots[output.slot].name
         if output.kind == "buffer":
             return name
-        return f"{name}[({self.run(output.sizes, output.ndim)}) stride ({self.run(output.strides, output.ndim)}) at {self.value(output.offset)}]"
+        shape, stride = self.run(output.sizes, output.ndim), self.run(output.strides, output.ndim)
+        return f"{name}[({shape}) stride ({stride}) at {self.value(output.offset)}]"
 
     def text(self) -> str:
         plan = self.plan
@@ -111,7 +113,8 @@ class _Printer:
         for entry, position, dim in plan.symbols:
             source = f"input {position}" if dim == -1 else f"size {dim} of input {position}"
             lines.append(f"  size      {self.value(entry)} = {source}")
-        lines += [f"  memory    {slot.name} at {self.value(slot.offset)}: {self.shape(slot)}" for slot in plan.slots if slot.kind == "arena"]
+        arena = [slot for slot in plan.slots if slot.kind == "arena"]
+        lines += [f"  memory    {slot.name} at {self.value(slot.offset)}: {self.shape(slot)}" for slot in arena]
         lines += [f"  {self.step_lines[type(step)](step)}" for step in plan.steps]
         lines.append(f"  return    {', '.join(map(self.output, plan.outputs))}")
         return "\n".join(lines)

@@ -8,7 +8,7 @@ Always holds: slots, values and inputs are named by their index; no address and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import torch
 
@@ -93,7 +93,7 @@ class Gather:
     sources: tuple[int, ...]
 
 
-StepSpec = Union[KernelCall, CCall, PythonCall, SlotStep, Gather]
+StepSpec = KernelCall | CCall | PythonCall | SlotStep | Gather
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,7 @@ def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
         keywords.append("out")
     else:
         results = tuple(-1 if buffer is None else places.result(buffer) for buffer in extern.outputs)
-    name = schema_name(target) or getattr(target, "__name__", type(target).__name__)
+    name = schema_name(target) or str(getattr(target, "__name__", type(target).__name__))
     return [PythonCall(name, target, tuple(postfix.program), tuple(postfix.constants), tuple(keywords), results)]
 
 

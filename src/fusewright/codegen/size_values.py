@@ -69,7 +69,7 @@ class ValueTable:
         sources = [None if isinstance(dim, int) else self.of(dim) for dim in key]
         zero = self._entry(0) if any(source is not None for source in sources) else 0
         first = len(self.initial)
-        for dim, source in zip(key, sources):
+        for dim, source in zip(key, sources, strict=True):
             entry = self._new(dim if isinstance(dim, int) else 0)
             if source is not None:
                 self.program.append((SIZE_OPERATIONS.index("+"), entry, source, zero))

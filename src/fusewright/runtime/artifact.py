@@ -127,8 +127,8 @@ _WRITERS: dict[type, tuple[bytes, Callable[[bytearray, Any], None]]] = {
     torch._ops.OpOverload: (b"O", _write_operator),
     torch.Tensor: (b"X", _write_tensor),
     torch.nn.Parameter: (b"X", _write_tensor),
-    **{kind: (b"K", _write_torch_constant) for kind in _TORCH_CONSTANTS},
-    **{kind: (b"R", _write_record) for kind in _RECORDS},
+    **dict.fromkeys(_TORCH_CONSTANTS, (b"K", _write_torch_constant)),
+    **dict.fromkeys(_RECORDS, (b"R", _write_record)),
 }
 
 

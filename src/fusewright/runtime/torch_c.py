@@ -111,7 +111,7 @@ def alias_view(base: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, .
     wanted = _dtype_of_code[dtype]
     if base.dtype != wanted:
         # A flat window over the bytes of the view, seen in the other dtype: valid for every base of one dimension with stride 1.
-        span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides)) if all(sizes) else 0
+        span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
         first, last = offset * wanted.itemsize, (offset + span) * wanted.itemsize
         width = base.dtype.itemsize
         base = base.as_strided((-(-last // width) - first // width,), (1,), base.storage_offset() + first // width).view(wanted)
@@ -154,7 +154,7 @@ def find_handle_offset() -> int:
     words = [_tensor_word(tensor, delete) for tensor in samples]
     header = object.__basicsize__
     for offset in range(header, torch.Tensor.__basicsize__ - 7, 8):
-        if all(ctypes.c_uint64.from_address(id(tensor) + offset).value == word for tensor, word in zip(samples, words)):
+        if all(ctypes.c_uint64.from_address(id(tensor) + offset).value == word for tensor, word in zip(samples, words, strict=True)):
             return offset
     return -1
 
