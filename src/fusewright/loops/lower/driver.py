@@ -59,12 +59,14 @@ MAX_LOCATIONS = 8
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a row knows about the call that it lowers: the lowering, the operator, the type of the result(s), and whether memory must
-    hold the (single) result anyway."""
+    hold the (single) result anyway. `written`: arguments that the operator updates in place (private copies): the row gives them their
+    new expression."""
 
     lowering: Lowering
     target: Any
     type: Any
     in_memory: bool = True
+    written: tuple[Value, ...] = ()
 
     @property
     def axes(self) -> tuple[Dim, ...]:
@@ -129,22 +131,38 @@ class Lowering:
             return self.environment[node.args[0]][node.args[1]]  # type: ignore[index]
         args, kwargs = self.resolve(node.args), self.resolve(dict(node.kwargs))
         self.locations = merge_locations(lazy_locations((args, kwargs)), locations_of(node))
-        result = self.call(node.target, args, kwargs, kind, in_memory=self.needs_memory(node) or len(node.users) > 1)
+        in_memory = self.needs_memory(node) or len(node.users) > 1
+        result = self.call(node.target, args, kwargs, kind, in_memory, self.private_arguments(node))
         self.place(node, result)
         return result
 
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, in_memory: bool = True) -> Any:
+    def private_arguments(self, node: Node) -> tuple[Value, ...]:
+        """The arguments that the call writes to: copies which the functionalise pass made for it."""
+        if not node.meta.get("writes_private"):
+            return ()
+        return tuple(self.environment[arg] for arg in node.all_input_nodes if arg.meta.get("private"))
+
+    def call(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, in_memory: bool = True, written: tuple[Value, ...] = ()
+    ) -> Any:
         """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
         row = registry.find(target)
         if row is not None and (row.view or self.computable(args, kwargs, kind)):
             try:
-                result = row.function(Call(self, target, kind, in_memory), *args, **kwargs)
+                result = row.function(Call(self, target, kind, in_memory, written), *args, **kwargs)
             except Fallback:
                 pass
             else:
                 if not row.view or all(value.dtype in COMPUTABLE or window(value) is not None for value in tensors_in(result)):
                     return result
-        return call_extern(self, target, args, kwargs, kind)
+        return call_extern(self, target, args, kwargs, kind, tuple(self.owned(value) for value in written))
+
+    def owned(self, value: Value) -> Value:
+        """`value`, made to own its buffer."""
+        ref = window(value)
+        if ref is None or self.program.buffers[ref.buffer].role != "temporary":
+            self.realize(value)
+        return value
 
     def computable(self, args: Any, kwargs: Any, kind: Any) -> bool:
         """Whether loops can express the call at all: known dtypes, one device, no certainly empty tensor among the arguments."""

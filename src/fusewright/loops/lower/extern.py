@@ -6,11 +6,13 @@ Always holds: the call means what eager means, and its results are buffers of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fusewright.graph.types import TensorType
+from fusewright.loops import externs
 from fusewright.loops.ir import Extern
 from fusewright.loops.lower import registry
 from fusewright.loops.lower.values import Value
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from fusewright.loops.lower.driver import Lowering
 
 
-def call_extern(lowering: Lowering, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
-    """Emits the call. `kind`: the type(s) of the result(s); an output that is no tensor is what its type says."""
+def call_extern(
+    lowering: Lowering, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, written: Sequence[Value] = ()
+) -> Any:
+    """Emits the call. `kind`: the type(s) of the result(s); an output that is no tensor is what its type says. `written`: arguments that
+    the operator writes to though its schema may not say so."""
     target = without_alias(target)
     arguments = references(lowering, args)
     keywords = tuple((name, references(lowering, value)) for name, value in kwargs.items())
@@ -35,11 +40,12 @@ def call_extern(lowering: Lowering, target: Any, args: tuple[Any, ...], kwargs: 
         else:
             outputs.append(None)
             results.append(item)
-    mutates = written_buffers(target, args, kwargs, lowering)
+    mutates = written_buffers(target, args, kwargs, lowering, written)
     lowering.emit(
         Extern(
             lowering.operation_name(), target, arguments, keywords, tuple(outputs),
-            mutates=mutates, ordered=is_ordered(target, outputs), locations=lowering.locations,
+            placement=externs.placement(target, (arguments, keywords)) if len(outputs) == 1 and not mutates else "returned",
+            mutates=mutates, ordered=bool(mutates) or is_ordered(target, outputs), locations=lowering.locations,
         )
     )  # fmt: skip
     if not isinstance(kind, (tuple, list)):
@@ -79,19 +85,18 @@ def without_alias(target: Any) -> Any:
     return target if copy is None else copy
 
 
-def written_buffers(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lowering: Lowering) -> tuple[str, ...]:
-    """Buffers that the operator writes in place, by its schema."""
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
-        return ()
-    written: list[str] = []
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, Value):
-                written.append(lowering.reference(item).buffer)
-    return tuple(dict.fromkeys(written))
+def written_buffers(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lowering: Lowering, written: Sequence[Value]
+) -> tuple[str, ...]:
+    """Buffers that the operator writes in place, by its schema and by what its maker says."""
+    values = list(written)
+    if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+        for position, argument in enumerate(target._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            values.extend(item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Value))
+    return tuple(dict.fromkeys(lowering.reference(value).buffer for value in values))
 
 
 def is_ordered(target: Any, outputs: list[str | None]) -> bool:

@@ -19,7 +19,7 @@ from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
 from fusewright.loops.lower.reductions import Space, mean_and_squares, reduce_kept, space_of
 from fusewright.loops.lower.registry import Fallback, lowers
-from fusewright.loops.lower.values import Value, axis_symbols, is_one, numel
+from fusewright.loops.lower.values import Value, axis_symbols, is_empty, is_one
 from fusewright.loops.lower.views import reshape_indices
 
 
@@ -275,18 +275,24 @@ def inference(call: Call, input: Value, weight: Value | None, bias: Value | None
     return normalize_channels(low, input, average, rstd, weight, bias, working)
 
 
-def empty_statistics(call: Call, types: Sequence[TensorType]) -> list[Value]:
-    """What inference gives for the saved statistics: tensors without elements."""
-    if any(not isinstance(type_, TensorType) or numel(type_.shape) != 0 for type_ in types):
-        raise Fallback("saved statistics in inference")
-    return [call.lowering.value(type_, ir.constant(0, ex.compute_dtype(type_.dtype))) for type_ in types]
+def inference_statistics(call: Call, input: Value, mean: Value, var: Value, eps: float) -> list[Value]:
+    """The saved statistics of inference, which no gradient reads: nothing on a CPU (meta kernels claim one for each channel)."""
+    low = call.lowering
+    types = call.type[1:3]
+    if any(not isinstance(type_, TensorType) for type_ in types):
+        raise Fallback("statistics of an unknown type")
+    if is_empty(types[0].shape):
+        return [low.value(type_, ir.constant(0, ex.compute_dtype(type_.dtype))) for type_ in types]
+    working = ex.compute_dtype(input.dtype)
+    average, spread = (low.read(value, axis_symbols(value.shape), working) for value in (mean, var))
+    return [low.value(types[0], average), low.value(types[1], ex.rsqrt(ex.add(spread, float(eps))))]
 
 
 @lowers("_native_batch_norm_legit_no_training")
 def batch_norm_inference(
     call: Call, input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, momentum: float, eps: float
 ) -> tuple[Value, ...]:
-    saved = empty_statistics(call, call.type[1:])
+    saved = inference_statistics(call, input, running_mean, running_var, eps)
     result = inference(call, input, weight, bias, running_mean, running_var, eps)
     return (call.lowering.value(call.type[0], result), *saved)
 
@@ -305,11 +311,16 @@ def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | Non
     elif len(head) == 2:
         running, training = tuple(head), False
     if not training:
-        saved = empty_statistics(call, call.type[1:])
+        saved = inference_statistics(call, input, *running, eps)
         return (call.lowering.value(call.type[0], inference(call, input, weight, bias, *running, eps)), *saved)
+    outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
     if any(value is not None for value in running):
-        raise Fallback("running statistics updated in place")
-    return training_statistics(call, input, weight, bias, eps)[0]
+        if not all(value in call.written for value in running):
+            raise Fallback("running statistics that are updated behind the graph's back")
+        updates = updated_statistics(call.lowering, input, running, average, squares, space, momentum)
+        for value, expression in zip(running, updates):
+            value.expression = expression
+    return outputs
 
 
 def training_statistics(
@@ -356,22 +367,27 @@ def batch_norm_functional(
 ) -> tuple[Value, ...]:
     low = call.lowering
     if not training:
-        saved = empty_statistics(call, call.type[1:3])
+        saved = inference_statistics(call, input, running_mean, running_var, eps)
         result = low.value(call.type[0], inference(call, input, weight, bias, running_mean, running_var, eps))
         return (result, *saved, running_mean, running_var)
     outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
+    updates = updated_statistics(low, input, (running_mean, running_var), average, squares, space, momentum)
+    return (*outputs, *(low.value(type_, expression) for type_, expression in zip(call.type[3:], updates)))
+
+
+def updated_statistics(
+    low: Lowering, input: Value, running: Sequence[Value], average: Value, squares: Value, space: Space, momentum: float
+) -> list[Expression]:
+    """The running mean and (unbiased) variance after this batch: momentum * new + (1 - momentum) * old."""
     working = ex.compute_dtype(input.dtype)
     unbiased = ex.sub(ex.index_as(space.count, working), 1)
-    updated = []
-    for type_, running, total, divisor in (
-        (call.type[3], running_mean, average, None),
-        (call.type[4], running_var, squares, unbiased),
-    ):
-        fresh = low.at(total, channel_place(type_, input.ndim))
+    updates = []
+    for value, total, divisor in ((running[0], average, None), (running[1], squares, unbiased)):
+        fresh = low.at(total, channel_place(value.type, input.ndim))
         fresh = fresh if divisor is None else ex.div(fresh, divisor)
-        old = low.read(running, axis_symbols(running.shape), working)
-        updated.append(low.value(type_, ex.add(ex.mul(fresh, float(momentum)), ex.mul(old, 1 - float(momentum)))))
-    return (*outputs, *updated)
+        old = low.read(value, axis_symbols(value.shape), working)
+        updates.append(ir.cast(ex.add(ex.mul(fresh, float(momentum)), ex.mul(old, 1 - float(momentum))), ex.compute_dtype(value.dtype)))
+    return updates
 
 
 @lowers("native_batch_norm_backward")

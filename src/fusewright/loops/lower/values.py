@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -62,8 +63,13 @@ def numel(shape: Sequence[Dim]) -> Dim:
     return product(shape)
 
 
-def axis_symbols(shape: Sequence[Dim], prefix: str = "i") -> tuple[Dim, ...]:
-    return tuple(0 if is_one(size) else loop_symbol(f"{prefix}{k}", size) for k, size in enumerate(shape))
+def axis_symbols(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    return _axis_symbols(tuple(shape))
+
+
+@lru_cache(maxsize=1024)
+def _axis_symbols(shape: Shape) -> tuple[Dim, ...]:
+    return tuple(0 if is_one(size) else loop_symbol(f"i{k}", size) for k, size in enumerate(shape))
 
 
 def axes_of(symbols: Sequence[Dim], shape: Sequence[Dim]) -> tuple[Axis, ...]:
@@ -96,22 +102,32 @@ def window(value: Value) -> BufferRef | None:
     load = value.expression
     if not isinstance(load, Load) or load.bindings or load.dtype != value.dtype:
         return None
-    strides = []
-    zeros: dict[Expr, Dim] = {}
-    symbols = axis_symbols(value.shape)
+    found = _affine(load.index, value.shape)
+    if found is None:
+        return None
+    strides, offset = found
+    # Where the size is 1 the stride is of no consequence: it is the type's.
+    placed = tuple(natural if stride is None else stride for natural, stride in zip(value.type.stride, strides))
+    return BufferRef(load.buffer, value.shape, placed, offset, value.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _affine(index: Dim, shape: Shape) -> tuple[tuple[Dim | None, ...], Dim] | None:
+    """(strides, None where the size is 1; offset) of an index over the canonical loop variables of `shape`, if it is affine in them."""
+    symbols = axis_symbols(shape)
     loops = frozenset(sym for sym in symbols if isinstance(sym, Expr))
-    for sym, natural in zip(symbols, value.type.stride):
+    strides: list[Dim | None] = []
+    zeros: dict[Expr, Dim] = {}
+    for sym in symbols:
         if isinstance(sym, int):
-            strides.append(natural)
+            strides.append(None)
             continue
-        stride = coefficient(load.index, sym)
-        if stride is None or known_le(0, stride) is not True:
-            return None
-        if not loops.isdisjoint(free_symbols(stride)):
+        stride = coefficient(index, sym)
+        if stride is None or known_le(0, stride) is not True or not loops.isdisjoint(free_symbols(stride)):
             return None
         strides.append(stride)
         zeros[sym] = 0
-    return BufferRef(load.buffer, value.shape, tuple(strides), substitute(load.index, zeros), value.dtype)
+    return tuple(strides), substitute(index, zeros)
 
 
 def strided_load(buffer: str, shape: Shape, stride: Sequence[Dim], offset: Dim, dtype: torch.dtype) -> Load:

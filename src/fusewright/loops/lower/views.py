@@ -7,6 +7,7 @@ still a window on that buffer (`values.window`), so library operators and caller
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from fusewright.graph.types import TensorType
 from fusewright.loops import ir
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
-from fusewright.loops.lower.registry import Fallback, lowers
-from fusewright.loops.lower.values import Value, axis_symbols, flat_index, is_one, normalize_dim, same_shape, same_size, window
+from fusewright.loops.lower.registry import Fallback, find, lowers, operator
+from fusewright.loops.lower.values import Shape, Value, axis_symbols, flat_index, is_one, normalize_dim, same_shape, same_size, window
 
 
 def viewed(call: Call, self: Value, indices: Sequence[Dim]) -> Value:
@@ -98,7 +99,12 @@ def view_by_type(call: Call, self: Value, *args: Any) -> Value:
 BITCASTABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32, torch.float64})
 
 
-def reshape_indices(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim]) -> list[Dim]:
+def reshape_indices(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim]) -> tuple[Dim, ...]:
+    return _reshape_indices(tuple(old), tuple(new), tuple(axes))
+
+
+@lru_cache(maxsize=4096)
+def _reshape_indices(old: Shape, new: Shape, axes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Where the element at `axes` of shape `new` stands in shape `old`, both row-major over the same elements.
 
     Runs of dimensions with equal products are matched from the left, so that divisions appear only where dimensions are split."""
@@ -129,7 +135,7 @@ def reshape_indices(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim])
             else:
                 break
         _split(old[start_i:i], new[start_j:j], axes[start_j:j], result, start_i)
-    return result
+    return tuple(result)
 
 
 def _split(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim], result: list[Dim], start: int) -> None:
@@ -338,3 +344,21 @@ def zeros(call: Call, shape: Sequence[Dim], like: Value) -> Value:
     dtype = ex.compute_dtype(like.dtype)
     type_ = TensorType(call.type.shape, call.type.stride, like.dtype, like.type.device)
     return call.lowering.value(type_, ir.constant(0, dtype))
+
+
+# --- views that are asked to be copies ---------------------------------------------------------------------------------
+
+
+def _register_copies() -> None:
+    names = (
+        "permute transpose.int t expand unsqueeze squeeze squeeze.dim squeeze.dims view view.dtype _reshape_alias slice.Tensor select.int "
+        "split.Tensor split_with_sizes unbind.int diagonal unfold alias detach"
+    ).split()
+    for name in names:
+        row = find(operator(name))
+        packet, _, overload = name.partition(".")
+        assert row is not None
+        lowers(f"{packet}_copy.{overload}" if overload else f"{packet}_copy")(row.function)
+
+
+_register_copies()
