@@ -15,7 +15,7 @@ from fusewright.capture.arguments import bind
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.continuation import Continuation
 from fusewright.capture.cutting import _Cut, _State, cut
-from fusewright.capture.resume import CannotCut
+from fusewright.capture.resume import CannotCut, origin_of
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import SkipFrame
 
@@ -57,6 +57,24 @@ def results(function: Any, cut: Callable[[Any], Continuation] = cut) -> Iterator
         yield step, run(continuation, function)
 
 
+class _Stop:
+    """Equal to the first step, from `first` on, at which the frame can be cut; keeps the continuation."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.tracer: Any = None
+        self.continuation: Continuation | None = None
+
+    def __eq__(self, step: object) -> bool:
+        if step < self.first:  # type: ignore[operator]
+            return False
+        try:
+            self.continuation = cut(self.tracer.root)
+        except CannotCut:
+            return False
+        return True
+
+
 def chained(function: Any, distance: int) -> tuple[object, int]:
     """The result of a run that is cut again and again, at least `distance` steps on from the last cut; and the number of cuts."""
     cuts = 0
@@ -64,28 +82,17 @@ def chained(function: Any, distance: int) -> tuple[object, int]:
     def wrap(resumed: Any) -> Callable[..., object]:
         def go_on(*values: object) -> object:
             nonlocal cuts
-            arguments = tuple(bind(resumed, values, {}, no_cut))
-            # The distance counts from behind the prefix; the end of the frame is found by running past it.
-            stop = distance + len(resumed.__code__.co_varnames) + 4
-            for attempt in range(stop, stop + 40):
-                options = CaptureOptions(wrap_resume=wrap)
-                tracer = tracer_for(resumed, arguments, attempt, options)
-                try:
-                    continuation = tracer.run(lambda real, slot, name: real, cut_or_none)
-                except SkipFrame:
-                    return resumed(*values)
-                if continuation.lines:
-                    cuts += 1
-                    return run(continuation, resumed)
-            return resumed(*values)
+            arguments = tuple(bind(resumed, values, {}, no_cut))  # type: ignore[arg-type]
+            prefix = next((place for place, index in enumerate(origin_of(resumed.__code__).indices) if index >= 0), 0)
+            stop = _Stop(distance + (prefix if prefix else 0))
+            stop.tracer = tracer_for(resumed, arguments, stop, CaptureOptions(wrap_resume=wrap))  # type: ignore[arg-type]
+            continuation = stop.tracer.run(lambda real, slot, name: real, lambda frame: stop.continuation)
+            if continuation is not stop.continuation:
+                return continuation.values[0]
+            cuts += 1
+            return run(continuation, resumed)
 
         return go_on
-
-    def cut_or_none(frame: Any) -> Continuation:
-        try:
-            return cut(frame)
-        except CannotCut:
-            return Continuation((), (), ())
 
     return wrap(function)(), cuts
 

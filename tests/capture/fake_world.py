@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from . import without_torch  # noqa: F401, I001  (first)
+from fusewright.capture.effects import DELETED
 from fusewright.capture.native import native
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import UserException
@@ -58,7 +59,10 @@ class FakeWorld:
             return NULL
 
     def store_cell(self, cell: Any, value: object) -> None:
-        cell.cell_contents = value
+        if value is DELETED:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
 
     def getattr(self, obj: Any, name: str) -> object:
         return native(getattr, obj, name)

@@ -71,7 +71,7 @@ class Handler:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class CodeInfo:
-    """A decoded code object.
+    """A decoded code object (which it does not keep alive).
 
     handlers   for each instruction, its handler or None
     slots      the names of the fast locals in `localsplus` order: variables, then cells that are no variables, then free variables
@@ -81,7 +81,7 @@ class CodeInfo:
     locations  room for the interpreter's locations, by instruction
     """
 
-    code: types.CodeType
+    reference: weakref.ref[types.CodeType]
     instructions: list[Instruction]
     handlers: list[Handler | None]
     slots: tuple[str, ...]
@@ -90,6 +90,13 @@ class CodeInfo:
     start: int
     ops: list[tuple[Callable[..., object], object]] | None = None
     locations: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def code(self) -> types.CodeType:
+        """The code object, which the caller keeps alive by its function."""
+        code = self.reference()
+        assert code is not None
+        return code
 
     def line(self, index: int) -> int:
         """The source line of instruction `index` (that of the function where CPython notes none)."""
@@ -302,7 +309,7 @@ def decode(code: types.CodeType) -> CodeInfo:
             operand = target + _EXHAUSTED_SKIP
         instructions.append(Instruction(name, arg, action, operand, target, start, positions[after - 1 - _CACHES.get(name, 0)]))
     slots, cells, first_free = localsplus(code)
-    return CodeInfo(code, instructions, _handlers(code, raw, index_at), slots, cells, first_free, _prologue_end(instructions))
+    return CodeInfo(weakref.ref(code), instructions, _handlers(code, raw, index_at), slots, cells, first_free, _prologue_end(instructions))
 
 
 # At the end of a loop CPython 3.12 and 3.13 drop the iterator themselves and skip the instructions that are there to drop it.

@@ -148,7 +148,7 @@ class _Cut:
                     return None
             elif arithmetic is not None and action in _BRANCHES:
                 return self._branch(state, fresh=True) if state.stack[-1] in state.scalars else None
-            elif arithmetic is not None and action in _ARITHMETIC:
+            elif arithmetic is not None and action in _ARITHMETIC and instruction.operand not in _MAY_FAIL:
                 count = _ARITHMETIC[action]
                 if not all(value in state.scalars for value in state.stack[-count:]) or self.info.handlers[state.index] is not None:
                     return None
@@ -250,6 +250,7 @@ _BRANCHES: dict[str, tuple[bool, bool]] = {
 }
 
 # Operators that give a scalar for scalars, by how many they take.
+_MAY_FAIL = frozenset({"/", "//", "%", "**", "<<", ">>", "@", "&", "|", "^"})  # an error must show the user's line
 _ARITHMETIC = {"COMPARE_OP": 2, "COMPARE_OP_BOOL": 2, "BINARY_OP": 2, "UNARY_NOT": 1, "UNARY_NEGATIVE": 1, "TO_BOOL": 1}
 
 

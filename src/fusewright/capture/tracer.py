@@ -23,6 +23,20 @@ from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.graph.types import Location
 
+# Instructions that only move values, compare classes of exceptions, or leave.
+_HARMLESS = frozenset(
+    {
+        "NOP", "POP_TOP", "PUSH_NULL", "COPY", "SWAP", "LOAD_CONST", "LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_GLOBAL",
+        "PUSH_EXC_INFO", "POP_EXCEPT", "RERAISE", "CHECK_EXC_MATCH", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "JUMP_FORWARD",
+        "RETURN_VALUE", "RETURN_CONST", "CALL_INTRINSIC_1",
+    }
+)  # fmt: skip
+
+
+def _refuse_to_close(frame: Frame, operand: object) -> object:
+    raise SkipFrame("generator-abandoned", "a generator is left inside a try or with block, which its closing would run")
+
+
 _CALL_COST = 16  # instructions that entering a frame counts as
 
 
@@ -158,13 +172,14 @@ class Tracer:
             try:
                 while True:
                     if self.step == stop_at:
-                        self._check_generators()
+                        if self._guarded:
+                            raise SkipFrame("generator-abandoned", "a generator is alive inside a try or with block")
                         return cut(frame)
                     self.step += 1
                     handler, operand = ops[frame.pc]
                     frame.pc += 1
                     if handler(frame, operand):
-                        self._check_generators()
+                        self._close_generators()
                         return returning(frame.value)
             except UserException as signal:
                 error = signal.exception
@@ -177,20 +192,19 @@ class Tracer:
                 raise skip
             frame.unwind(error)
 
-    def _check_generators(self) -> None:
-        """Closes generators that were left inside a try or with block, as their deletion would; handlers that call anything come too late."""
-
-        def refuse(*_: object) -> object:
-            raise SkipFrame("generator-abandoned", "a generator is left inside a try or with block, which its closing would run")
-
-        call, self._call = self._call, refuse
-        try:
-            for generator in list(self._guarded):
+    def _close_generators(self) -> None:
+        """Closes generators that were left inside a try or with block, as their deletion would. When exactly CPython deletes them is not
+        known here, so only handlers without any effect may run (`except StopIteration: return` and the like)."""
+        for generator in list(self._guarded):
+            frame = generator.frame
+            frame.ops = [
+                record if instruction.action in _HARMLESS else (_refuse_to_close, None)
+                for record, instruction in zip(frame.ops, frame.info.instructions)
+            ]
+            try:
                 generator.close()
-        except Exception as error:
-            raise SkipFrame("generator-abandoned", f"closing a generator raised {type(error).__name__}") from error
-        finally:
-            self._call = call
+            except Exception as error:
+                raise SkipFrame("generator-abandoned", f"closing a generator raised {type(error).__name__}") from error
 
     # -----------------------------------------------------------------------------------------------------------------
     # Inlined frames
