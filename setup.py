@@ -26,8 +26,16 @@ setup(
             "fusewright._native",
             sources=sorted(glob("csrc/*.c") + glob("csrc/*.cpp")),
             depends=sorted(glob("csrc/*.h")),
-            extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter",
-                                "-Wno-missing-field-initializers", "-Wno-cast-function-type"],
+            extra_compile_args=[
+                "-O2",
+                "-g0",
+                "-fvisibility=hidden",
+                "-Wall",
+                "-Wextra",
+                "-Wno-unused-parameter",
+                "-Wno-missing-field-initializers",
+                "-Wno-cast-function-type",
+            ],
             libraries=["dl"],
             language="c++",
         )

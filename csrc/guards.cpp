@@ -232,8 +232,7 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
 // Whether the block at `pc` may be skipped; otherwise notes the versions under which it is entered.
 bool enter_block(const Instruction &in, size_t pc, Frame &frame) {
     PyObject *dict = frame.slots[in.base];
-    // An OrderedDict's order may change without its version.
-    uint64_t version = dict != nullptr && PyDict_Check(dict) && !PyODict_Check(dict) ? dict_version(dict) : 0, second = 0;
+    uint64_t version = dict != nullptr && PyDict_Check(dict) ? dict_version(dict) : 0, second = 0;
     if (in.arg >= 0) {  // globals, then builtins
         PyObject *builtins = frame.slots[in.arg];
         second = builtins != nullptr && PyDict_Check(builtins) ? dict_version(builtins) : 0;
@@ -241,6 +240,8 @@ bool enter_block(const Instruction &in, size_t pc, Frame &frame) {
     }
     uint64_t *passed = &frame.versions[pc];
     if (version != 0 && *passed == version && (in.arg < 0 || frame.versions[in.skip - 1] == second)) return true;
+    // An OrderedDict's order may change without its version, so its block is never skipped.
+    if (version != 0 && PyODict_Check(dict)) version = 0;
     *passed = 0;
     frame.pending[2 * pc] = version;
     frame.pending[2 * pc + 1] = second;

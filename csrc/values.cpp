@@ -139,10 +139,12 @@ PyObject *computed_item(PyObject *sequence, Py_ssize_t index) {
 }
 
 Py_ssize_t builtin_length(PyObject *object) {
-    if (PyList_Check(object) || PyTuple_Check(object) || PyBytes_Check(object) || is_deque(object)) return Py_SIZE(object);
+    // The first four are flags of the type; the others walk its bases.
     if (PyDict_Check(object)) return PyDict_GET_SIZE(object);
-    if (PyAnySet_Check(object)) return PySet_GET_SIZE(object);
+    if (PyList_Check(object) || PyTuple_Check(object) || PyBytes_Check(object)) return Py_SIZE(object);
     if (PyUnicode_Check(object)) return PyUnicode_GET_LENGTH(object);
+    if (PyAnySet_Check(object)) return PySet_GET_SIZE(object);
+    if (is_deque(object)) return Py_SIZE(object);
     if (PyByteArray_Check(object)) return PyByteArray_GET_SIZE(object);
     if (PyRange_Check(object) || Py_IS_TYPE(object, &PyDictProxy_Type)) {
         Py_ssize_t n = PyObject_Size(object);

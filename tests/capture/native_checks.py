@@ -99,17 +99,71 @@ def test_binding_is_cpythons() -> None:
 
         return (a, b) if inner() is a else None
 
-    def many(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, d0, d1, d2, d3, *, z=9):
+    def many(
+        a0,
+        a1,
+        a2,
+        a3,
+        a4,
+        a5,
+        a6,
+        a7,
+        a8,
+        a9,
+        b0,
+        b1,
+        b2,
+        b3,
+        b4,
+        b5,
+        b6,
+        b7,
+        b8,
+        b9,
+        c0,
+        c1,
+        c2,
+        c3,
+        c4,
+        c5,
+        c6,
+        c7,
+        c8,
+        c9,
+        d0,
+        d1,
+        d2,
+        d3,
+        *,
+        z=9,
+    ):
         return tuple(locals().values())
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        ((), {}), ((1,), {}), ((1, 2), {}), ((1, 2, 3), {}), ((1, 2, 3, 4), {}), ((1,), {"b": 5}), ((), {"b": 1, "a": 2}), ((1,), {"a": 3}), ((1, 2), {"zz": 4}),
-        ((1,), {"d": 4}), ((1, 2, 3), {"d": 4, "e": 6}), ((1,), {"b": 3, "d": 4}), ((1, 2, 3, 4, 5), {"k": 7, "q": 8}), ((), {"x": 1}), ((1,), {"a": 3, "d": 1}),
-        (tuple(range(34)), {}), (tuple(range(34)), {"z": 1}), (tuple(range(33)), {"d3": 1}), (tuple(range(35)), {}),
-    ]  # fmt: skip
+        ((), {}),
+        ((1,), {}),
+        ((1, 2), {}),
+        ((1, 2, 3), {}),
+        ((1, 2, 3, 4), {}),
+        ((1,), {"b": 5}),
+        ((), {"b": 1, "a": 2}),
+        ((1,), {"a": 3}),
+        ((1, 2), {"zz": 4}),
+        ((1,), {"d": 4}),
+        ((1, 2, 3), {"d": 4, "e": 6}),
+        ((1,), {"b": 3, "d": 4}),
+        ((1, 2, 3, 4, 5), {"k": 7, "q": 8}),
+        ((), {"x": 1}),
+        ((1,), {"a": 3, "d": 1}),
+        (tuple(range(34)), {}),
+        (tuple(range(34)), {"z": 1}),
+        (tuple(range(33)), {"d3": 1}),
+        (tuple(range(35)), {}),
+    ]
     for function in (plain, posonly, varargs, only_kwargs, posonly_name_in_kwargs, cell, many):
         code = function.__code__
-        n = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        n = code.co_argcount + code.co_kwonlyargcount
+        n += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
         log: list[Any] = []
         compiled = N.CompiledFunction(function, None)
         compiled.append(N.Entry(always(n), None, recorder(log)))
@@ -334,6 +388,7 @@ def test_lifetime() -> None:
     assert alive() is None
 
     before = sys.getrefcount(None) if sys.version_info < (3, 12) else 0
+
     def g(x, y=object(), *args, k=None, **kw):
         return None
 
@@ -530,7 +585,9 @@ def test_argument_kinds_and_closures() -> None:
     def both():
         return make(1)(5), make(2)(5)
 
-    with Policy({"closure": (type_program(int), lambda x: (x,), lambda outputs, function, x: ("hook", function.__closure__[0].cell_contents, x))}) as policy:
+    with Policy(
+        {"closure": (type_program(int), lambda x: (x,), lambda outputs, function, x: ("hook", function.__closure__[0].cell_contents, x))}
+    ) as policy:
         assert N.call_eager(both) == (("hook", 1, 5), ("hook", 2, 5))
         assert policy.asked.count("closure") == 1
 
@@ -554,9 +611,16 @@ def test_generators_coroutines_and_class_bodies_are_left_alone() -> None:
         g = generator(3)
         next(g)
         raises(KeyError, g.throw, KeyError)
-        return list(generator(3)), [double(i) for i in range(3)], list(double(i) for i in range(2)), answer, Body.value
+        return list(generator(3)), [double(i) for i in range(3)], [*(double(i) for i in range(2))], answer, Body.value
 
-    with Policy({"double": (type_program(int), lambda x: (x * 100,)), "generator": (always(1), None, lambda *a: "wrong"), "coroutine": (always(0), None, lambda *a: "wrong"), "Body": (always(0), None, lambda *a: "wrong")}) as policy:
+    with Policy(
+        {
+            "double": (type_program(int), lambda x: (x * 100,)),
+            "generator": (always(1), None, lambda *a: "wrong"),
+            "coroutine": (always(0), None, lambda *a: "wrong"),
+            "Body": (always(0), None, lambda *a: "wrong"),
+        }
+    ) as policy:
         assert N.call_eager(run) == ([0, 1, 2], [0, 100, 200], [0, 100], 200, 100)
         assert not {"generator", "coroutine", "Body", "<genexpr>"} & set(policy.asked)
 
@@ -573,7 +637,7 @@ def test_exceptions() -> None:
         try:
             return fails(x)
         except ValueError as error:
-            return ("caught", str(error), [entry.name for entry in traceback.extract_tb(error.__traceback__)][0])
+            return ("caught", str(error), traceback.extract_tb(error.__traceback__)[0].name)
 
     def first_thing(x):
         try:
@@ -733,7 +797,9 @@ def test_recursion() -> None:
         assert N.call_eager(down, 100) == 100
         assert len(policy.missed) == 101
         raises(RecursionError, N.call_eager, endless, 0)
-    with Policy({"down": (type_program(int), lambda n: (n,), lambda outputs, function, n: 0 if n == 0 else 1 + N.call_eager(function, n - 1))}):
+    with Policy(
+        {"down": (type_program(int), lambda n: (n,), lambda outputs, function, n: 0 if n == 0 else 1 + N.call_eager(function, n - 1))}
+    ):
         assert N.call_eager(down, 50) == 50
 
 
@@ -785,7 +851,7 @@ def test_unhooked_parts_of_a_region_behave_as_always() -> None:
         out.append(copy.deepcopy({"a": [1, {2}]}))
         out.append(sorted([3, 1, 2], key=lambda v: -v))
         out.append(functools.reduce(lambda a, b: a + b, (x for x in range(4))))
-        out.append((lambda *args, **kwargs: (args, kwargs))(*[1, 2], **{"k": 3}))
+        out.append((lambda *args, **kwargs: (args, kwargs))(*[1, 2], k=3))
         return out
 
     wanted = body()

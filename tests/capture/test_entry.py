@@ -27,7 +27,7 @@ def test_static_then_symbolic_sizes():
     captures = []
 
     def miss(compiled, function, locals):
-        x, y = locals
+        x, _ = locals
         captures.append(tuple(x.shape))
         shape = tuple(x.shape) if len(captures) == 1 else (None, x.shape[1])
         sources = Local(0, "x"), Local(1, "y")

@@ -6,11 +6,12 @@ Always holds: a source that cannot be evaluated raises `SourceError`, nothing el
 
 from __future__ import annotations
 
+import itertools
 import struct
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -73,15 +74,19 @@ def _find_key(container: dict[Any, Any], key: object) -> object:
     return next(value for candidate, value in dict.items(container) if candidate is key)
 
 
+_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, range)
+_SIZED: tuple[Any, ...] = (list, tuple, dict, set, frozenset, str, bytes, bytearray, deque, range, types.MappingProxyType)
+
+
 def _item(source: Item, locals: tuple[object, ...], function: types.FunctionType) -> object:
     base = evaluate(source.base, locals, function)
     if isinstance(base, types.MappingProxyType):
         return base[source.key]
     if isinstance(base, dict):
         return _find_key(base, source.key)
-    for builtin in (list, tuple, deque, range):
+    for builtin in _SEQUENCES:
         if isinstance(base, builtin):
-            return builtin.__getitem__(base, source.key)  # type: ignore[operator]
+            return builtin.__getitem__(base, source.key)
     raise SourceError(f"{source.text()}: not a builtin container")
 
 
@@ -209,7 +214,7 @@ def storages_are_apart(tensors: tuple[torch.Tensor, ...]) -> bool:
         if storage.data_ptr() and storage.nbytes():
             ranges.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
     ranges.sort()
-    return all(before[1] <= after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    return all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
 
 
 def relation_of(guard: Guard, symbols: Mapping[str, Source]) -> tuple[Tree, Mapping[str, Source]]:
@@ -287,7 +292,7 @@ def _keys(container: dict[Any, Any]) -> list[object]:
 
 
 def _length(container: object) -> int:
-    for builtin in (list, tuple, dict, set, frozenset, str, bytes, bytearray, deque, range, types.MappingProxyType):
+    for builtin in _SIZED:
         if isinstance(container, builtin):
             return builtin.__len__(container)
     raise TypeError("not a builtin container")
@@ -327,7 +332,7 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def guard_holds(guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}) -> bool:  # noqa: B006
+def guard_holds(guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}) -> bool:
     """Whether the guard holds on this frame now. An exception on the way is a guard that does not hold."""
 
     def at(source: Source) -> Any:
@@ -338,7 +343,7 @@ def guard_holds(guard: Guard, locals: tuple[object, ...], function: types.Functi
             case "STATE":
                 return capture_global_state() == guard.value
             case "TYPE_ATTRIBUTE":
-                cls, name, wanted = guard.value  # type: ignore[misc]
+                cls, name, wanted = cast("tuple[type, str, object]", guard.value)
                 found = type_lookup(cls, name)
                 return isinstance(found, Missing) if isinstance(wanted, Missing) else found is wanted
             case "SAME":
@@ -396,7 +401,8 @@ def guard_text(guard: Guard) -> str:
             return f"{value[0].__name__}.{value[1]} does not exist" if missing else f"{value[0].__name__}.{value[1]} is {_short(value[2])}"
         case "TENSOR":
             grad = "" if value.requires_grad is None else f", requires_grad={value.requires_grad}"
-            return f"{name} is a {value.cls.__name__} {value.dtype} {value.device} shape={value.shape} stride={value.stride}{grad}".replace("None", "*")
+            layout = f"shape={value.shape} stride={value.stride}".replace("None", "*")
+            return f"{name} is a {value.cls.__name__} {value.dtype} {value.device} {layout}{grad}"
         case "SAME":
             return f"{name} is {readable(value)}"
         case "DIFFERENT":
@@ -415,18 +421,19 @@ def guard_text(guard: Guard) -> str:
 
 def _state_difference(wanted: Any) -> str:
     now = capture_global_state()
-    fields = [name for name in wanted.__slots__ if getattr(wanted, name) != getattr(now, name)]
-    return "; ".join(f"{name.replace('_', ' ')} was {getattr(wanted, name)}, is {getattr(now, name)}" for name in fields) or "global state changed"
+    changed = [name for name in wanted.__slots__ if getattr(wanted, name) != getattr(now, name)]
+    phrases = (f"{name.replace('_', ' ')} was {getattr(wanted, name)}, is {getattr(now, name)}" for name in changed)
+    return "; ".join(phrases) or "global state changed"
 
 
-def failure_text(guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}) -> str:  # noqa: B006
+def failure_text(guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}) -> str:
     """How the present differs from what the guard wants: `x.size()[0] was 32, is 64`."""
     name, value = readable(guard.source), guard.value
     match guard.kind:
         case "STATE":
             return _state_difference(value)
         case "TYPE_ATTRIBUTE":
-            cls, attribute, wanted = value  # type: ignore[misc]
+            cls, attribute, wanted = cast("tuple[type, str, object]", value)
             return f"{cls.__name__}.{attribute} was {_short(wanted)}, is {_short(type_lookup(cls, attribute))}"
         case "SAME" | "DIFFERENT" | "NO_OVERLAP":
             return f"{guard_text(guard)} no longer holds"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from fusewright import _native
 from fusewright.capture.guard_check import (
@@ -47,21 +48,43 @@ from fusewright.capture.torch_state import DTYPE_CODES, NATIVE_DEVICES, key_sets
 _OP = {name: code for code, name in enumerate(_native.OPCODES)}
 _RELATION = {name: code for code, name in enumerate(_native.RELATIONS)}
 _RELATION_NAMES = {
-    "+": "ADD", "-": "SUB", "*": "MUL", "//": "FLOORDIV", "%": "MOD", "min": "MIN", "max": "MAX", "neg": "NEG", "==": "EQ", "!=": "NE",
-    "<": "LT", "<=": "LE", ">": "GT", ">=": "GE", "and": "AND", "or": "OR", "not": "NOT",
-}  # fmt: skip
+    "+": "ADD",
+    "-": "SUB",
+    "*": "MUL",
+    "//": "FLOORDIV",
+    "%": "MOD",
+    "min": "MIN",
+    "max": "MAX",
+    "neg": "NEG",
+    "==": "EQ",
+    "!=": "NE",
+    "<": "LT",
+    "<=": "LE",
+    ">": "GT",
+    ">=": "GE",
+    "and": "AND",
+    "or": "OR",
+    "not": "NOT",
+}
 _NO_INDEX = -(2**31)
 # Attributes that csrc/values.cpp reads straight from the C structure (its FieldCode).
 _FIELDS = {
-    "__globals__": 1, "__defaults__": 2, "__kwdefaults__": 3, "__closure__": 4, "__code__": 5, "cell_contents": 6, "__self__": 7, "__func__": 8,
-}  # fmt: skip
+    "__globals__": 1,
+    "__defaults__": 2,
+    "__kwdefaults__": 3,
+    "__closure__": 4,
+    "__code__": 5,
+    "cell_contents": 6,
+    "__self__": 7,
+    "__func__": 8,
+}
 _FIELD_TYPES = {**dict.fromkeys(range(1, 6), types.FunctionType), 6: types.CellType, 7: types.MethodType, 8: types.MethodType}
 _HEAP_TYPE = 1 << 9
 _SUBJECT_ORDER = ("BOUND", "TYPE", "IS", "EQUALS", "TENSOR", "LENGTH", "KEYS", "ABSENT", "CALL")
 _OF_SEVERAL = ("SAME", "DIFFERENT", "NO_OVERLAP", "SIZE")
 
 
-class GuardProgram(_native.GuardProgram):  # type: ignore[misc]
+class GuardProgram(_native.GuardProgram):
     """`check(locals, function) -> bool`, `inputs(locals, function) -> tuple | None`, and why it failed.
 
     guards, sources: what it was built from. Instances are made by `build_program`.
@@ -198,9 +221,19 @@ class _Builder:
     # --- emission ---
 
     def emit(
-        self, op: str, *, slot: int = 0, base: int = 0, arg: int = 0, skip: int = 0, optional: bool = False, value: object = None, detail: object = None,
-        guard: Guard | None = None, source: Source | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        op: str,
+        *,
+        slot: int = 0,
+        base: int = 0,
+        arg: int = 0,
+        skip: int = 0,
+        optional: bool = False,
+        value: object = None,
+        detail: object = None,
+        guard: Guard | None = None,
+        source: Source | None = None,
+    ) -> int:
         self.instructions.append((_OP[op], slot, base, arg, skip, optional, value, detail))
         self.blame.append((guard, source))
         return len(self.instructions) - 1
@@ -278,7 +311,8 @@ class _Builder:
                 self.emit_guard(node, guard)
 
     def emit_guard(self, node: _Node, guard: Guard) -> None:
-        op, arg, value, detail = guard.kind, 0, guard.value, None
+        op: str = guard.kind
+        arg, value, detail = 0, guard.value, None
         if guard.kind == "BOUND":
             op = "BOUND" if guard.value else "UNBOUND"
         elif guard.kind == "LENGTH":
@@ -303,7 +337,7 @@ class _Builder:
         for cls, guards in by_type.items():
             block = self.emit("TYPE_BLOCK", value=cls)
             for guard in guards:
-                _, name, wanted = guard.value  # type: ignore[misc]
+                _, name, wanted = cast("tuple[type, str, object]", guard.value)
                 value = (cls, name) if isinstance(wanted, Missing) else (cls, name, wanted)
                 self.emit("TYPE_ATTRIBUTE", skip=block if guard is guards[-1] else -1, value=value, guard=guard)
             self.patch_skip(block, len(self.instructions))
@@ -383,8 +417,9 @@ def _source_instruction(source: Source, parent: _Node | None, builtins_slot: int
             return "DICT_KEY", index, None
         case Attribute(_, name):
             code = _FIELDS.get(name, 0)
-            expected = parent.expected_type() if parent is not None else None
-            if code and (expected is _FIELD_TYPES[code] or (parent is not None and isinstance(parent.source, FunctionSource) and code <= 5)):
+            assert parent is not None
+            base = types.FunctionType if isinstance(parent.source, FunctionSource) else parent.expected_type()
+            if code and base is _FIELD_TYPES[code]:
                 return "ATTRIBUTE", code, None
             return "ATTRIBUTE", 0, name
     raise ValueError(f"{type(source).__name__} is no source of an object: {source.text()}")
@@ -404,7 +439,8 @@ def _tensor_detail(guard: TensorGuard) -> tuple[object, ...]:
     wanted = (normal, inference) if guard.inference is None else (inference, inference) if guard.inference else (normal, normal)
     index = guard.device.index if guard.device.type == "cuda" and guard.device.index is not None else -2
     requires_grad = -1 if guard.requires_grad is None else int(guard.requires_grad)
-    return guard.cls, native, wanted, DTYPE_CODES.get(guard.dtype, -1), index, requires_grad, tuple(guard.shape), tuple(guard.stride), tensor_matches(guard)
+    dtype = DTYPE_CODES.get(guard.dtype, -1)
+    return guard.cls, native, wanted, dtype, index, requires_grad, tuple(guard.shape), tuple(guard.stride), tensor_matches(guard)
 
 
 def _postfix(tree: Tree, places: Mapping[str, int]) -> list[int]:

@@ -26,7 +26,7 @@ GuardKind = Literal[
     "DIFFERENT",  # the sources in tuple `value` are pairwise different objects (source is the first)
     "NO_OVERLAP",  # the tensors at the sources in tuple `value` share no storage
     "BOUND",  # closure cell / attribute is bound (value True) or unbound (value False)
-    "SIZE",  # value: a graph.sizes.Relation, a nested tuple ("<=", ("sym", "s0"), 7), or a pair of one of these and {name: Source}; source is unused
+    "SIZE",  # value: a graph.sizes.Relation, a nested tuple ("<=", ("sym", "s0"), 7), or a pair (one of these, {name: Source})
     "STATE",  # value: GlobalState; source is unused
     "CALL",  # value(object) is truthy: slow, general; value is a Python callable, `why` is its text
 ]

@@ -150,7 +150,7 @@ def _samples() -> list[tuple[object, ...]]:
     ]
     with torch.inference_mode():
         tensors.append(torch.empty(8, 2, dtype=torch.int32))
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for tensor in tensors:
         storage = tensor.untyped_storage()
         row = (
