@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fusewright.graph.sizes import Dim, product
+from fusewright.graph.sizes import Dim, known_le
 from fusewright.schedule.axes import (
     Access,
     Nest,
@@ -29,6 +29,9 @@ from fusewright.schedule.axes import (
 
 Part = tuple[int, int]
 """(axis, part of it); part 0 is the most significant."""
+
+
+MISSING: Part = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ def refine(left: list[tuple[Dim, Dim, int]], right: list[tuple[Dim, Dim, int]]) 
                 pairs.append((a.emit(e), b.emit(f)))
                 a.step()
                 b.step()
+            elif _leave_gap(a, b) or _leave_gap(b, a):
+                continue
             elif (rest := divide(e, f)) is not None:
                 pairs.append((a.emit(f), b.emit(f)))
                 a.step(s * f, rest)
@@ -119,6 +124,22 @@ def refine(left: list[tuple[Dim, Dim, int]], right: list[tuple[Dim, Dim, int]]) 
     return a, b, pairs
 
 
+def _leave_gap(short: _Side, long: _Side) -> bool:
+    """A short row inside a longer one (a part of a concatenation): the rows match, the elements within them do not."""
+    if short.at + 1 >= len(short.terms):
+        return False
+    (stride, extent), (_, whole) = short.current, long.current
+    room = divide(short.terms[short.at + 1][0], stride)
+    rest = divide(whole, room) if room is not None else None
+    if room is None or rest is None or hint(room) <= hint(extent):
+        return False
+    short.emit(extent)
+    short.step()
+    long.emit(room)
+    long.step(stride * room, rest)
+    return True
+
+
 def _skip(side: _Side, stride: Dim, extent: Dim, target: Dim) -> None:
     """Passes over the part of the current axis that lies below stride `target`, which the other side does not have."""
     ratio = divide(target, stride)
@@ -137,8 +158,8 @@ def _skip(side: _Side, stride: Dim, extent: Dim, target: Dim) -> None:
 def align(left: Shape, right: Shape, link: Link) -> tuple[Recipe, Recipe] | None:
     """Recipes that give both groups the same outer axes, matched through `link`.
 
-    Rigid groups must match in all outer axes. A flat group hands over to its inner axes what a rigid partner does not have. Two flat groups
-    share all axes; only the right one (the consumer) may have more, which then become its inner axes.
+    Rigid groups must match in all outer axes. A flat group hands over to its inner axes what a rigid partner does not have. Of two flat
+    groups, the axes that match become the outer ones; where one depends on the other, the rest (if any) become inner axes.
     """
     (nest_a, access_a), (nest_b, access_b) = link.left, link.right
     strides_a, strides_b = nest_a.table[access_a.index][1], nest_b.table[access_b.index][1]
@@ -163,18 +184,18 @@ def _align(
     to_a = {b: a for a, b in to_b.items()}
     all_a = [(axis, part) for axis, parts in enumerate(parts_a) for part in range(len(parts))]
     all_b = [(axis, part) for axis, parts in enumerate(parts_b) for part in range(len(parts))]
-    outer_a, outer_b, inner_a, inner_b = all_a, all_b, [], []
-    if not left.rigid and right.rigid:
-        outer_a = [to_a.get(part, (-1, 0)) for part in all_b]
-        inner_a = [part for part in all_a if part not in outer_a]
+    if left.rigid:
+        outer_a, outer_b = all_a, [to_b.get(part, MISSING) for part in all_a]
+    elif right.rigid:
+        outer_a, outer_b = [to_a.get(part, MISSING) for part in all_b], all_b
     else:
-        outer_b = [to_b.get(part, (-1, 0)) for part in all_a]
-        inner_b = [part for part in all_b if part not in outer_b]
-        if inner_b and not left.rigid and not dependency:
-            return None
+        outer_a = [part for part in all_a if part in to_b]
+        outer_b = [to_b[part] for part in outer_a]
+    inner_a = [part for part in all_a if part not in outer_a]
+    inner_b = [part for part in all_b if part not in outer_b]
     if any(not 0 <= axis < len(parts_a) for axis, _ in outer_a) or any(not 0 <= axis < len(parts_b) for axis, _ in outer_b):
         return None
-    if inner_b and right.rigid:
+    if (inner_a and left.rigid) or (inner_b and right.rigid) or ((inner_a or inner_b) and not dependency):
         return None
     return Recipe(parts_a, tuple(outer_a), tuple(inner_a)), Recipe(parts_b, tuple(outer_b), tuple(inner_b))
 
@@ -198,46 +219,101 @@ def identity(left: Shape, right: Shape) -> tuple[Recipe, Recipe] | None:
 # --- legality -----------------------------------------------------------------------------------------------------------
 
 
-def moved(nest: Nest, access: Access, recipe: Recipe) -> tuple[Vector, tuple[Dim, ...], int]:
+Moved = tuple[Vector, tuple[Dim, ...], int]
+"""(vector, extents, number of outer axes) of one access."""
+
+
+def moved(nest: Nest, access: Access, recipe: Recipe) -> Moved:
     """The access's vector, the nest's extents and its number of outer axes after `recipe`."""
     offset, coefficients = nest.table[access.index]
     return (offset, recipe.vector(coefficients)), recipe.extents(nest.extents), len(recipe.outer)
 
 
-def same_point(writer: tuple[Vector, tuple[Dim, ...], int], reader: tuple[Vector, tuple[Dim, ...], int]) -> bool:
-    """Whether every element that the reader touches at an outer point is one that the writer stores at the same outer point."""
+def same_point(writer: Moved, reader: Moved) -> bool:
+    """Whether every element that the reader touches at an outer point is one that, if the writer stores it at all, it stores at the same
+    outer point."""
     (offset_w, w), extents_w, outer = writer
     (offset_r, r), extents_r, _ = reader
+    if outer == 0:
+        return True
     if not same_all(w[:outer], r[:outer]):
         return False
     if any(is_zero(c) and not (type(e) is int and e == 1) for c, e in zip(w[:outer], extents_w)):
         return False
     if same(offset_w, offset_r) and w[outer:] == r[outer:] and same_all(extents_w[outer:], extents_r[outer:]):
         return True
+    if window((writer, reader)) is not None:
+        return True
     levels = coalesced(strides_of(writer[0], extents_w, outer))
     terms = strides_of(reader[0], extents_r, outer)
     return place_in_block(levels, terms, offset_r - offset_w) is not None
 
 
+def span(access: Moved) -> tuple[Dim, Dim]:
+    """The lowest and highest element that an outer point (the first one) touches."""
+    (offset, coefficients), extents, outer = access
+    low = high = offset
+    for c, e in zip(coefficients[outer:], extents[outer:]):
+        if hint(c) < 0:
+            low = low + c * (e - 1)
+        else:
+            high = high + c * (e - 1)
+    return low, high
+
+
+def window(accesses: Sequence[Moved]) -> tuple[Dim, Dim] | None:
+    """The elements between which all accesses of the first outer point lie, if no other outer point comes near them; else None.
+
+    That holds where all step alike from one outer point to the next, and by more than the window is wide.
+    """
+    (_, first), extents, outer = accesses[0]
+    if any(not same_all(first[:outer], vector[1][:outer]) for vector, _, _ in accesses):
+        return None
+    levels = strides_of((0, first[:outer]), extents[:outer], 0)
+    if len(levels) < outer or any(hint(stride) < 0 for stride, _, _ in levels):
+        return None
+    spans = [span(access) for access in accesses]
+    low, high = spans[0]
+    for other_low, other_high in spans[1:]:
+        low = low if _at_most(low, other_low) else other_low
+        high = high if _at_most(other_high, high) else other_high
+    if not all(_at_most(low, item_low) and _at_most(item_high, high) for item_low, item_high in spans):
+        return None
+    width = high - low + 1
+    for stride, extent, _ in levels:
+        if not _at_most(width, stride):
+            return None
+        width = stride * extent
+    return low, high
+
+
+def _at_most(a: Dim, b: Dim) -> bool:
+    return a <= b if type(a) is int and type(b) is int else known_le(a, b) is True
+
+
+def _apart(left: Moved, right: Moved) -> bool:
+    """Whether two stores never meet: at one outer point they lie apart, and no other outer point comes near."""
+    if left[2] > 0 and window((left, right)) is None:
+        return False
+    (low_l, high_l), (low_r, high_r) = span(left), span(right)
+    return _at_most(high_l + 1, low_r) or _at_most(high_r + 1, low_l)
+
+
 def links_hold(links: Sequence[Link], recipe_left: Recipe, recipe_right: Recipe) -> bool:
-    """Whether each dependency between the groups stays within one outer point. Two writers of one buffer, accumulating stores and
-    places known only at run time never do."""
+    """Whether each dependency between the groups stays within one outer point, and two writers of one buffer write different parts of it.
+    Accumulating stores and places known only at run time never pass."""
     for link in links:
         if not link.dependency:
             continue
         (nest_l, access_l), (nest_r, access_r) = link.left, link.right
         if not (access_l.affine and access_r.affine):
             return False
-        if access_l.store and access_r.store:
-            return False
         if access_l.mode != "write" or access_r.mode != "write":
             return False
         left, right = moved(nest_l, access_l, recipe_left), moved(nest_r, access_r, recipe_right)
-        writer, reader = (left, right) if access_l.store else (right, left)
-        if not same_point(writer, reader):
+        if access_l.store and access_r.store:
+            if not _apart(left, right):
+                return False
+        elif not (same_point(left, right) if access_l.store else same_point(right, left)):
             return False
     return True
-
-
-def outer_points(recipe: Recipe) -> int:
-    return hint(product(recipe.outer_extents()))

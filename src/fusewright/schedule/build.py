@@ -12,9 +12,10 @@ from functools import lru_cache
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, free_symbols, loop_symbol, substitute, symbol
+from fusewright.graph.sizes import Dim, Expr, free_symbols, loop_symbol, product, substitute, symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
+from fusewright.schedule.align import window
 from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, hint, is_zero, merge_axes, place_in_block, strides_of
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.fuse import Group
@@ -46,17 +47,20 @@ class _Stored:
 
 @dataclass(slots=True)
 class _Row:
-    """A buffer that became private to an outer point: `levels` are its inner (stride, extent), `compact` the strides in row memory."""
+    """A buffer that became private to an outer point. With `levels`, its inner (stride, extent), an element's digits over them are counted in
+    the strides `compact`; without, the row is a copy of the buffer's elements from `base` on."""
 
     scratch: Scratch
-    levels: list[tuple[Dim, Dim]]
-    compact: list[int]
+    base: Dim
+    levels: list[tuple[Dim, Dim]] | None = None
+    compact: Sequence[int] = ()
 
-    def index(self, nest: Nest, access: Access, stored: _Stored, inner: Sequence[Expr]) -> Dim | None:
+    def index(self, nest: Nest, access: Access, inner: Sequence[Expr]) -> Dim | None:
         """Where in row memory the access goes, or None if that cannot be expressed."""
-        vector = nest.table[access.index]
-        shift = vector[0] - stored.nest.table[stored.access.index][0]
-        placed = place_in_block(self.levels, strides_of(vector, nest.extents, nest.outer), shift)
+        offset, coefficients = nest.table[access.index]
+        if self.levels is None:
+            return _rebuild_index(offset - self.base, coefficients[nest.outer :], tuple(inner))
+        placed = place_in_block(self.levels, strides_of((offset, coefficients), nest.extents, nest.outer), offset - self.base)
         if placed is None:
             return None
         digits, where = placed
@@ -93,7 +97,8 @@ class _Emitter:
     stages: list[StagePlan]
     outer: tuple[Expr, ...]
     items: list[list[_Stored | Reduce | ScanStep]] = field(default_factory=list)
-    stored: dict[str, _Stored] = field(default_factory=dict)
+    stored: dict[str, list[_Stored]] = field(default_factory=dict)
+    rows: dict[str, _Row | None] = field(default_factory=dict)
     results: dict[int, LocalValue] = field(default_factory=dict)
     scratch: list[Scratch] = field(default_factory=list)
     bound: dict[tuple[Expression, int | None, Dim | None], Expr] = field(default_factory=dict)
@@ -140,7 +145,7 @@ class _Emitter:
             return substitute(index, mapping)
 
         def load(node: Load) -> Expression | None:
-            return self._forwarded(node, nest, number, inner, dim)
+            return self._forwarded(node, nest, number, inner)
 
         def local(node: LocalValue) -> Expression:
             if node.name == "acc" and accumulator is not None:
@@ -190,39 +195,47 @@ class _Emitter:
         if isinstance(value, (LocalValue, Constant)):
             item.forward = value
         self.items[stage].append(item)
-        self.stored[access.buffer] = item
+        self.stored.setdefault(access.buffer, []).append(item)
 
-    def _forwarded(self, node: Load, nest: Nest, stage: int, inner: Sequence[Expr], dim) -> Expression | None:
+    def _forwarded(self, node: Load, nest: Nest, stage: int, inner: Sequence[Expr]) -> Expression | None:
         """How a load is served without reading the buffer; None where it must be read."""
-        item = self.stored.get(node.buffer)
-        if item is None or item.nest.position >= nest.position or item.mode != "write":
+        items = [item for item in self.stored.get(node.buffer, ()) if item.nest.position < nest.position and item.mode == "write"]
+        if not items:
             self.reads.setdefault(node.buffer, node.dtype)
             return None
-        if item.stage == stage or not self.stages[item.stage].inner:
-            if item.forward is None:
-                item.local = f"v{self.locals}"
-                self.locals += 1
-                item.forward = ir.local_value(item.local, item.value.dtype)
-                if not self.stages[item.stage].inner:
-                    self.lasting.add(item.local)
-            return ir.cast(item.forward, node.dtype)
-        if item.forward is not None and isinstance(item.forward, Constant):
-            return ir.cast(item.forward, node.dtype)
         access = Access(node.buffer, node.index, True, False)
-        if item.scratch is None and self._repeatable(item, nest, access, stage):
-            return ir.cast(item.value, node.dtype)
-        row = self._row(item)
-        if row is not None:
-            index = row.index(nest, access, item, inner)
-            if index is not None:
-                return ir.load(row.scratch.name, index, node.dtype)
-        item.to_memory = True
+        for item in items:
+            here = item.stage == stage
+            if (here and (len(items) == 1 or elementwise(item.nest, item.access, nest, access))) or (
+                len(items) == 1 and not self.stages[item.stage].inner
+            ):
+                return ir.cast(self._name(item), node.dtype)
+        if len(items) == 1 and (isinstance(items[0].value, Constant) or self._repeatable(items[0], nest, access, stage)):
+            return ir.cast(items[0].value, node.dtype)
+        row = self._row(node.buffer)
+        index = row.index(nest, access, inner) if row is not None else None
+        if row is not None and index is not None:
+            for item in items:
+                item.scratch = row
+            return ir.load(row.scratch.name, index, node.dtype)
+        for item in items:
+            item.to_memory = True
         self.reads.setdefault(node.buffer, node.dtype)
         return None
 
+    def _name(self, item: _Stored) -> Expression:
+        """The local (or the expression as simple as one) that holds a stored value."""
+        if item.forward is None:
+            item.local = f"v{self.locals}"
+            self.locals += 1
+            item.forward = ir.local_value(item.local, item.value.dtype)
+            if not self.stages[item.stage].inner:
+                self.lasting.add(item.local)
+        return item.forward
+
     def _repeatable(self, item: _Stored, nest: Nest, access: Access, stage: int) -> bool:
         """Whether computing the value again in a later stage with the same inner loops is cheaper than keeping the row."""
-        if self.stages[item.stage].inner != self.stages[stage].inner or not elementwise(item.nest, item.access, nest, access):
+        if item.scratch is not None or self.stages[item.stage].inner != self.stages[stage].inner or not elementwise(item.nest, item.access, nest, access):
             return False
         found = survey([item.value])
         if found.nodes > 5 or len(found.loads) > 1 or found.masks or any(load.bindings for load in found.loads):
@@ -242,11 +255,35 @@ class _Emitter:
                 return False
         return True
 
-    def _row(self, item: _Stored) -> _Row | None:
+    def _row(self, name: str) -> _Row | None:
         """Row memory for an internal buffer, if the row is small."""
-        if item.scratch is not None or item.buffer not in self.internal or item.to_memory:
-            return item.scratch
-        levels = coalesced(strides_of(item.nest.table[item.access.index], item.nest.extents, item.nest.outer))
+        if name in self.rows:
+            return self.rows[name]
+        row = self.rows[name] = self._make_row(name) if name in self.internal else None
+        if row is not None:
+            self.scratch.append(row.scratch)
+            self.room -= row.scratch.size * row.scratch.dtype.itemsize  # type: ignore[operator]
+        return row
+
+    def _make_row(self, name: str) -> _Row | None:
+        touching = self.group.touching[name]
+        if not all(access.affine for _, access in touching):
+            return None
+        dtype = self.buffers[name].dtype
+        label = f"s{len(self.scratch)}"
+        writers = [(nest, access) for nest, access in touching if access.store]
+        filled = sum(hint(product(nest.extents[nest.outer :])) for nest, _ in writers)
+        found = window([(nest.table[access.index], nest.extents, nest.outer) for nest, access in touching])
+        if found is not None:
+            low, high = found
+            size = high - low + 1
+            if isinstance(size, int) and size <= 2 * filled and size * dtype.itemsize <= self.room:
+                return _Row(Scratch(label, dtype, size), low)
+        if len(writers) > 1:
+            return None
+        nest, access = writers[0]
+        vector = nest.table[access.index]
+        levels = coalesced(strides_of(vector, nest.extents, nest.outer))
         compact: list[int] = []
         size = 1
         for _, extent in levels:
@@ -254,14 +291,9 @@ class _Emitter:
                 return None
             compact.append(size)
             size *= extent
-        dtype = self.buffers[item.buffer].dtype
         if size * dtype.itemsize > self.room:
             return None
-        self.room -= size * dtype.itemsize
-        scratch = Scratch(f"s{len(self.scratch)}", dtype, size)
-        self.scratch.append(scratch)
-        item.scratch = _Row(scratch, levels, compact)
-        return item.scratch
+        return _Row(Scratch(label, dtype, size), vector[0], levels, compact)
 
     def _settle(self, item: _Stored, inner: Sequence[Expr]) -> list[Statement]:
         """The statements that a store turned out to need."""
@@ -275,7 +307,7 @@ class _Emitter:
             statements.append(Define(item.local, value))
             value = ir.local_value(item.local, value.dtype)
         if item.scratch is not None:
-            index = item.scratch.index(item.nest, item.access, item, inner)
+            index = item.scratch.index(item.nest, item.access, inner)
             assert index is not None, "a store fits the row that was made for it"
             statements.append(Store(item.scratch.scratch.name, index, value))
         if item.to_memory:

@@ -17,6 +17,8 @@ from fusewright.schedule.dependencies import Dependencies
 from fusewright.schedule.options import ScheduleOptions
 
 Touching = tuple[Nest, Access]
+VECTOR = 16
+"""Elements that a machine handles at once, about: loops shorter than this are not worth vectorising."""
 
 
 @dataclass(slots=True, eq=False)
@@ -243,7 +245,7 @@ class Fuser:
             if outer < options.min_parallel and max(nest.points() for nest in group.nests) > options.small_points:
                 return False
             sunk = {lane_of(nest, recipe) for nest in group.nests}
-            if "outer" in sunk and other.flat:
+            if "outer" in sunk and (other.flat or (outer // VECTOR < options.min_parallel and group.nests[0].points() > options.small_points)):
                 return False
             if "outer" in sunk and self._stores_outside(group, other) and hint(product(self._sunk_extents(recipe))) > 64:
                 return False
@@ -251,9 +253,23 @@ class Fuser:
         lanes.discard(None)
         if len(lanes) > 1:
             return False
-        if a.flat and b.flat and not recipe_a.inner and not recipe_b.inner:
+        if not (a.flat and b.flat):
+            return True
+        if not recipe_a.inner and not recipe_b.inner:
             return self._same_direction(a, b, recipe_a, recipe_b)
-        return True
+        return self._rows_pay(a, b, recipe_a, recipe_b, outer)
+
+    def _rows_pay(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe, outer: int) -> bool:
+        """Whether two pointwise groups over different elements of the same rows should become stages of one kernel: the rows are long enough
+        to vectorise and many enough to run in parallel, and both do about the same amount of work (or one works once a row)."""
+        points = [max(nest.points() for nest in group.nests) for group in (a, b)]
+        if outer < self.options.min_parallel and max(points) > self.options.tiny_points:
+            return False
+        lengths = [hint(product(self._sunk_extents(recipe))) for recipe in (recipe_a, recipe_b) if recipe.inner]
+        innermost = [hint(self._sunk_extents(recipe)[-1]) for recipe in (recipe_a, recipe_b) if recipe.inner]
+        if min(innermost) < VECTOR and max(points) > self.options.tiny_points:
+            return False
+        return len(lengths) < 2 or max(lengths) <= 4 * min(lengths)
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:
         return [recipe.parts[axis][part] for axis, part in recipe.inner]

@@ -14,7 +14,7 @@ _SUFFIX = re.compile(r"(_\d+)+$")
 
 def base_name(name: str) -> str:
     """`add_12` and `aten.add.Tensor` are both `add`."""
-    name = name.removeprefix("aten.").split(".")[0]
+    name = name.removeprefix("aten.").split(".")[0].strip("_")
     return _SUFFIX.sub("", name) or name
 
 

@@ -50,7 +50,8 @@ class Stager:
     def __init__(self, nests: Sequence[Nest]) -> None:
         self.nests = nests
         self.stages: list[StagePlan] = []
-        self.written: dict[str, tuple[Unit, Access]] = {}
+        self.written: dict[str, list[tuple[Unit, Access]]] = {}
+        self.units: dict[int, Unit] = {}  # by position: the unit that stores
         self.read: dict[str, list[tuple[Unit, Access]]] = {}
 
     def run(self) -> list[StagePlan]:
@@ -84,9 +85,10 @@ class Stager:
             for access in nest.accesses:  # the value is read where it is reduced
                 if not access.store:
                     self.read.setdefault(access.buffer, []).append((reduce, access))
+        self.units[nest.position] = unit
         for access in nest.accesses:
             if access.store:
-                self.written[access.buffer] = (unit, access)
+                self.written.setdefault(access.buffer, []).append((unit, access))
             else:
                 self.read.setdefault(access.buffer, []).append((unit, access))
 
@@ -94,9 +96,9 @@ class Stager:
         """(earlier unit, its access, this nest's access) for each value or place that the nest needs settled."""
         found = []
         for access in nest.accesses:
-            if access.buffer in self.written:
-                found.append((*self.written[access.buffer], access))
-            if access.store:
+            if not access.store:  # stores of one buffer never meet
+                found.extend((*writer, access) for writer in self.written.get(access.buffer, ()))
+            else:
                 found.extend((*reader, access) for reader in self.read.get(access.buffer, ()) if reader[0].nest is not nest)
         return found
 
@@ -151,17 +153,17 @@ class Stager:
         for nest in reversed(self.nests):
             if not isinstance(nest.operation, Pointwise) or nest.outer == len(nest.extents):
                 continue
-            stores = [access for access in nest.accesses if access.store]
-            readers = [reader for access in stores for reader in self.read.get(access.buffer, ()) if reader[0].nest is not nest]
-            unit = self.written[stores[0].buffer][0]
-            if unit.nest is not nest or not readers or unit.role != "pointwise":
+            stores = {access.buffer: access for access in nest.accesses if access.store}
+            readers = [reader for name in stores for reader in self.read.get(name, ()) if reader[0].nest is not nest]
+            unit = self.units[nest.position]
+            if not readers or any(len(self.written[name]) > 1 for name in stores):
                 continue
             target = min(reader.stage for reader, _ in readers)
             if target <= unit.stage or not same_all(self.stages[target].inner, nest.extents[nest.outer :]):
                 continue
-            if any(reader.stage != target for reader, _ in readers) or any(reader.role == "finish" for reader, _ in readers):
+            if any(reader.stage != target or reader.role == "finish" for reader, _ in readers):
                 continue
-            if not all(elementwise(nest, self.written[access.buffer][1], reader.nest, access) for reader, access in readers):
+            if not all(elementwise(nest, stores[access.buffer], reader.nest, access) for reader, access in readers):
                 continue
             if all(self._stays(unit, access, target) for access in nest.accesses if not access.store):
                 self.stages[unit.stage].units.remove(unit)
@@ -170,12 +172,15 @@ class Stager:
 
     def _stays(self, unit: Unit, access: Access, target: int) -> bool:
         """Whether the loaded value is still there in stage `target` at no cost."""
-        producer = self.written.get(access.buffer)
-        if producer is None or producer[0].nest.position > unit.nest.position:
-            return producer is None
-        if not self.stages[producer[0].stage].inner:
+        producers = self.written.get(access.buffer, [])
+        if not producers:
             return True
-        return any(reader.stage > producer[0].stage and reader is not unit for reader, _ in self.read[access.buffer])
+        if len(producers) > 1 or producers[0][0].nest.position > unit.nest.position:
+            return False
+        made = producers[0][0].stage
+        if not self.stages[made].inner:
+            return True
+        return any(reader.stage > made and reader is not unit for reader, _ in self.read[access.buffer])
 
 
 def common_refinement(
