@@ -137,7 +137,7 @@ _ANSWERS = frozenset({
     "_get_float32_matmul_precision", "_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled",
     "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_functorch_interpreter_stack", "is_autocast_available", "_is_autocast_available",
     "_is_deterministic_algorithms_warn_only_enabled", "_get_deterministic_algorithms_warn_only", "_cuda_getDeviceCount", "_get_privateuse1_backend_name",
-    "_cuda_isBuilt", "_has_mkldnn", "_jit_get_profiling_executor", "_is_functorch_wrapped_tensor", "is_functorch_wrapped_tensor", "_get_sdp_priority_order",
+    "_cuda_isBuilt", "_has_mkldnn", "_jit_get_profiling_executor", "_is_functorch_wrapped_tensor", "_is_torch_function_mode_enabled", "_is_torch_function_all_disabled", "is_functorch_wrapped_tensor", "_get_sdp_priority_order",
     "_unset_dispatch_mode", "_get_overlap_policy", "_autograd_init", "is_scripting", "maybe_current_level", "_is_key_in_tls", "_mps_is_available",
 }) - {"_unset_dispatch_mode", "_autograd_init"}  # fmt: skip
 

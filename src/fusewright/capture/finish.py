@@ -54,6 +54,8 @@ class Finish:
 def build(tracer: Tracer, continuation: Continuation) -> Finish:
     """The finish function of an attempt that ran to its end or to its break. Raises GraphBreak for what cannot be rebuilt."""
     world = tracer.world
+    arguments = _argument_names(tracer)
+    world.reserve_names(continuation.constants)
     code = _Code(world, dict(continuation.constants))
     state = world.final_state()
     writes = [shadow for shadow in world.effects.shadows if changed(shadow) or _attributes_changed(shadow)]
@@ -75,7 +77,6 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     body += _restore_state(world, code, state)
     body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
     body += continuation.lines
-    arguments = _argument_names(tracer)
     text = "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)]) + "\n"
     namespace = {"__builtins__": __builtins__, **code.constants}
     name = f"<fusewright finish of {tracer.function.__qualname__}>"
@@ -225,12 +226,7 @@ class _Code:
 
     def bind(self, hint: str, value: object) -> str:
         """A global of the generated function."""
-        stem = "".join(letter if letter.isalnum() else "_" for letter in hint) or "constant"
-        name = f"_{stem}" if not stem.startswith("_") else stem
-        count = 0
-        while name in self.constants and self.constants[name] is not value:
-            count += 1
-            name = f"_{stem}_{count}"
+        name = self.world.constant(value, hint).name
         self.constants[name] = value
         return name
 
@@ -252,7 +248,8 @@ class _Code:
         known = self.sources.get(source)
         if known is None:
             if isinstance(source, Constant):
-                known = self.bind(source.name, source.obj)
+                known = source.name
+                self.constants[known] = source.obj
             else:
                 self._bind_constants(source)
                 known = self.temporary(source.text())
@@ -500,12 +497,7 @@ def _with_attributes(code: _Code, value: Any, text: str) -> str:
     """Fills the instance dictionary and slots of the object that `text` makes."""
     kind = type(value)
     attributes = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
-    slots = [
-        (name, member.__get__(value))
-        for base in kind.__mro__
-        for name, member in base.__dict__.items()
-        if isinstance(member, types.MemberDescriptorType) and base.__flags__ & (1 << 9) and _is_bound(member, value)
-    ]
+    slots = [(name, member.__get__(value)) for name, member in classes.slots(kind) if _is_bound(member, value)]
     if not attributes and not slots:
         return text
     name = text if text.isidentifier() else code.start(value, text)

@@ -78,6 +78,9 @@ def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
+    if isinstance(value, torch.Tensor) and not value.requires_grad and value.is_contiguous() and world.type_of(value) is torch.Tensor:
+        made = memo[id(value)] = world.torch_call(torch.clone, (value,), {})
+        return made
     custom = classes.guarded_lookup(world, kind, "__deepcopy__") if not isinstance(value, torch.Tensor) else None
     if isinstance(custom, types.FunctionType):
         made = tracer.call(custom, (value, memo))
@@ -124,21 +127,11 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
     if kind.__dictoffset__:
         attributes = world.materialise(world.getattr(value, "__dict__"))
         object.__getattribute__(made, "__dict__").update({name: convert(attribute) for name, attribute in attributes.items()})
-    for name in _slots(kind):
+    for name, _ in classes.slots(kind):
         present = tracer.call(hasattr, (value, name))
         if present:
             object.__setattr__(made, name, convert(world.getattr(value, name)))
     return made
-
-
-def _slots(kind: type) -> list[str]:
-    return [
-        name
-        for base in kind.__mro__
-        if base.__flags__ & (1 << 9)
-        for name, member in base.__dict__.items()
-        if isinstance(member, types.MemberDescriptorType)
-    ]
 
 
 ROWS = [(copy.copy, copy_shallow), (copy.deepcopy, copy_deep)]

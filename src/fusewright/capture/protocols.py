@@ -149,7 +149,7 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     if isinstance(left, torch.Tensor) and (isinstance(right, torch.Tensor) or type(right) in PLAIN):
         return world.torch_call(function, (left, right), {})
     if isinstance(right, torch.Tensor) and type(left) in PLAIN:
-        return world.torch_call(function, (left, right), {})
+        return world.torch_call(row.function, (left, right), {})
     if inplace:
         method = classes.python_method(world, world.type_of(left), row.inplace)
         if method is not None:

@@ -7,6 +7,7 @@ and by a person reading a recompile log.
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass
 
 
@@ -26,7 +27,8 @@ class Local(Source):
     name: str
 
     def text(self) -> str:
-        return self.name
+        # A resume function's `.s0` is no identifier, and an argument called `list` would hide the builtin in `finish`.
+        return self.name if self.name.isidentifier() and not hasattr(builtins, self.name) else f"__local_{self.index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import collections
 import enum
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ class World:
         self._alive: list[object] = []
         self._inside_classes: set[int] = set()
         self._constants: dict[int, Constant] = {}
-        self._constant_names: dict[str, int] = {}
+        self._constant_names: set[str] = set(tracer.function.__code__.co_varnames)
         self._dicts: list[OutsideDict] = []
         self._root_cells = {
             id(cell): Closure(index, name)
@@ -195,12 +195,18 @@ class World:
         """A source for an object that is known for good once something else is guarded; the compiled code keeps it alive."""
         known = self._constants.get(id(obj))
         if known is None:
-            stem = "".join(letter if letter.isalnum() else "_" for letter in hint) or "object"
-            count = self._constant_names.get(stem, 0)
-            self._constant_names[stem] = count + 1
-            known = Constant(id(obj), obj, f"_{stem}" if count == 0 else f"_{stem}_{count}")
-            self._constants[id(obj)] = known
+            stem = "_" + ("".join(letter if letter.isalnum() else "_" for letter in hint) or "object")
+            name, count = stem, 0
+            while name in self._constant_names:
+                count += 1
+                name = f"{stem}_{count}"
+            self._constant_names.add(name)
+            known = self._constants[id(obj)] = Constant(id(obj), obj, name)
         return known
+
+    def reserve_names(self, names: Iterable[str]) -> None:
+        """Names of the generated function that no constant may take."""
+        self._constant_names.update(names)
 
     def is_inside_class(self, cls: type) -> bool:
         """Whether the class was made by a class statement or `type(...)` during this capture."""

@@ -35,6 +35,17 @@ def native_new(cls: type) -> object:
     return next(base.__new__ for base in cls.__mro__ if not base.__flags__ & (1 << 9))
 
 
+def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:
+    """Names and descriptors of the `__slots__` that Python classes of the MRO define."""
+    return [
+        (name, member)
+        for base in cls.__mro__
+        if "__slots__" in base.__dict__
+        for name, member in base.__dict__.items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
+
+
 def guarded_lookup(world: World, cls: type, name: str) -> object:
     """`lookup`, guarded, and through the overlay of stores to classes."""
     if world.effects.slots:
