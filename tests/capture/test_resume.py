@@ -86,7 +86,7 @@ def test_a_resume_function_keeps_names_lines_and_file():
     made = resume_code(info, Layout(index, (0, 1, 2, 3, 4, 5), (True,)))
     code = made.code
     assert (code.co_name, code.co_qualname, code.co_filename) == ("example", "example", __file__)
-    assert code.co_varnames[:7] == ("a", "b", "c", "args", "kwargs", "x", ".s0")
+    assert code.co_varnames[:7] == ("a", "b", "c", "args", "kwargs", "x", "__held0")
     assert not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     last = {line for _, _, line in code.co_lines() if line}
     assert max(last) == example.__code__.co_firstlineno + 3

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+_TABLES: Any = opcode  # its tables are not public, and not in its type stub
 VERSION = sys.version_info[:2]
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
 Positions = tuple[int | None, int | None, int | None, int | None]
@@ -121,7 +122,7 @@ def decoded(code: types.CodeType) -> CodeInfo:
 
 def cache_entries(name: str) -> int:
     """Code units of inline cache that follow the instruction `name`."""
-    entries = opcode._inline_cache_entries
+    entries = _TABLES._inline_cache_entries
     return entries.get(name, 0) if isinstance(entries, dict) else entries[dis.opmap[name]]
 
 
@@ -176,7 +177,8 @@ def _load_attr(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
 
 def _load_super_attr(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
     kind = _METHOD.replace("ATTR", "SUPER_ATTR") if arg & 1 else "LOAD_SUPER_ATTR"
-    return kind, (code.co_names[arg >> 2], bool(arg & 2))
+    # Whether it stands for `super()` or `super(a, b)` makes no difference: the class and the receiver are on the stack.
+    return kind, code.co_names[arg >> 2]
 
 
 def _compare(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
@@ -188,7 +190,7 @@ def _compare(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
 
 
 def _binary(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
-    symbol = opcode._nb_ops[arg][1]
+    symbol = _TABLES._nb_ops[arg][1]
     return ("INPLACE_OP", symbol[:-1]) if symbol.endswith("=") else ("BINARY_OP", symbol)
 
 
@@ -205,11 +207,11 @@ def _two_slots(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
 
 
 def _intrinsic_1(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
-    return name, opcode._intrinsic_1_descs[arg]
+    return name, _TABLES._intrinsic_1_descs[arg]
 
 
 def _intrinsic_2(code: types.CodeType, name: str, arg: int) -> tuple[str, object]:
-    return name, opcode._intrinsic_2_descs[arg]
+    return name, _TABLES._intrinsic_2_descs[arg]
 
 
 def _renamed(action: str) -> Callable[[types.CodeType, str, int], tuple[str, object]]:
@@ -249,13 +251,13 @@ _OPERANDS: dict[str, Callable[[types.CodeType, str, int], tuple[str, object]]] =
     "PRECALL": _renamed("NOP"),
     "RESUME": _renamed("NOP"),
     "MAKE_FUNCTION": lambda code, name, arg: (name, arg if VERSION < (3, 13) else 0),
-} | {
-    name: _name
-    for name in (
+} | dict.fromkeys(
+    (
         "STORE_ATTR", "DELETE_ATTR", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME",
         "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS",
-    )
-}  # fmt: skip
+    ),
+    _name,
+)  # fmt: skip
 
 
 def localsplus(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[int], int]:
@@ -293,8 +295,8 @@ def decode(code: types.CodeType) -> CodeInfo:
     index_at = {start: index for index, (start, _, _, _) in enumerate(raw)}
     positions = list(code.co_positions())
     instructions: list[Instruction] = []
-    keywords: tuple[str, ...] = ()
-    for index, (start, name, arg, after) in enumerate(raw):
+    keywords: Any = ()
+    for start, name, arg, after in raw:
         row = _OPERANDS.get(name)
         action, operand = (name, arg) if row is None else row(code, name, arg)
         target = -1
@@ -424,10 +426,12 @@ def _line_table(items: Sequence[Item], lengths: Sequence[int], first_line: int) 
             if line is None:
                 table.append(0x80 | 15 << 3 | units - 1)
                 continue
-            full = end_line is not None and column is not None and end_column is not None and end_line >= line
-            table.append(0x80 | (14 if full else 13) << 3 | units - 1)
-            table += _signed(line - previous)
-            if full:
+            if end_line is None or column is None or end_column is None or end_line < line:
+                table.append(0x80 | 13 << 3 | units - 1)
+                table += _signed(line - previous)
+            else:
+                table.append(0x80 | 14 << 3 | units - 1)
+                table += _signed(line - previous)
                 table += _unsigned(end_line - line) + _unsigned(column + 1) + _unsigned(end_column + 1)
             previous = line
     return bytes(table)

@@ -1,7 +1,7 @@
 """`class` statements: `builtins.__build_class__` with an interpreted body.
 
-Takes the arguments of `__build_class__`; gives the new class. Always holds: only plain classes are made during capture (metaclass `type`, no
-Python code of a base or of a descriptor that type creation would run natively); every other one is a graph break.
+Takes the arguments of `__build_class__`; gives the new class. Always holds: only plain classes are made during capture (metaclass `type`,
+no Python code of a base or of a descriptor that type creation would run natively); every other one is a graph break.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cutting a frame at a graph break: what happens after the graph, as source.
 
-Takes the root frame, standing in front of the instruction that breaks; gives the `Continuation` that performs that one instruction eagerly and
-calls the resume function (two of them where the instruction branches; a third where an exception of it is handled in this frame). Always
-holds: the frame is not changed; `CannotCut` says why a frame cannot be cut. No torch.
+Takes the root frame, standing in front of the instruction that breaks; gives the `Continuation` that performs that one instruction
+eagerly and calls the resume function (two of them where the instruction branches; a third where an exception of it is handled in this
+frame). Always holds: the frame is not changed; `CannotCut` says why a frame cannot be cut. No torch.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class _Cut:
         return None if end is None else lines + end
 
     def _walk(self, state: _State, arithmetic: list[str] | None) -> list[str] | None:
-        """Follows instructions that run no user code. With `arithmetic`, operators on scalars are followed too (their lines are added to it),
-        and a branch ends the walk with both of its exits."""
+        """Follows instructions that run no user code. With `arithmetic`, operators on scalars are followed too (their lines are added
+        to it), and a branch ends the walk with both of its exits."""
         for _ in range(_FOLLOWED):
             instruction = self.info.instructions[state.index]
             action = instruction.action
@@ -170,7 +170,8 @@ class _Cut:
         instruction = self.info.instructions[state.index]
         value = self._text(state.stack[-1])
         saved = self.source.lines
-        self.source.lines = lines = []
+        lines: list[str] = []
+        self.source.lines = lines
         condition = self.source.apply(bool, value)
         self.source.lines = saved
         keeps, jumps_when = _BRANCHES[instruction.action]

@@ -26,8 +26,9 @@ class InterpretedGenerator:
         self.running = False
         self.guarded = False  # suspended where closing it would run a handler
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]  # for isinstance
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For `isinstance(generator, types.GeneratorType)`."""
         return types.GeneratorType
 
     def __iter__(self) -> InterpretedGenerator:

@@ -1,8 +1,8 @@
 """Capturing one frame: attempts of the tracer, and what a graph break makes of them.
 
-Takes a function and the real values of its frame's arguments; gives a `CapturedFrame` up to the function's end or its first graph break. Always
-holds: a break starts a fresh attempt, with a new recorder and a new world, that stops in front of the breaking instruction (so nothing is ever
-undone); whatever cannot be captured or cut raises SkipFrame, and the frame is to be run eagerly.
+Takes a function and the real values of its frame's arguments; gives a `CapturedFrame` up to the function's end or its first graph break.
+Always holds: a break starts a fresh attempt, with a new recorder and a new world, that stops in front of the breaking instruction (so
+nothing is ever undone); whatever cannot be captured or cut raises SkipFrame, and the frame is to be run eagerly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from fusewright.capture import calls, cutting, finish
 from fusewright.capture.continuation import Continuation
@@ -24,6 +24,7 @@ from fusewright.capture.tracer import Frame, Tracer
 from fusewright.capture.world import World
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.types import Location
 
 __all__ = ["Frame", "Tracer", "capture_frame"]
 
@@ -116,7 +117,8 @@ class _Attempt:
         tracer = self.tracer
         recorder, world = tracer.recorder, tracer.world
         finished = finish.build(tracer, continuation)
-        breaks = () if not self.reached else (Break(self.broken.code, self.broken.detail, self.broken.stack),)  # type: ignore[union-attr]
+        broken = self.broken if self.reached else None
+        breaks = () if broken is None else (Break(broken.code, broken.detail, cast(tuple[Location, ...], broken.stack)),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         graph = recorder.finish(finished.outputs) if needed else None
         return CapturedFrame(

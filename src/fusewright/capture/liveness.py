@@ -1,7 +1,7 @@
 """Which fast locals are live in front of each instruction.
 
-Takes a decoded code object; gives, for each instruction, a bit set of the slots whose present value may still be read. Always holds: too many
-slots may be live, never too few.
+Takes a decoded code object; gives, for each instruction, a bit set of the slots whose present value may still be read. Always holds: too
+many slots may be live, never too few.
 """
 
 from __future__ import annotations

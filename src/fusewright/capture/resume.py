@@ -1,10 +1,10 @@
 """Resume functions: the rest of a frame, cut from the original code object at one instruction.
 
-Takes a code object, the instruction to go on at and what is live there; gives a code object whose arguments are the live variables and stack
-values, and whose body restores the stack and jumps to the instruction (or raises a given exception there, as if that instruction had). A cell
-that the frame made is passed as an argument and lies in a plain slot, where LOAD_DEREF reads it as well (so that one function object serves
-all calls); free variables stay free variables. Always holds: names, line numbers and handlers are those of the original; a resume function that breaks
-again is cut from the original once more; one (code, layout) gives one code object. No torch.
+Takes a code object, the instruction to go on at and what is live there; gives a code object whose arguments are the live variables and
+stack values, and whose body restores the stack and jumps to the instruction (or raises a given exception there, as if that instruction
+had). A cell that the frame made is passed as an argument and lies in a plain slot, where LOAD_DEREF reads it as well (so that one
+function object serves all calls); free variables stay free variables. Always holds: names, line numbers and handlers are those of the
+original; a resume function that breaks again is cut from the original once more; one (code, layout) gives one code object. No torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusewright.capture.bytecode import (
     never_falls_through,
 )
 
-ERROR = ".error"
+ERROR = "__raised"
 # Instructions whose argument is one slot, by whether the slot holds the value itself or a cell.
 _FAST = frozenset(
     {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "STORE_FAST", "STORE_FAST_MAYBE_NULL", "DELETE_FAST", "MAKE_CELL"}
@@ -190,7 +190,7 @@ class _Cutter:
     def cut(self) -> ResumeCode:
         info, layout = self.info, self.layout
         passed = (*layout.variables, *self.cells)
-        extra = [f".s{depth}" for depth, is_passed in enumerate(layout.stack) if is_passed] + [ERROR] * layout.raising
+        extra = [f"__held{depth}" for depth, is_passed in enumerate(layout.stack) if is_passed] + [ERROR] * layout.raising
         others = [slot for slot in range(info.first_free) if slot not in info.cells and slot not in layout.variables]
         variables = [*(info.slots[slot] for slot in passed), *extra, *(info.slots[slot] for slot in others)]
         free = [info.slots[slot] for slot in self.free]
@@ -224,7 +224,7 @@ class _Cutter:
         prefix = [Item("COPY_FREE_VARS", free)] if free else []
         prefix.append(Item("RESUME", 0, positions=here))
         for depth, passed in enumerate(layout.stack):
-            prefix += _move(slot_of[f".s{depth}"], here) if passed else [Item("PUSH_NULL", positions=here)]
+            prefix += _move(slot_of[f"__held{depth}"], here) if passed else [Item("PUSH_NULL", positions=here)]
         if layout.raising:
             prefix += _move(slot_of[ERROR], here)
             prefix.append(Item("RAISE_VARARGS", 1, positions=here))

@@ -102,7 +102,7 @@ def get_iter(frame: Any, operand: object) -> None:
 def for_iter(frame: Any, end: int) -> None:
     stack = frame.stack
     iterator = stack[-1]
-    if type(iterator) in _PLAIN_ITERATORS:
+    if type(iterator) in _PLAIN_ITERATORS and frame.world.source_of(iterator) is None:
         value = next(iterator, _END)
         if value is not _END:
             stack.append(value)

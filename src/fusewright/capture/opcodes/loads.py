@@ -256,24 +256,22 @@ def load_attr_null(frame: Any, name: str) -> None:
 
 
 @opcode("LOAD_SUPER_ATTR")
-def load_super_attr(frame: Any, operand: tuple[str, bool]) -> None:
-    name, two_arguments = operand
+def load_super_attr(frame: Any, name: str) -> None:
     stack = frame.stack
     receiver = stack.pop()
     cls = stack.pop()
-    # Both forms give the same object; `super()` reads the class and the receiver from where this instruction got them.
     stack[-1] = frame.world.getattr(frame.tracer.call(stack[-1], (cls, receiver)), name)
 
 
 @opcode("NULL_LOAD_SUPER_ATTR")
-def null_load_super_attr(frame: Any, operand: tuple[str, bool]) -> None:
-    load_super_attr(frame, operand)
+def null_load_super_attr(frame: Any, name: str) -> None:
+    load_super_attr(frame, name)
     frame.stack.insert(-1, NULL)
 
 
 @opcode("LOAD_SUPER_ATTR_NULL")
-def load_super_attr_null(frame: Any, operand: tuple[str, bool]) -> None:
-    load_super_attr(frame, operand)
+def load_super_attr_null(frame: Any, name: str) -> None:
+    load_super_attr(frame, name)
     frame.stack.append(NULL)
 
 
