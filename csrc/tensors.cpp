@@ -15,8 +15,8 @@ TensorLayout layout;
 
 namespace {
 
-// sizeof(c10::TensorImpl) is at least this in every supported version; scanning stays inside it.
-constexpr int kImplBytes = 176;
+// sizeof(c10::TensorImpl) is 176 in torch 2.13 and 184 in 2.11; a heap block for 176 bytes has 184 that may be read.
+constexpr int kImplBytes = 184;
 constexpr int kStorageBytes = 64;
 constexpr int kObjectBytes = 40;
 
