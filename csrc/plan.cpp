@@ -177,7 +177,7 @@ class Call {
         }
         int64_t size = values_[p.arena];
         if (p.arena_slots.empty()) return true;
-        block_ = acquire_block(static_cast<size_t>(size > 0 ? size : 1));
+        block_ = acquire_block(static_cast<size_t>(size > 0 ? size : 1), p.arena_limit);
         if (block_ == nullptr) return false;
         if (block_->base == frame_->base) return true;
         frame_->base = block_->base;

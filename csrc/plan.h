@@ -104,8 +104,8 @@ struct Block {
     bool kept = true;  // false: larger than the limit, freed at release
 };
 // A block of at least `size` bytes, 64-byte aligned; null with MemoryError. All plans share few blocks: the most recently used
-// idle one is taken, so that one thread always works in the same memory. GIL held.
-Block *acquire_block(size_t size);
+// idle one is taken, so that one thread always works in the same memory. More than `limit` bytes are freed at release. GIL held.
+Block *acquire_block(size_t size, size_t limit);
 void release_block(Block *block);
 int memory_init(PyObject *module);
 
@@ -233,6 +233,7 @@ struct Program {
     std::vector<OutputSpec> outputs;
     PyObject *constants = nullptr;
     int32_t arena = 0;  // value index of the arena's size
+    size_t arena_limit = 0;
     bool single = false, dispatches = false, has_windows = false;
     std::vector<Frame *> idle;
 

@@ -328,14 +328,15 @@ Program::~Program() {
 
 std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     static const char *names[] = {"name",  "inputs", "values", "symbols", "instructions", "slots", "steps", "outputs",
-                                  "arena", "constants", "single", nullptr};
+                                  "arena", "constants", "single", "arena_limit", nullptr};
     const char *name, *kinds;
     Py_ssize_t n_inputs;
     int arena, single;
+    unsigned long long arena_limit;
     PyObject *values, *symbols, *instructions, *slots, *steps, *outputs, *constants;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ss#O!O!O!O!O!O!iO!p", const_cast<char **>(names), &name, &kinds, &n_inputs, &PyTuple_Type, &values,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ss#O!O!O!O!O!O!iO!pK", const_cast<char **>(names), &name, &kinds, &n_inputs, &PyTuple_Type, &values,
                                      &PyTuple_Type, &symbols, &PyTuple_Type, &instructions, &PyTuple_Type, &slots, &PyTuple_Type, &steps, &PyTuple_Type,
-                                     &outputs, &arena, &PyTuple_Type, &constants, &single))
+                                     &outputs, &arena, &PyTuple_Type, &constants, &single, &arena_limit))
         return nullptr;
     if (!config.ready) {
         PyErr_SetString(PyExc_RuntimeError, "call plans are not configured: import fusewright.runtime.torch_c first");
@@ -344,6 +345,7 @@ std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     auto p = std::make_unique<Program>();
     p->name = name;
     p->single = single != 0;
+    p->arena_limit = arena_limit;
     for (Py_ssize_t i = 0; i < n_inputs; i++) {
         if (kinds[i] != 't' && kinds[i] != 'i' && kinds[i] != 'x') {
             PyErr_SetString(PyExc_ValueError, "the kind of an input is 't', 'i' or 'x'");

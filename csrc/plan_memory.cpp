@@ -12,7 +12,6 @@ namespace {
 
 constexpr size_t kAlignment = 64, kHugePage = size_t(2) << 20;
 std::vector<Block *> blocks;  // most recently used last
-size_t limit = size_t(4) << 30;
 
 void free_memory(Block *block) {
     if (block->base == nullptr) return;
@@ -76,23 +75,15 @@ PyObject *memory_held(PyObject *, PyObject *) {
     return PyLong_FromSize_t(held);
 }
 
-PyObject *set_arena_limit(PyObject *, PyObject *bytes) {
-    size_t value = PyLong_AsSize_t(bytes);
-    if (PyErr_Occurred()) return nullptr;
-    limit = value;
-    Py_RETURN_NONE;
-}
-
 PyMethodDef functions[] = {
     {"release_memory", release_memory, METH_NOARGS, "Free the temporary memory that no running plan uses; gives the number of bytes freed."},
     {"memory_held", memory_held, METH_NOARGS, "Bytes of temporary memory held by call plans."},
-    {"set_arena_limit", set_arena_limit, METH_O, "A call that needs more temporary memory than this many bytes frees it when it ends."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
 
-Block *acquire_block(size_t size) {
+Block *acquire_block(size_t size, size_t limit) {
     Block *found = nullptr;
     bool over = size > limit;
     if (!over) {

@@ -71,11 +71,11 @@ plan layer: 3 inputs, 192 bytes of temporary memory
   memory    t at 0: float32 (4, 8) stride (8, 1)
   memory    r at 128: float32 (4, 3) stride (3, 1)
   kernel    k0(x, t)  extent 32, grain 1073741824
-  window    r[float32 (4, 3) stride (3, 1)]
-  window    t[float32 (4, 8) stride (8, 1)]
-  operator  aten::addmm(r[float32 (4, 3) stride (3, 1)], b, t[float32 (4, 8) stride (8, 1)], w, 1.0, 1.0)  by aoti_torch_cpu_addmm_out
-  window    r[float32 (4, 3) stride (3, 1)]
-  operator  c = aten::flip(r[float32 (4, 3) stride (3, 1)], [0, 1])  by Python
+  window    r: float32 (4, 3) stride (3, 1)
+  window    t: float32 (4, 8) stride (8, 1)
+  operator  aten::addmm(r, b, t, w, 1.0, 1.0)  by aoti_torch_cpu_addmm_out
+  window    r: float32 (4, 3) stride (3, 1)
+  operator  c = aten::flip(r, [0, 1])  by Python
   check     c: float32 (4, 3) stride (3, 1)
   allocate  o: float32 (4, 3) stride (3, 1)
   kernel    k1(c, o)  extent 12, grain 100

@@ -87,14 +87,10 @@ def test_a_call_over_the_memory_limit_keeps_nothing() -> None:
     x, t = s.input("x", 64), s.temporary("t", 64)
     s.run("k0", double, [x, t], 64)
     s.run("k1", double, [t, s.output("o", 64)], 64)
-    plan = s.load(single=True)
+    plan = launch.load(s.build(single=True), s.addresses(), arena_limit=16)
     _native.release_memory()
-    _native.set_arena_limit(16)
-    try:
-        assert torch.equal(plan(torch.ones(64)), torch.full((64,), 4.0))
-        assert _native.memory_held() == 0
-    finally:
-        _native.set_arena_limit(4 << 30)
+    assert torch.equal(plan(torch.ones(64)), torch.full((64,), 4.0))
+    assert _native.memory_held() == 0
 
 
 def test_large_arena() -> None:

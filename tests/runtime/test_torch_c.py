@@ -12,7 +12,7 @@ from fusewright.runtime import torch_c
 
 EMPTY: dict[str, Any] = {
     "name": "x", "inputs": "", "values": (0, 1), "symbols": (), "instructions": (), "slots": (), "steps": (), "outputs": (),
-    "arena": 0, "constants": (), "single": False,
+    "arena": 0, "constants": (), "single": False, "arena_limit": 1 << 30,
 }  # fmt: skip
 
 

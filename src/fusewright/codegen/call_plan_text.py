@@ -37,10 +37,13 @@ class _Printer:
     def slot(self, index: int) -> str:
         slot = self.plan.slots[index]
         if slot.kind == "window":
-            base = self.plan.slots[slot.where].name
+            base = self.plan.slots[slot.where]
             offset = self.value(slot.offset)
+            # Equal runs of sizes share their place in the value table.
+            if (slot.dtype, slot.ndim, slot.sizes, slot.strides, offset) == (base.dtype, base.ndim, base.sizes, base.strides, "0"):
+                return base.name
             at = "" if offset == "0" else f" at {offset}"
-            return f"{base}[{self.shape(slot)}{at}]"
+            return f"{base.name}[{self.shape(slot)}{at}]"
         return f"{slot.name}#{index}" if slot.kind == "alias" or slot.name == "_" else slot.name
 
     def shape(self, slot: SlotSpec) -> str:
@@ -53,7 +56,16 @@ class _Printer:
 
     def c_call(self, step: CCall) -> str:
         results = [self.slot(payload) for kind, payload in step.integers if kind == "result" and isinstance(payload, int)]
-        arguments = [self.c_argument(kind, payload) for kind, payload in step.integers if kind != "result"]
+        arguments: list[str] = []
+        integers = [(kind, payload) for kind, payload in step.integers if kind != "result"]
+        while integers:
+            kind, payload = integers.pop(0)
+            is_list = kind in ("values", "pointer to values") and integers and integers[0][0] == "immediate"
+            if is_list and isinstance(payload, int):
+                length = integers.pop(0)[1]
+                arguments.append(f"[{self.run(payload, int(length))}]")
+            else:
+                arguments.append(self.c_argument(kind, payload))
         arguments += [repr(value) for value in step.doubles]
         left = f"{', '.join(results)} = " if results else ""
         return f"operator  {left}{step.name}({', '.join(arguments)})  by {step.symbol}"
@@ -66,7 +78,7 @@ class _Printer:
             return self.slot(payload)
         if kind == "immediate":
             return str(payload)
-        return self.value(payload) if kind == "value" else f"[{self.value(payload)}...]"
+        return self.value(payload)
 
     def python_call(self, step: PythonCall) -> str:
         stack: list[str] = []
@@ -89,8 +101,11 @@ class _Printer:
 
     def slot_step(self, step: SlotStep) -> str:
         slot = self.plan.slots[step.slot]
-        detail = f": {self.shape(slot)}" if step.kind in ("allocate", "check") else ""
-        return f"{step.kind:9} {self.slot(step.slot)}{detail}"
+        name = self.plan.slots[slot.where].name if slot.kind == "window" else self.slot(step.slot)
+        detail = f": {self.shape(slot)}" if step.kind in ("allocate", "check", "window") else ""
+        offset = self.value(slot.offset)
+        at = f" at {offset}" if slot.kind == "window" and offset != "0" else ""
+        return f"{step.kind:9} {name}{detail}{at}"
 
     def gather(self, step: Gather) -> str:
         last = step.first + len(step.sources) - 1

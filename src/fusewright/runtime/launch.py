@@ -40,9 +40,13 @@ def is_available(symbol: str) -> bool:
     return torch_c.address(symbol) is not None
 
 
-def load(plan: CallPlan, addresses: Mapping[str, int]) -> Any:
-    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name. The owner of the machine
-    code must live as long as the plan. Raises LoadError."""
+ARENA_LIMIT = 4 << 30
+
+
+def load(plan: CallPlan, addresses: Mapping[str, int], *, arena_limit: int = ARENA_LIMIT) -> Any:
+    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name; the machine code must stay
+    loaded as long as the plan lives. `arena_limit`: a call that needs more bytes of temporary memory frees them when it ends; less is kept
+    for the next call and shared by all plans. Raises LoadError."""
     return _native.Plan(
         name=plan.name,
         inputs=plan.inputs,
@@ -55,6 +59,7 @@ def load(plan: CallPlan, addresses: Mapping[str, int]) -> Any:
         arena=plan.arena,
         constants=plan.constants,
         single=plan.single,
+        arena_limit=arena_limit,
     )
 
 
