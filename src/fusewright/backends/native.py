@@ -76,7 +76,9 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         available=launch.is_available,
     )
     addresses = {code.key: module.addresses[code.symbol] for code in module.codes.values()}
-    native_plan = stages.run("load", "", repr, launch.load, call_plan, addresses)
+    native_plan = stages.run(
+        "load", "", repr, launch.load, call_plan, addresses, arena_limit=options["arena_limit_mib"] << 20
+    )
     _announce_kernels(to_compile, module, plan)
     return native_plan
 
