@@ -198,14 +198,23 @@ def preserved_strides(t: TensorType) -> tuple[Dim, ...]:
     return dense_in_order(t.shape, sort_axes(t.shape, [t.stride]))
 
 
+def suggests_channels_last(t: TensorType) -> bool:
+    """t.suggest_memory_format() (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and 3d_s5)."""
+    if t.ndim not in (4, 5) or t.stride[1] == 0:
+        return False
+    least: Dim = 0
+    for axis in (1, *range(t.ndim - 1, 1, -1), 0):
+        size, stride = t.shape[axis], t.stride[axis]
+        if size == 0 or less(stride, least) or (axis == 0 and same(least, t.stride[1])):
+            return False
+        least = stride * size if less(1, size) else stride
+    return True
+
+
 def suggested_strides(t: TensorType, shape: Sequence[Dim] | None = None) -> tuple[Dim, ...]:
-    """Strides in t.suggest_memory_format(); only for layouts that are row-major or channels-last beyond doubt."""
+    """Strides of `shape` (by default that of t) in t.suggest_memory_format()."""
     shape = tuple(t.shape if shape is None else shape)
-    if t.ndim in (4, 5) and not is_contiguous(t):
-        if is_channels_last(t):
-            return channels_last_strides(shape)
-        raise Undecided
-    return contiguous_strides(shape)
+    return channels_last_strides(shape) if suggests_channels_last(t) else contiguous_strides(shape)
 
 
 # --- dtypes ------------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,8 @@ def _arange(start, end, step, dtype, layout, device):  # type: ignore[no-untyped
         length: Dim = end - start
     elif whole and dtype in (None, torch.int64):
         length = ceil_div(end - start, step) if step > 0 else ceil_div(start - end, -step)
+    elif dtype is not None and not dtype.is_floating_point:
+        return NotImplemented  # the numbers are rounded to integers first, each device in its own way
     else:
         length = math.ceil((float(end) - float(start)) / float(step))
     if isinstance(length, int) and length < 0:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
-from fusewright.graph.rules.common import Rule, broadcast, fresh, is_channels_last, is_contiguous, same, same_shape, suggested_strides
+from fusewright.graph.rules.common import (
+    Rule,
+    broadcast,
+    fresh,
+    is_channels_last,
+    is_contiguous,
+    preserved_strides,
+    same,
+    same_shape,
+    suggested_strides,
+)
 from fusewright.graph.rules.views import _transpose
 from fusewright.graph.sizes import Dim, floor_div, maximum
 from fusewright.graph.types import TensorType
@@ -174,9 +184,8 @@ def _attention_cpu(
     scale: float | None = None,
 ) -> object:
     batch, heads, length, _ = query.shape
-    dense = fresh((batch, length, heads, value.shape[-1]), query)
     sums = fresh((batch, length, heads), query, torch.float64 if query.dtype == torch.float64 else torch.float32)
-    return _transpose(dense, 1, 2), _transpose(sums, 1, 2)
+    return TensorType(query.shape, preserved_strides(query), query.dtype, query.device), _transpose(sums, 1, 2)
 
 
 def _embedding(

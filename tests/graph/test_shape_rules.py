@@ -1,0 +1,159 @@
+"""Every shape rule against eager: the operators that PyTorch's own samples dispatch, in several layouts and dtypes."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import types
+import unittest
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusewright.graph.builder import same_strides
+from fusewright.graph.meta_kernels import type_of
+from fusewright.graph.rules.views import RULES as VIEW_RULES
+from fusewright.graph.shape_rules import RULES, by_rule
+from fusewright.graph.types import TensorType
+
+if importlib.util.find_spec("expecttest") is None:  # PyTorch's test helpers import it; its samples do not need it
+    stand_in = types.ModuleType("expecttest")
+    stand_in.TestCase = unittest.TestCase
+    sys.modules["expecttest"] = stand_in
+from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
+
+SEEN: Counter[object] = Counter()
+
+
+class CheckRules(TorchDispatchMode):
+    """Runs each operator for real and compares what its rule says."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        said = NotImplemented
+        if func in RULES:
+            plain = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            if not any(t.is_conj() or t.is_neg() or t.layout != torch.strided or t.is_nested for t in plain):
+                lower = lambda t: type_of(t) if isinstance(t, torch.Tensor) else t
+                said = by_rule(func, *pytree.tree_map(lower, (args, kwargs)))
+        result = func(*args, **kwargs)
+        if said is not NotImplemented:
+            SEEN[func] += 1
+            compare(func, said, result, args)
+        return result
+
+
+def compare(func: object, said: object, real: object, args: object) -> None:
+    if isinstance(real, (list, tuple)):
+        assert isinstance(said, tuple) and len(said) == len(real), (func, said)
+        for a, b in zip(said, real, strict=True):
+            compare(func, a, b, args)
+        return
+    if not isinstance(real, torch.Tensor):
+        assert said == real, func
+        return
+    want = type_of(real)
+    shapes = [(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+    assert isinstance(said, TensorType), (func, said, shapes)
+    assert (said.shape, said.dtype, said.device) == (want.shape, want.dtype, want.device), (func, said, want, shapes)
+    assert same_strides(said, want), (func, said.stride, want.stride, shapes)
+    if func in VIEW_RULES:
+        assert said.offset == want.offset, (func, said, want, shapes)
+
+
+# The entries of op_db whose operators have rules. The rest of op_db was run once by hand (see LAYOUTS).
+NAMES = """
+abs add sub mul div neg exp log sin tanh sigmoid sqrt rsqrt reciprocal pow maximum minimum where clamp eq lt logical_and logical_not bitwise_and
+addcmul addcdiv lerp masked_fill nn.functional.relu nn.functional.gelu nn.functional.silu nn.functional.leaky_relu nn.functional.hardswish remainder
+floor_divide isnan round atan2 rsub
+view reshape permute transpose t expand unsqueeze squeeze select narrow split split_with_sizes unbind chunk as_strided diagonal movedim flatten
+select_scatter slice_scatter cat stack gather index_select tril triu
+sum mean amax amin max.reduction_with_dim argmax any all var std var_mean cumsum softmax log_softmax nn.functional.layer_norm
+nn.functional.group_norm nn.functional.nll_loss nn.functional.cross_entropy nn.functional.mse_loss
+mm addmm bmm baddbmm mv dot matmul nn.functional.linear nn.functional.conv1d nn.functional.conv2d nn.functional.conv_transpose2d
+nn.functional.max_pool2d nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d nn.functional.scaled_dot_product_attention
+nn.functional.embedding nn.functional.pad
+empty_like zeros_like ones_like full_like new_zeros new_full full zeros arange clone to copysign bernoulli empty_strided
+""".split()
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+
+
+def layouts(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """The same values, laid out otherwise now and then."""
+    kind = rng.random()
+    if tensor.requires_grad or kind < 0.4 or tensor.dim() < 2:
+        return tensor
+    if kind < 0.7:
+        order = list(range(tensor.dim()))
+        rng.shuffle(order)
+        back = [order.index(axis) for axis in range(tensor.dim())]
+        return tensor.permute(order).contiguous().permute(back)
+    if kind < 0.85:
+        return torch.stack([tensor, tensor], -1)[..., 0]
+    if tensor.dim() == 4:
+        return tensor.to(memory_format=torch.channels_last)
+    return tensor[:1].expand(tensor.shape)
+
+
+def run_samples(op, dtype: torch.dtype, limit: int) -> int:
+    rng = random.Random(0)
+    count = 0
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=False):
+        count += 1
+        if count > limit:
+            break
+        for change in (False, True, True, True):
+            arguments = (sample.input, sample.args, sample.kwargs)
+            if change:
+                arguments = pytree.tree_map(lambda t: layouts(t, rng) if isinstance(t, torch.Tensor) else t, arguments)
+            first, args, kwargs = arguments
+            with torch.no_grad(), CheckRules():
+                try:
+                    op(first, *args, **kwargs)
+                except (RuntimeError, IndexError, ValueError):  # a view of a changed layout may not exist: eager's own error
+                    if not change:
+                        raise
+    return count
+
+
+BY_NAME = {}
+for entry in op_db:
+    BY_NAME.setdefault(entry.name if not entry.variant_test_name else f"{entry.name}.{entry.variant_test_name}", entry)
+    BY_NAME.setdefault(entry.name, entry)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in BY_NAME])
+def test_rule(name: str) -> None:
+    op = BY_NAME[name]
+    for dtype in DTYPES:
+        if dtype in op.supported_dtypes("cpu"):
+            assert run_samples(op, dtype, limit=8)
+
+
+def test_many_rules_were_checked() -> None:
+    """Runs the backward of a small network too; then most rules must have been compared at least once."""
+    image = torch.randn(2, 3, 8, 8, requires_grad=True)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.SiLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+        torch.nn.Linear(36, 5),
+    )
+    table = torch.nn.Embedding(7, 5)
+    normal = torch.nn.LayerNorm(5)
+    with CheckRules():
+        logits = torch.nn.functional.gelu(normal(torch.tanh(network(image)) + table(torch.tensor([1, 2]))))
+        probabilities = torch.softmax(logits, 1) + torch.sigmoid(logits) + torch.relu(logits)
+        torch.nn.functional.nll_loss(torch.log_softmax(probabilities, 1), torch.tensor([0, 3])).backward()
+        for write in (torch.Tensor.zero_, torch.Tensor.relu_, torch.Tensor.exp_):
+            write(logits.detach())
+        logits.detach().add_(1).mul_(logits.detach()).copy_(logits.detach()).fill_(2).bernoulli_(0.5)
+    missing = [str(op) for op in RULES if not SEEN[op]]
+    assert len(SEEN) > 130, f"{len(SEEN)} rules compared; not {missing}"
