@@ -172,11 +172,12 @@ class Fuser:
         if sum(nest.masks for group in (a, b) for nest in group.nests) > 32 or sum(n.nodes for g in (a, b) for n in g.nests) > 2000:
             return False
         names = a.touching.keys() | b.touching.keys()
-        if len(names) <= options.max_buffers:
+        tiny = a.flat and b.flat and max(hint(product(a.outer)), hint(product(b.outer))) <= options.tiny_points
+        most = options.max_buffers * (4 if tiny else 1)  # where hardly any data moves, only the launch counts
+        if len(names) <= most:
             return True
         inside = set(a.positions) | set(b.positions)
-        outside = sum(1 for name in names if not self._internal(name, inside))
-        return outside <= options.max_buffers
+        return sum(1 for name in names if not self._internal(name, inside)) <= most
 
     def _internal(self, name: str, inside: set[int]) -> bool:
         """Whether a buffer is written and read by these operations alone."""

@@ -1,0 +1,103 @@
+"""The arena: lifetimes never overlap in memory, dying inputs are reused in place, library results are freed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from fusewright.graph.sizes import symbol
+from fusewright.schedule import memory, schedule
+from fusewright.schedule.memory import Lifetime
+from fusewright.schedule.plan import Plan
+from fusewright.schedule.verify import PlanError, verify
+from tests.schedule import programs as p
+from tests.schedule.programs import Builder
+
+SIGMOID = torch.ops.aten.sigmoid.default
+
+
+def chain(length: int, shape: tuple, placement: str) -> Plan:  # type: ignore[type-arg]
+    """extern, pointwise, extern, pointwise, ... each reading the one before."""
+    b = Builder()
+    x = b.input(*shape)
+    if not all(isinstance(n, int) for n in shape):
+        b.program.size_symbols = {shape[0]: (0, 0)}
+    for k in range(length):
+        x = b.pointwise(f"add_{k}", lambda v: p.add(v, 1.0), b.extern("sigmoid", SIGMOID, x, shape=shape, placement=placement))
+    return schedule(b.done(x))
+
+
+def test_a_chain_needs_two_blocks_whatever_its_length() -> None:
+    size = 64 * 32 * 4
+    for length in (3, 8):
+        plan = chain(length, (64, 32), "out")
+        verify(plan)
+        assert plan.arena_size == 2 * size  # the pointwise kernels work in place
+        assert sum(len(kernel.inplace) for kernel in plan.kernels.values()) == length - 1
+
+
+def test_symbolic_sizes_use_slots_again() -> None:
+    batch = symbol("s0", 2)
+    plan = chain(6, (batch, 32), "out")
+    verify(plan)
+    slots = {place.offset for place in plan.placements.values()}
+    assert len(slots) == 2
+
+
+def test_returned_results_have_a_last_use_and_no_place() -> None:
+    plan = chain(3, (64, 32), "returned")
+    verify(plan)
+    returned = [step.extern.outputs[0] for step in plan.steps if hasattr(step, "extern")]
+    assert list(plan.last_use) == returned and not set(returned) & set(plan.placements)
+    assert list(plan.last_use.values()) == [1, 3, 5]
+
+
+def test_no_reuse_in_place_where_elements_are_read_elsewhere() -> None:
+    b = Builder()
+    x = b.extern("sigmoid", SIGMOID, b.input(64, 64), shape=(64, 64), placement="out")
+    y = b.pointwise("transpose", lambda v: p.add(v, 1.0), x.permute(1, 0))
+    plan = schedule(b.done(b.extern("sigmoid", SIGMOID, y, shape=(64, 64), placement="out")))
+    verify(plan)
+    assert all(not kernel.inplace for kernel in plan.kernels.values())
+    assert plan.arena_size == 2 * 64 * 64 * 4
+
+
+def test_no_reuse_in_place_across_stages() -> None:
+    """A softmax reads its row in an earlier stage than it writes it: the last stage reads it again, so sharing is not allowed."""
+    b = Builder()
+    x = b.extern("sigmoid", SIGMOID, b.input(64, 64), shape=(64, 64), placement="out")
+    y = p.softmax(b, x)
+    plan = schedule(b.done(b.extern("sigmoid", SIGMOID, y, shape=(64, 64), placement="out")))
+    verify(plan)
+    (kernel,) = plan.kernels.values()
+    assert kernel.inplace == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_lifetimes_never_overlap(seed: int) -> None:
+    choose = random.Random(seed)
+    lifetimes = {}
+    for k in range(40):
+        first = choose.randrange(50)
+        lifetimes[f"b{k}"] = Lifetime(first, first + choose.randrange(10))
+    sizes = {name: 64 * choose.randint(1, 20) for name in lifetimes}
+    placements, arena = memory._assign(lifetimes, sizes, {})
+    names = list(lifetimes)
+    for k, a in enumerate(names):
+        assert placements[a].offset % 64 == 0 and placements[a].offset + sizes[a] <= arena
+        for b in names[k + 1 :]:
+            if lifetimes[a].first <= lifetimes[b].last and lifetimes[b].first <= lifetimes[a].last:
+                apart = placements[a].offset + sizes[a] <= placements[b].offset or placements[b].offset + sizes[b] <= placements[a].offset
+                assert apart
+    peak = max(sum(sizes[n] for n, life in lifetimes.items() if life.first <= t <= life.last) for t in range(60))
+    assert peak <= arena <= 1.5 * peak
+
+
+def test_verify_finds_an_overlap() -> None:
+    plan = chain(3, (64, 32), "out")
+    for name in plan.placements:
+        plan.placements[name] = memory.Placement(0, plan.placements[name].size)
+    with pytest.raises(PlanError, match="overlap"):
+        verify(plan)
