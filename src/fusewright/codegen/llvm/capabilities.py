@@ -23,7 +23,7 @@ SUPPORTED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(("fmin", "fmax"), _NUMBERS),
     "div": FLOATS,
     **dict.fromkeys(("floor_divide", "trunc_divide", "remainder", "fmod"), _NUMBERS),
-    "pow": FLOATS,
+    "pow": _NUMBERS,
     "fma": FLOATS,
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _NUMBERS | BOOL),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor", "logical_not"), BOOL),
@@ -34,11 +34,11 @@ SUPPORTED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(
         (
             "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan",
-            "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "lgamma", "frac", "copysign", "hypot", "nextafter",
+            "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "frac", "copysign",
+            "hypot", "nextafter",
         ),
         FLOATS,
     ),
-    **dict.fromkeys(("erfinv", "digamma"), frozenset()),
     **dict.fromkeys(("floor", "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "signbit"), _NUMBERS),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from fusewright.codegen.llvm import math
+from fusewright.codegen.llvm import math, special
 from fusewright.codegen.llvm.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.types import ELEMENT_TYPES, INTEGER_OF, TYPE_BITS, ElementType, type_text
 from fusewright.loops.ir import Apply, Constant
@@ -199,6 +199,9 @@ _POWERS: dict[float, Callable[[Builder, Value], Value]] = {  # the exponents tha
 
 def _pow(b: Builder, node: Apply, args: list[Value]) -> Value:
     exponent = node.args[1]
+    element = _element(node)
+    if element.kind == "int":
+        return special.integer_power(b, *args, signed=element.signed)
     if isinstance(exponent, Constant) and exponent.value in _POWERS:
         return _POWERS[float(exponent.value)](b, args[0])
     return math.call_library(b, "pow", *args)
@@ -465,4 +468,6 @@ EMITTERS: dict[str, Emitter] = {
     **{op: _unary(op) for op in (*math.INLINE, "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
     **{op: _unary(op) for op in ("asinh", "acosh", "atanh", "erfc", "lgamma")},
     **{op: _binary_library(op) for op in ("atan2", "hypot")},
+    "erfinv": lambda b, node, args: special.erfinv(b, *args),
+    "digamma": lambda b, node, args: special.digamma(b, *args),
 }

@@ -32,6 +32,8 @@ _LOG = (
     0.3333331346511841, -0.25000011920928955, 0.20002074539661407, -0.1666785627603531, 0.14220191538333893,
     -0.12408135831356049, 0.11886491626501083, -0.11661187559366226, 0.06732989102602005,
 )  # fmt: skip
+# (tanh(x)/x - 1) / x^2 in x^2 for |x| <= 0.625
+_TANH = (-0.3333333134651184, 0.13333220779895782, -0.05394819751381874, 0.021707117557525635, -0.008190861903131008, 0.0021537139546126127)
 # erf(x)/x - 1 in x^2 for |x| < 0.96, and log(erfc(x)) on 0.95 .. 4
 _ERF_SMALL = (
     0.12837916612625122, -0.3761262893676758, 0.11283626407384872, -0.026855802163481712,
@@ -131,14 +133,17 @@ def sigmoid(b: Builder, x: Value) -> Value:
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    """-e / (2 + e) with e = exp(-2|x|) - 1, which keeps its relative precision near 0 because n is 0 there; the sign is put back."""
+    """x + x^3 P(x^2) near 0, else 1 - 2 / (exp(2|x|) + 1) with the sign put back; both are computed, one is taken."""
     a = b.intrinsic("fabs", x)
-    t, _, r = _reduce_exp(b, maximum_number(b, -20.0, b.op("fmul", a, b.constant_like(-2.0, x))))
-    p = _expm1_reduced(b, r)
-    s = _power_of_two(b, t)
-    e = b.fma(s, p, b.op("fsub", s, b.constant_like(1.0, x)))
-    result = b.op("fdiv", b.op("fneg", e), b.op("fadd", e, b.constant_like(2.0, x)))
-    return b.intrinsic("copysign", result, x)
+    square = b.op("fmul", x, x)
+    small = b.fma(b.op("fmul", x, square), polynomial(b, square, _TANH), x)
+    one = b.constant_like(1.0, x)
+    t, _, r = _reduce_exp(b, minimum_number(b, 20.0, b.op("fadd", a, a)))
+    p = b.fma(polynomial(b, r, _EXP), b.op("fmul", r, r), r)
+    power = _power_of_two(b, t)
+    e = b.op("fadd", b.fma(power, p, power), one)
+    large = b.op("fsub", one, b.op("fdiv", b.splat(b.constant_like(2.0, x), x.lanes), e))
+    return b.intrinsic("copysign", b.select(b.compare("fcmp olt", a, b.constant_like(0.625, x)), small, large), x)
 
 
 def erf(b: Builder, x: Value) -> Value:
@@ -195,6 +200,21 @@ LIBRARY: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
+def _inverse_hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
+    """asinh and acosh: SLEEF squares its argument, which overflows; for large |x| both are log(2|x|) to within an ulp."""
+
+    def emit(b: Builder, x: Value) -> Value:
+        near = call_library(b, op, x)
+        a = b.intrinsic("fabs", x) if op == "asinh" else x
+        is_large = b.compare("fcmp ogt", a, b.constant_like(1e9 if x.type == "float" else 1e17, x))
+        logarithm = log(b, a) if x.type == "float" else call_library(b, "log", a)
+        far = b.op("fadd", logarithm, b.constant_like(math.log(2.0), x))
+        far = b.intrinsic("copysign", far, x) if op == "asinh" else far
+        return b.select(is_large, far, near)
+
+    return emit
+
+
 def call_library(b: Builder, op: str, *arguments: Value) -> Value:
     """`op` through SLEEF in whole registers; the C library's function lane by lane where SLEEF's is not to be found."""
     stem, bound, c_name = LIBRARY[op]
@@ -204,7 +224,7 @@ def call_library(b: Builder, op: str, *arguments: Value) -> Value:
     letter = "f" if type_ == "float" else "d"
     symbol = f"Sleef_{stem}{letter}{native}" + (f"_{bound}" if bound else "")
     if not b.target.has_symbol(symbol):
-        return _by_lane(b, c_name + ("f" if type_ == "float" else ""), values)
+        return by_lane(b, c_name + ("f" if type_ == "float" else ""), values)
     if lanes == native:
         return b.call(symbol, values, type_, native)
     if lanes < native:
@@ -237,7 +257,8 @@ def concatenate(b: Builder, parts: list[Value]) -> Value:
     return parts[0]
 
 
-def _by_lane(b: Builder, symbol: str, values: list[Value]) -> Value:
+def by_lane(b: Builder, symbol: str, values: list[Value]) -> Value:
+    """A scalar function applied to each lane in turn."""
     type_, lanes = values[0].type, values[0].lanes
     if lanes == 1:
         return b.call(symbol, values, type_)
@@ -250,6 +271,8 @@ def _by_lane(b: Builder, symbol: str, values: list[Value]) -> Value:
 
 def unary(op: str) -> Callable[[Builder, Value], Value]:
     """The emitter of a one-argument function: inline for float32 where there is a polynomial, else the library's."""
+    if op in ("asinh", "acosh"):
+        return _inverse_hyperbolic(op)
     inline = INLINE.get(op)
 
     def emit(b: Builder, x: Value) -> Value:

@@ -1,0 +1,86 @@
+"""Runs compiled kernels on torch tensors: what the native call plan does, in ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusewright.codegen.kernel_code import KernelCode
+from fusewright.codegen.llvm import CompiledModule, compile_kernels
+from fusewright.graph.sizes import Expr, evaluate, loop_symbol
+from fusewright.loops.ir import Axis, Expression, Store, apply, load
+from fusewright.schedule.plan import Kernel, Plan, RunKernel, Stage
+from tests.loops import reference as loops
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+
+def run_code(
+    module: CompiledModule, code: KernelCode, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None, parts: int = 1
+) -> int:
+    """Calls a kernel over its whole domain in `parts` ranges (in reverse order, so that a hidden dependence between ranges shows); the status."""
+    sizes = sizes or {}
+    entry = _ENTRY(module.addresses[code.symbol])
+    pointers = (ctypes.c_void_p * max(len(code.buffers), 1))(*[tensors[name].data_ptr() for name in code.buffers])
+    values = (ctypes.c_int64 * max(len(code.sizes), 1))(*[sizes[symbol] for symbol in code.sizes])
+    status = ctypes.c_int64(0)
+    extent = evaluate(code.extent, sizes)
+    cuts = sorted({extent * k // parts for k in range(parts + 1)})
+    for begin, end in reversed(list(zip(cuts, cuts[1:]))):
+        entry(pointers, values, begin, end, ctypes.byref(status))
+    return status.value
+
+
+def run_kernel(kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None, parts: int = 2) -> int:
+    module = compile_kernels([kernel])
+    return run_code(module, module.codes[kernel.name], tensors, sizes, parts)
+
+
+def kernel_of(
+    name: str, outer: Sequence[Axis], stages: Sequence[Stage], buffers: Mapping[str, torch.dtype], written: Sequence[str], **options: object
+) -> Kernel:
+    return Kernel(name, tuple(outer), tuple(stages), tuple(buffers), tuple(buffers.values()), frozenset(written), **options)  # type: ignore[arg-type]
+
+
+def elementwise(op: str, arguments: Sequence[torch.Tensor], result: torch.dtype, wrap: object = None) -> torch.Tensor:
+    """`op` applied by a flat kernel to one-dimensional tensors."""
+    count = arguments[0].numel()
+    i = loop_symbol("o0", count)
+    loads: list[Expression] = [load(f"a{k}", i, t.dtype) for k, t in enumerate(arguments)]
+    value = apply(op, *loads, dtype=result)
+    buffers = {f"a{k}": t.dtype for k, t in enumerate(arguments)} | {"out": result}
+    kernel = kernel_of("elementwise", [Axis(i, count)], [Stage((), (Store("out", i, value),))], buffers, ["out"])
+    out = torch.empty(count, dtype=result)
+    tensors = {f"a{k}": t for k, t in enumerate(arguments)} | {"out": out}
+    elementwise.status = run_kernel(kernel, tensors)  # type: ignore[attr-defined]
+    return out
+
+
+def run_plan(plan: Plan, inputs: Sequence[Any], parts: int = 3) -> tuple[list[Any], int]:
+    """What the plan returns with its kernels compiled (externs by the reference interpreter), and the or of all statuses."""
+    module = compile_kernels(list(plan.kernels.values()))
+    memory = loops.prepare(plan, inputs)
+    arena = torch.full((memory.size(plan.arena_size),), 0xA5, dtype=torch.uint8)
+    for name, place in plan.placements.items():
+        start, dtype = memory.size(place.offset), plan.buffers[name].dtype
+        size = memory.size(plan.buffers[name].span()) * dtype.itemsize
+        memory.buffers[name] = arena[start : start + size].view(dtype)
+    status = 0
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, RunKernel):
+            status |= run_code(module, module.codes[step.kernel], memory.buffers, memory.sizes, parts)
+        else:
+            loops.run_extern(memory, step.extern)
+        for name, last in plan.last_use.items():
+            if last == number:
+                del memory.buffers[name]
+    results = collect_outputs(plan, memory, inputs)
+    return results, status
+
+
+def collect_outputs(plan: Plan, memory: loops.Memory, inputs: Sequence[Any]) -> list[Any]:
+    found = loops.collect(plan, memory, inputs)
+    return [r.clone() if isinstance(r, torch.Tensor) and not any(r is i for i in inputs) else r for r in found]
