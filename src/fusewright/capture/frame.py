@@ -21,6 +21,21 @@ class Break:
     stack: tuple[Location, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward half of a joint graph. Its placeholders are the forward's inputs, then the tangents; its outputs the forward's, then the gradients.
+
+    inputs, outputs  how many placeholders and outputs are the forward's
+    tangents   positions of the outputs that have a tangent, in order
+    gradients  positions of the inputs that have a gradient, in order
+    """
+
+    inputs: int
+    outputs: int
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class CapturedFrame:
     """One captured frame.
@@ -34,6 +49,8 @@ class CapturedFrame:
     breaks    graph breaks of this frame (at most one: a resumed frame is captured separately)
     op_count  torch-level operators captured
     example_inputs  the real values of `inputs` at capture
+    backward  when gradients are wanted and `options.differentiate` recorded them: the graph is then the joint graph
+    eager_reason  why calls that these guards accept must run eagerly (gradients are wanted and cannot be compiled); "" when they need not
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 
@@ -46,3 +63,5 @@ class CapturedFrame:
     op_count: int = 0
     example_inputs: tuple[object, ...] = field(default=())
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    backward: Backward | None = None
+    eager_reason: str = ""

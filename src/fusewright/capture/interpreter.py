@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
+
 from fusewright.capture import calls, cutting, finish
 from fusewright.capture.continuation import Continuation
-from fusewright.capture.frame import Break, CapturedFrame
+from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame
@@ -120,15 +122,35 @@ class _Attempt:
         broken = self.broken if self.reached else None
         breaks = () if broken is None else (Break(broken.code, broken.detail, cast(tuple[Location, ...], broken.stack)),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
-        graph = recorder.finish(finished.outputs) if needed else None
+        example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
+        backward, gradients, reason = self._differentiated(finished.outputs)
         return CapturedFrame(
-            graph=graph,
+            graph=recorder.finish([*finished.outputs, *gradients]) if needed else None,
             inputs=tuple(world.input_sources) if needed else (),
             guards=world.guards(),
             finish=finished.function,
             finish_text=finished.text,
             breaks=breaks,
             op_count=recorder.op_count,
-            example_inputs=tuple(value for _, value in recorder.inputs) if needed else (),
+            example_inputs=example_inputs,
             constants=recorder.constants,
+            backward=backward,
+            eager_reason=reason,
         )
+
+    def _differentiated(self, outputs: tuple[object, ...]) -> tuple[Backward | None, tuple[object, ...], str]:
+        """(the backward half, its gradients, why the call must run eagerly after all)."""
+        recorder, options = self.tracer.recorder, self.tracer.options
+        if options.follows_autograd or recorder.level == "torch" or not _wants_gradients(recorder, outputs):
+            return None, (), ""
+        if options.differentiate is None:
+            return None, (), "the backend has no backward"
+        return options.differentiate(recorder, outputs)
+
+
+def _wants_gradients(recorder: Recorder, outputs: tuple[object, ...]) -> bool:
+    """Whether eager would have given the caller a tensor with a gradient function: as an output, or by writing into an input."""
+    if any(isinstance(value, torch.Tensor) and value.grad_fn is not None for value in outputs):
+        return True
+    inputs = (node.meta.get("example_value") for node, _ in recorder.inputs)
+    return any(isinstance(value, torch.Tensor) and value.requires_grad and value._version for value in inputs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:
@@ -29,6 +29,9 @@ class CaptureOptions:
     max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
     wrap_resume           makes a resume function a compiled function
     call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are compiled
+    differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see autograd/record.py; None: the backend
+                    runs operators that autograd follows by itself, or has no backward
+    follows_autograd  whether the backend's outputs carry autograd's history by themselves
     size_history    sizes seen so far by (code, source), None where they differed: the one thing that captures add to
     """
 
@@ -40,4 +43,6 @@ class CaptureOptions:
     max_attempts: int = 4
     wrap_resume: Callable[[Callable[..., object]], Callable[..., object]] = _unwrapped
     call_eager: Callable[..., object] = call_plainly
+    differentiate: Callable[..., Any] | None = None
+    follows_autograd: bool = True
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

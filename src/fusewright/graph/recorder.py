@@ -140,6 +140,15 @@ class Recorder:
         node.meta["example_value"] = size
         return size  # type: ignore[return-value]
 
+    def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
+        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet."""
+        type_ = replace(output.tensor_type, offset=0, requires_grad=False)
+        node = self._placeholder(name, None)
+        node.meta["type"] = type_
+        traced = make_traced(self, node, type_)
+        node.meta["example_value"] = traced
+        return traced
+
     def _placeholder(self, name: str, value: object) -> torch.fx.Node:
         # A new input may be met at any time; placeholders nevertheless stand at the head, in the order of `inputs`.
         if self._last_placeholder is None:
@@ -254,7 +263,7 @@ class Recorder:
                 values.append(node_value)
                 kinds.append(kind)
         output = self.graph.output(tuple(values))  # type: ignore[arg-type]
-        output.meta.update(type=tuple(kinds), location=self.location())
+        output.meta.update(type=tuple(kinds), location=self.location(), env=self.env)
         for node in self.graph.nodes:
             if node.op == "placeholder" and not node.users and not isinstance(node.meta["type"], Expr):
                 node.meta["unused"] = True
