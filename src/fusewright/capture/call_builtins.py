@@ -6,7 +6,6 @@ that it would look into; a callback that it makes enters the interpreter through
 
 from __future__ import annotations
 
-
 import collections
 import dataclasses
 import functools
@@ -17,7 +16,7 @@ import operator
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +51,7 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset({
     abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max, sum, any, all, isinstance, issubclass,
 })  # fmt: skip
 
+
 def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Native, after a look at the arguments."""
     world = tracer.world
@@ -64,7 +64,6 @@ def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 _NUMBERS = frozenset(name for name in dir(math) if not name.startswith("_"))
-
 
 
 # Types and attributes.
@@ -242,7 +241,7 @@ def _extreme(fn: Callable[..., Any], op: str) -> Row:
 class _Ordered:
     """Wraps an element (or its key) for native sorting, so that comparisons go through the border."""
 
-    __slots__ = ("world", "value")
+    __slots__ = ("value", "world")
 
     def __init__(self, world: World, value: Any) -> None:
         self.world = world
@@ -507,7 +506,6 @@ def _constants_only(fn: Callable[..., Any]) -> Row:
     return ask
 
 
-
 ROWS: list[tuple[Any, Row]] = [
     (isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr), (hasattr, _hasattr), (setattr, _setattr),
     (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len), (iter, _iter), (next, _next),
@@ -538,4 +536,3 @@ ROWS: list[tuple[Any, Row]] = [
     (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
     *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.split, re.escape)),
 ]  # fmt: skip
-

@@ -36,7 +36,9 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
     if cls in call_torch.NATIVE_CLASSES or cls in call_support.PURE_CLASSES:
-        return native(cls, *(for_native(world, value) for value in args), **{name: for_native(world, value) for name, value in kwargs.items()})
+        return native(
+            cls, *(for_native(world, value) for value in args), **{name: for_native(world, value) for name, value in kwargs.items()}
+        )
     meta = type(cls)
     if meta is not type:
         if issubclass(meta, enum.EnumMeta):
@@ -85,7 +87,10 @@ def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: A
     if issubclass(cls, _BUILTIN_BASES):
         if isinstance(initialiser, types.FunctionType) and issubclass(cls, (dict, list, set, collections.deque)):
             return native(maker, cls)
-        ready = tuple(call_support.native_iterable(world, value) if issubclass(cls, (tuple, frozenset)) else for_native(world, value) for value in args)
+        ready = tuple(
+            call_support.native_iterable(world, value) if issubclass(cls, (tuple, frozenset)) else for_native(world, value)
+            for value in args
+        )
         return native(maker, cls, *ready, **kwargs)
     raise GraphBreak("untraceable-call", f"the class {cls.__module__}.{cls.__qualname__}, which is written in C")
 
@@ -124,4 +129,6 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
 
 
 # Checks of these modules look at nothing but the class.
-_KNOWN_CHECKS = frozenset({"abc", "typing", "torch.nn.parameter", "enum", "torch._C", "torch", "_py_abc", "typing_extensions", "torch.autograd.variable"})
+_KNOWN_CHECKS = frozenset(
+    {"abc", "typing", "torch.nn.parameter", "enum", "torch._C", "torch", "_py_abc", "typing_extensions", "torch.autograd.variable"}
+)

@@ -76,7 +76,11 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         raise GraphBreak("opaque-object", f"{type(owner).__qualname__}.{name}, which is written in C")
     base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
     if base is not None:
-        if isinstance(owner, dict) and name in ("update", "__init__") and classes.python_method(world, type(owner), "__setitem__") is not None:
+        if (
+            isinstance(owner, dict)
+            and name in ("update", "__init__")
+            and classes.python_method(world, type(owner), "__setitem__") is not None
+        ):
             return _update_by_items(tracer, owner, args, kwargs)
         special = _CONTAINER_ROWS.get(name)
         return special(tracer, fn, owner, args, kwargs) if special is not None else _native_method(tracer, fn, owner, args, kwargs)
@@ -98,7 +102,10 @@ def _known(value: Any) -> bool:
 
 def _is_harmless(kind: type) -> bool:
     """Iterators, views and the like that were made inside: their methods touch nothing else."""
-    return kind.__module__ in ("builtins", "itertools", "collections", "types", "functools", "operator", "re", "_struct") or kind in FROZEN_TYPES
+    return (
+        kind.__module__ in ("builtins", "itertools", "collections", "types", "functools", "operator", "re", "_struct")
+        or kind in FROZEN_TYPES
+    )
 
 
 def _receiver_and_rest(fn: Any, owner: Any, args: Args) -> Args:
@@ -116,13 +123,10 @@ def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwar
 def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Args, kwargs: Kwargs) -> Any:
     """A method of a tensor that is written in C."""
     tensors.refuse_method(name)
-    if name in tensors.DATA_DEPENDENT:
-        code = "data-dependent-branch" if name == "__bool__" else "data-dependent-scalar"
-        raise GraphBreak(code, tensors.DATA_DEPENDENT[name])
     if name in ("__setattr__", "__getattribute__", "__delattr__"):
-        return {"__setattr__": tensors.setattr_tensor, "__getattribute__": tensors.getattr_tensor, "__delattr__": tensors.delattr_tensor}[name](
-            tracer.world, owner, *args
-        )
+        return {"__setattr__": tensors.setattr_tensor, "__getattribute__": tensors.getattr_tensor, "__delattr__": tensors.delattr_tensor}[
+            name
+        ](tracer.world, owner, *args)
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
     return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)
@@ -175,8 +179,10 @@ def _type_call(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _instancecheck(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    return call_classes.is_instance(tracer, args[0], owner) if classes.lookup(type(owner), "__instancecheck__") is type.__instancecheck__ else native(
-        issubclass, tracer.world.type_of(args[0]), owner
+    return (
+        call_classes.is_instance(tracer, args[0], owner)
+        if classes.lookup(type(owner), "__instancecheck__") is type.__instancecheck__
+        else native(issubclass, tracer.world.type_of(args[0]), owner)
     )
 
 
@@ -228,8 +234,10 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
     if name == "__setattr__":
         return classes.setattr_class(world, owner, *args)
     if owner.__module__ in ("builtins", "collections") or owner in call_support.PURE_CLASSES:
-        return native(fn, *(call_support.native_iterable(world, value) if not type(value) in SCALARS else value for value in args), **kwargs)
-    if issubclass(owner, type) or isinstance(fn.__self__, type) and _definer(type(owner), name) is type:
+        return native(
+            fn, *(call_support.native_iterable(world, value) if type(value) not in SCALARS else value for value in args), **kwargs
+        )
+    if issubclass(owner, type) or (isinstance(fn.__self__, type) and _definer(type(owner), name) is type):
         return native(fn, *args, **kwargs)
     if issubclass(owner, (dict, list, str, int, float)) and all(_known(value) for value in args):
         return native(fn, *args, **kwargs)
@@ -248,7 +256,10 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
         return native(object.__new__, args[0])
     if not issubclass(owner, _CONTAINER_BASES) and owner not in call_support.PURE_CLASSES:
         raise GraphBreak("untraceable-call", f"{owner.__module__}.{owner.__qualname__}.__new__")
-    ready = tuple(call_support.native_iterable(world, value) if issubclass(owner, (tuple, frozenset)) else for_native(world, value) for value in args[1:])
+    ready = tuple(
+        call_support.native_iterable(world, value) if issubclass(owner, (tuple, frozenset)) else for_native(world, value)
+        for value in args[1:]
+    )
     return native(fn, args[0], *ready, **kwargs)
 
 
@@ -324,7 +335,8 @@ def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs
 
 def _format_argument(world: Any, value: Any) -> Any:
     if type(value) not in PLAIN and (
-        classes.python_method(world, type(value), "__format__") is not None or classes.python_method(world, type(value), "__str__") is not None
+        classes.python_method(world, type(value), "__format__") is not None
+        or classes.python_method(world, type(value), "__str__") is not None
     ):
         return world.format(value, 0, "")
     return protocols.text_ready(world, value)
@@ -332,6 +344,8 @@ def _format_argument(world: Any, value: Any) -> Any:
 
 _TEXT_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
     "format": _format_text,
-    "format_map": lambda tracer, fn, owner, args, kwargs: native(fn, *_receiver_and_rest(fn, owner, (protocols.text_ready(tracer.world, args[0]),))),
+    "format_map": lambda tracer, fn, owner, args, kwargs: native(
+        fn, *_receiver_and_rest(fn, owner, (protocols.text_ready(tracer.world, args[0]),))
+    ),
     "__mod__": lambda tracer, fn, owner, args, kwargs: tracer.world.binary("%", owner, args[0]),
 }

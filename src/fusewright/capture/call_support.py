@@ -34,14 +34,19 @@ def native_iterable(world: World, obj: Any) -> Any:
         return for_native(world, obj)
     if type(obj) in PLAIN:
         return obj
-    if isinstance(obj, (list, tuple, dict, set, frozenset, collections.deque)) and classes.python_method(world, type(obj), "__iter__") is None:
+    if (
+        isinstance(obj, (list, tuple, dict, set, frozenset, collections.deque))
+        and classes.python_method(world, type(obj), "__iter__") is None
+    ):
         return obj
     iterator = world.iterate(obj)
     method = classes.python_method(world, type(iterator), "__next__")
     if method is not None and not method.__module__.startswith("fusewright.capture"):
         return TrampolineIterator(world, iterator)
     if world.is_raw(iterator):
-        raise GraphBreak("outside-iterator", f"a {type(iterator).__qualname__} that was made before the compiled function was called is consumed")
+        raise GraphBreak(
+            "outside-iterator", f"a {type(iterator).__qualname__} that was made before the compiled function was called is consumed"
+        )
     return iterator
 
 

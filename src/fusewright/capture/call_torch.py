@@ -15,6 +15,7 @@ import torch
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
 from fusewright.capture.signals import GraphBreak
+from fusewright.capture.values import tensor as tensors
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -72,6 +73,8 @@ LEGACY_TENSOR_TYPES: frozenset[type] = frozenset(
 
 def _run_native(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A torch function written in Python that takes tensors."""
+    if fn.__globals__.get("__name__") == "torch._tensor":
+        tensors.refuse_method(fn.__name__)
     return tracer.world.torch_call(fn, args, kwargs)
 
 
@@ -121,7 +124,7 @@ def policy(origin: str) -> Policy | None:
             return _run_native
         return _REFUSED.get(origin)
     if origin.startswith("fusewright."):
-        return _run_our_own if origin.startswith("fusewright.capture.") else None
+        return _run_our_own if origin.startswith(("fusewright.capture.", "fusewright.graph.")) else None
     if origin == "logging":
         return _logging
     return None

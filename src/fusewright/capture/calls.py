@@ -19,6 +19,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.values import cls as classes
+from fusewright.capture.values import function as functions
 from fusewright.capture.values import module as modules
 from fusewright.capture.values.constant import is_constant
 
@@ -145,8 +146,8 @@ def _call_torch_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) ->
 
 def _call_builtin(tracer: Tracer, fn: types.BuiltinFunctionType, args: Args, kwargs: Kwargs) -> Any:
     owner = fn.__self__
-    if isinstance(owner, types.ModuleType) or owner is None:
-        name = owner.__name__ if owner is not None else (fn.__module__ or "")
+    if not isinstance(owner, type) and functions.is_free_function(fn):
+        name = owner.__name__ if isinstance(owner, types.ModuleType) else (fn.__module__ or "")
         if owner is None and name == "torch":  # torch.add and the like: static methods of a C class
             return call_torch.call_operator(tracer, fn, args, kwargs)
         if name.startswith("torch"):

@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from fusewright.graph.sizes import Symbol
 
 # Attributes that mark_dynamic and its kin leave on a tensor: PyTorch's names, which fusewright's own functions set as well.
-DYNAMIC, MAYBE_DYNAMIC, STATIC, RANGES = "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_static_indices", "_dynamo_dynamic_range"
+DYNAMIC, MAYBE_DYNAMIC, STATIC, RANGES = (
+    "_dynamo_dynamic_indices",
+    "_dynamo_weak_dynamic_indices",
+    "_dynamo_static_indices",
+    "_dynamo_dynamic_range",
+)
 
 
-def symbolic_dims(real: torch.Tensor, source: Source, code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions) -> dict[int, Symbol]:
+def symbolic_dims(
+    real: torch.Tensor, source: Source, code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
+) -> dict[int, Symbol]:
     """dimension → symbol, for the dimensions of this input that are to be symbolic."""
     marked = getattr(real, DYNAMIC, frozenset())
     maybe = getattr(real, MAYBE_DYNAMIC, frozenset())

@@ -31,6 +31,7 @@ from fusewright.capture.values import cls as classes
 from fusewright.capture.values import context
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.capture.values.function import is_free_function
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -59,7 +60,9 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     code = _Code(world, dict(continuation.constants))
     state = world.final_state()
     writes = [shadow for shadow in world.effects.shadows if changed(shadow) or _attributes_changed(shadow)]
-    plain = not (writes or world.written_dicts() or world.effects.slots or world.effects.cells or world.effects.calls) and state == world.state
+    plain = (
+        not (writes or world.written_dicts() or world.effects.slots or world.effects.cells or world.effects.calls) and state == world.state
+    )
     if plain and continuation.names == (RESULT,) and continuation.lines == (f"return {RESULT}",):
         (value,) = continuation.values
         if isinstance(value, torch.Tensor) and world.outside(value) is None and not world.tensor_attributes.get(id(value)):
@@ -135,7 +138,9 @@ def _replay(world: World, code: _Code, writes: list[Shadow]) -> list[str]:
         target = code.temporary(code.source(namespace.source))
         for key, value in namespace.stores.items():
             key_text = code.expression(key)
-            lines.append(f"del {target}[{key_text}]" if value is DELETED else f"{target}[{key_text}] = {code.temporary(code.expression(value))}")
+            lines.append(
+                f"del {target}[{key_text}]" if value is DELETED else f"{target}[{key_text}] = {code.temporary(code.expression(value))}"
+            )
     for store in world.effects.slots.values():
         target = code.temporary(code.expression(store.target))
         setter = code.bind("type_setattr", type.__setattr__) if isinstance(store.target, type) else "object.__setattr__"
@@ -171,7 +176,10 @@ def _write_back(code: _Code, shadow: Shadow) -> list[str]:
 
 
 _WRITERS: dict[type, tuple[str, ...]] = {
-    collections.OrderedDict: ("{base}.clear({target})", "for __key, __value in {content}.items(): {base}.__setitem__({target}, __key, __value)"),
+    collections.OrderedDict: (
+        "{base}.clear({target})",
+        "for __key, __value in {content}.items(): {base}.__setitem__({target}, __key, __value)",
+    ),
     dict: ("dict.clear({target})", "dict.update({target}, {content})"),
     list: ("list.__setitem__({target}, slice(None), {content})",),
     set: ("set.clear({target})", "set.update({target}, {content})"),
@@ -397,7 +405,11 @@ def _parts(value: Any) -> Any:
         yield from _state_parts(value.__reduce__())
     elif isinstance(value, BaseException):
         yield from value.args
-    if getattr(kind, "__dictoffset__", 0) and kind is not types.FunctionType and not isinstance(value, (type, types.ModuleType, functools.partial)):
+    if (
+        getattr(kind, "__dictoffset__", 0)
+        and kind is not types.FunctionType
+        and not isinstance(value, (type, types.ModuleType, functools.partial))
+    ):
         yield from object.__getattribute__(value, "__dict__").values()
 
 
@@ -442,7 +454,11 @@ def _reaches_itself(value: Any) -> bool:
         part = pending.pop()
         if part is value:
             return True
-        if id(part) not in seen and type(part) not in _ATOMS and not isinstance(part, (torch.Tensor, type, types.ModuleType, torch.nn.Module)):
+        if (
+            id(part) not in seen
+            and type(part) not in _ATOMS
+            and not isinstance(part, (torch.Tensor, type, types.ModuleType, torch.nn.Module))
+        ):
             seen.add(id(part))
             pending += list(_parts(part))
     return False
@@ -477,7 +493,9 @@ def _build_set(code: _Code, value: set | frozenset) -> str:
 def _build_container_subclass(code: _Code, value: Any) -> str:
     """An instance of a subclass of a builtin container: made without running user code, then filled."""
     kind = type(value)
-    base = next(base for base in (collections.OrderedDict, collections.defaultdict, collections.deque, dict, list) if isinstance(value, base))
+    base = next(
+        base for base in (collections.OrderedDict, collections.defaultdict, collections.deque, dict, list) if isinstance(value, base)
+    )
     base_name = base.__name__ if base in (dict, list) else code.bind(base.__name__, base)
     name = code.start(value, f"{base_name}.__new__({code.bind(kind.__name__, kind)})")
     if base is collections.defaultdict:
@@ -569,7 +587,9 @@ def _build_function(code: _Code, value: types.FunctionType) -> str:
         code.lines.append(f"{name}.__kwdefaults__ = {_content_text(code, value.__kwdefaults__)}")
     if value.__qualname__ != value.__code__.co_qualname:
         code.lines.append(f"{name}.__qualname__ = {value.__qualname__!r}")
-    if value.__doc__ != (value.__code__.co_consts[0] if value.__code__.co_consts and isinstance(value.__code__.co_consts[0], str) else None):
+    if value.__doc__ != (
+        value.__code__.co_consts[0] if value.__code__.co_consts and isinstance(value.__code__.co_consts[0], str) else None
+    ):
         code.lines.append(f"{name}.__doc__ = {code.expression(value.__doc__)}")
     if value.__module__ != value.__globals__.get("__name__"):
         code.lines.append(f"{name}.__module__ = {code.expression(value.__module__)}")
@@ -586,7 +606,7 @@ def _build_method(code: _Code, value: types.MethodType) -> str:
 
 def _build_builtin(code: _Code, value: Any) -> str:
     owner = value.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)):
+    if isinstance(owner, type) or (isinstance(value, types.BuiltinFunctionType) and is_free_function(value)):
         return code.bind(value.__name__, value)
     return f"{code.expression(owner)}.{value.__name__}"
 
@@ -685,7 +705,7 @@ _BUILDERS: dict[type, Callable[[_Code, Any], str]] = {
     range: lambda code, value: repr(value),
     bytearray: lambda code, value: repr(value),
     torch.device: _build_bound,
-    **{kind: _build_bound for kind in FROZEN_TYPES},
+    **dict.fromkeys(FROZEN_TYPES, _build_bound),
     torch.dtype: lambda code, value: code.bind(str(value).removeprefix("torch."), value),
     torch.layout: _build_bound,
     torch.memory_format: _build_bound,

@@ -28,7 +28,7 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
 class Trampoline:
     """A callable for native code that enters the interpreter."""
 
-    __slots__ = ("tracer", "function")
+    __slots__ = ("function", "tracer")
 
     def __init__(self, tracer: Any, function: object) -> None:
         self.tracer = tracer
@@ -44,7 +44,7 @@ class Trampoline:
 class TrampolineIterator:
     """An iterator for native code over an object whose `__next__` is interpreted."""
 
-    __slots__ = ("world", "iterator")
+    __slots__ = ("iterator", "world")
 
     def __init__(self, world: World, iterator: object) -> None:
         self.world = world

@@ -38,7 +38,14 @@ def _check_plain(value: Any) -> None:
     for name in _REFLECTIVE:
         if classes.lookup(kind, name) not in (classes.lookup(object, name), *_builtin_hooks(value, name)):
             raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which defines {name}")
-    if classes.native_new(kind) not in (object.__new__, dict.__new__, list.__new__, set.__new__, tuple.__new__, collections.OrderedDict.__new__):
+    if classes.native_new(kind) not in (
+        object.__new__,
+        dict.__new__,
+        list.__new__,
+        set.__new__,
+        tuple.__new__,
+        collections.OrderedDict.__new__,
+    ):
         raise GraphBreak("untraceable-call", f"a copy of a {kind.__module__}.{kind.__qualname__}")
 
 

@@ -84,7 +84,15 @@ CONTAINERS: frozenset[type] = frozenset({
 })  # fmt: skip
 PLAIN = SCALARS | CONTAINERS
 # Raw objects that native code may look at freely: what they show does not change, or is guarded by identity.
-TRANSPARENT = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.CellType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+TRANSPARENT = (
+    type,
+    types.FunctionType,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CellType,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
 
 
 def for_native(world: World, value: Any, depth: int = 0) -> Any:
@@ -299,7 +307,11 @@ def _subscript_class(world: World, cls: type, key: Any) -> Any:
     if method is not None and not type(cls).__module__ == "enum":
         return world.tracer.call(method, (cls, key))
     subscript = classes.lookup(cls, "__class_getitem__")
-    if isinstance(subscript, classmethod) and isinstance(subscript.__func__, types.FunctionType) and subscript.__func__.__module__ != "typing":
+    if (
+        isinstance(subscript, classmethod)
+        and isinstance(subscript.__func__, types.FunctionType)
+        and subscript.__func__.__module__ != "typing"
+    ):
         return world.tracer.call(classes.bind_classmethod(world, subscript, cls), (key,))
     value = native(operator.getitem, cls, key)
     return world.load(value, world.constant(value, "item"))
@@ -391,7 +403,7 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
 class SequenceIterator:
     """Iterates over an object that has `__getitem__` alone, as CPython's own sequence iterator does."""
 
-    __slots__ = ("world", "sequence", "index")
+    __slots__ = ("index", "sequence", "world")
 
     def __init__(self, world: World, sequence: Any) -> None:
         self.world = world
@@ -423,7 +435,16 @@ def advance(world: World, iterator: Any) -> Any:
     return native(next, iterator)
 
 
-_CONVERSIONS: dict[int, str] = {0: "format", -1: "format", 1: "str", 2: "repr", 3: "ascii", ord("s"): "str", ord("r"): "repr", ord("a"): "ascii"}
+_CONVERSIONS: dict[int, str] = {
+    0: "format",
+    -1: "format",
+    1: "str",
+    2: "repr",
+    3: "ascii",
+    ord("s"): "str",
+    ord("r"): "repr",
+    ord("a"): "ascii",
+}
 
 
 def format_value(world: World, value: Any, conversion: int, spec: str) -> str:

@@ -26,6 +26,7 @@ from fusewright.capture.guards import MISSING, Guard, GuardKind
 from fusewright.capture.native import native
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Local, Source
+from fusewright.capture.torch_state import capture_global_state
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import constant, context, function, module, tensor
 from fusewright.capture.values import dict as dicts
@@ -33,7 +34,6 @@ from fusewright.capture.values import list as lists
 from fusewright.capture.values import object as objects
 from fusewright.capture.values import set as sets
 from fusewright.capture.values import tuple as tuples
-from fusewright.capture.torch_state import capture_global_state
 from fusewright.capture.values.dict import OutsideDict
 from fusewright.graph.sizes import Relation
 from fusewright.graph.traced_tensor import TracedTensor
@@ -257,7 +257,8 @@ class World:
             for _, source, traced in self.inputs:
                 sizes += tensor.stride_guards(self, source, traced)
         tensors = [
-            Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads") for real, source, traced in self.inputs
+            Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads")
+            for real, source, traced in self.inputs
         ]
         return (settings, *self._guards.values(), *tensors, *sizes, *self._alias_guards())
 
@@ -269,7 +270,11 @@ class World:
         written |= {id(shadow.real) for shadow in self.effects.shadows}
         written_types: set[object] = set()
         for record in self._by_real.values():
-            if isinstance(record.source, Constant) or constant.is_constant(record.real) or isinstance(record.real, (types.FunctionType, types.ModuleType, type)):
+            if (
+                isinstance(record.source, (Constant, InstanceDict))
+                or constant.is_constant(record.real)
+                or isinstance(record.real, (types.FunctionType, types.ModuleType, type))
+            ):
                 continue
             kind = torch.Tensor if isinstance(record.real, torch.Tensor) else type(record.real)
             groups.setdefault(kind, []).append(record)
@@ -295,7 +300,7 @@ class World:
         for node in self.recorder.graph.nodes:
             if node.op in ("call_function", "call_method"):
                 schema = getattr(node.target, "_schema", None)
-                if schema is None and node.target is not operator.getitem or schema is not None and schema.is_mutable:
+                if (schema is None and node.target is not operator.getitem) or (schema is not None and schema.is_mutable):
                     return True
         return False
 

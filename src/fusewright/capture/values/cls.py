@@ -105,10 +105,12 @@ def _bind_to_class(world: World, found: object, cls: type, name: str) -> object:
     getter = lookup(kind, "__get__")
     if getter is MISSING:
         return world.load(found, world.constant(found, f"{cls.__name__}_{name}"))
-    if isinstance(getter, types.FunctionType) and not kind.__module__ in ("enum", "types"):
+    if isinstance(getter, types.FunctionType) and kind.__module__ not in ("enum", "types"):
         return world.tracer.call(getter, (world.load(found, world.constant(found, name)), None, cls))
     value = native(type.__getattribute__, cls, name)
-    return value if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) else world.load(value, world.constant(value, name))
+    return (
+        value if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) else world.load(value, world.constant(value, name))
+    )
 
 
 def bind_classmethod(world: World, found: classmethod, cls: type) -> object:

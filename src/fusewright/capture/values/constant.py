@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 EQUALS_TYPES: frozenset[type] = frozenset({int, float, complex, str, bytes, torch.device, torch.Size, range})
 
-IS_TYPES: frozenset[type] = frozenset({bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format})
+IS_TYPES: frozenset[type] = frozenset(
+    {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
+)
 
 # Immutable in practice: guarded by identity once, then read natively.
 FROZEN_TYPES: frozenset[type] = frozenset({
@@ -40,7 +42,7 @@ FROZEN_TYPES: frozenset[type] = frozenset({
     fractions.Fraction, datetime.date, datetime.datetime, datetime.timedelta, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
     pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag, operator.itemgetter,
     operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Union[int, str]),
-    type(typing.List[int]), type(typing.Any), type(typing.Optional), types.GetSetDescriptorType, types.MemberDescriptorType,
+    type(list[int]), type(typing.Any), type(typing.Optional), types.GetSetDescriptorType, types.MemberDescriptorType,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property, functools.cached_property,
 })  # fmt: skip
 
@@ -81,4 +83,4 @@ def load_slice(world: World, real: slice, source: Source) -> object:
     return slice(*(world.load(getattr(real, part), Attribute(source, part)) for part in ("start", "stop", "step")))
 
 
-EXACT = {kind: load_equals for kind in EQUALS_TYPES} | {kind: load_is for kind in IS_TYPES | FROZEN_TYPES} | {slice: load_slice}
+EXACT = dict.fromkeys(EQUALS_TYPES, load_equals) | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is) | {slice: load_slice}

@@ -32,7 +32,7 @@ class OutsideDict:
     shadow  the real dict that has taken over, once materialised
     """
 
-    __slots__ = ("world", "real", "source", "loaded", "stores", "shadow")
+    __slots__ = ("loaded", "real", "shadow", "source", "stores", "world")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, world: World, real: dict | types.MappingProxyType, source: Source) -> None:
@@ -196,7 +196,9 @@ LAZY_METHODS = frozenset({
 
 
 def _is_plain_key(key: object) -> bool:
-    return is_constant(key) or isinstance(key, (type, types.FunctionType, types.BuiltinFunctionType)) or type(key).__hash__ is object.__hash__
+    return (
+        is_constant(key) or isinstance(key, (type, types.FunctionType, types.BuiltinFunctionType)) or type(key).__hash__ is object.__hash__
+    )
 
 
 def load_key(world: World, key: object, source: Source, index: int) -> object:

@@ -27,10 +27,16 @@ def load_identity(world: World, real: object, source: Source) -> object:
     return world.stand_in(real, world.constant(real, getattr(real, "__name__", type(real).__name__)), real)
 
 
+def is_free_function(function: types.BuiltinFunctionType) -> bool:
+    """Whether a builtin is a module's function or a class's, rather than a method of an object. (pybind11 binds its functions to a record.)"""
+    owner = function.__self__
+    return owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__name__.startswith(("pybind11_", "PyCapsule"))
+
+
 def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) -> object:
     """A builtin function by identity; a bound builtin method (`[].append`) is rebuilt on the stand-in of its object."""
     owner = real.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)):
+    if is_free_function(real):
         return load_identity(world, real, source)
     world.guard("TYPE", source, type(real))
     world.guard("EQUALS", Attribute(source, "__name__"), real.__name__)
@@ -106,7 +112,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
 )  # fmt: skip
 
-EXACT = {kind: load_identity for kind in IDENTITY_TYPES} | {
+EXACT = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
     types.BuiltinFunctionType: load_builtin,
     types.MethodType: load_method,
     functools.partial: load_partial,

@@ -43,7 +43,11 @@ def instance_dict(world: World, obj: object) -> Any:
 def _shadowed(kind: type) -> tuple[str, ...]:
     """("__dict__",) when a class in the MRO defines something else under `__dict__` than the plain descriptor."""
     found = classes.lookup(kind, "__dict__")
-    return () if isinstance(found, types.GetSetDescriptorType) or found is MISSING or isinstance(found, types.MemberDescriptorType) else ("__dict__",)
+    return (
+        ()
+        if isinstance(found, types.GetSetDescriptorType) or found is MISSING or isinstance(found, types.MemberDescriptorType)
+        else ("__dict__",)
+    )
 
 
 def _raw_dict(obj: object) -> dict:
@@ -114,8 +118,8 @@ def bind(world: World, found: object, obj: object, kind: type, name: str) -> obj
     return native(getter.__get__(found), obj, kind)
 
 
-def _bind_function(world: World, found: types.FunctionType, obj: object, kind: type, name: str) -> object:
-    return types.MethodType(world.load(found, world.constant(found, found.__name__)), obj)
+def _bind_function(world: World, found: Any, obj: object, kind: type, name: str) -> object:
+    return types.MethodType(world.load(found, world.constant(found, name)), obj)
 
 
 def _bind_static(world: World, found: staticmethod, obj: object, kind: type, name: str) -> object:
@@ -174,6 +178,7 @@ def _bind_native(world: World, found: Any, obj: object, kind: type, name: str) -
 
 _BINDERS = {
     types.FunctionType: _bind_function,
+    functools._lru_cache_wrapper: _bind_function,
     staticmethod: _bind_static,
     classmethod: _bind_classmethod,
     property: _bind_property,

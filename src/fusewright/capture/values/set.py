@@ -44,7 +44,11 @@ class HoldsElements:
 def _comparable(element: object) -> bool:
     if isinstance(element, tuple):
         return all(_comparable(part) for part in element)
-    return is_constant(element) or (type(element).__eq__ is object.__eq__ and not isinstance(element, torch.Tensor)) or isinstance(element, type)
+    return (
+        is_constant(element)
+        or (type(element).__eq__ is object.__eq__ and not isinstance(element, torch.Tensor))
+        or isinstance(element, type)
+    )
 
 
 def load_set(world: World, real: set | frozenset, source: Source) -> object:

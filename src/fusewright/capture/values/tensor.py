@@ -133,6 +133,8 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
     found = classes.lookup(world.type_of(tensor), name)
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, tensor)
+    if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return found.__get__(tensor, torch.Tensor)  # PyTorch's own method: the traced class overrides some, to refuse them
     if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
         return native(getattr, tensor, name)
     if found is not MISSING:
@@ -213,7 +215,7 @@ DATA_DEPENDENT = {
     "__complex__": "complex(tensor)",
 }
 
-_ADDRESS = frozenset({"data_ptr", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type", "__array__", "__dlpack__", "is_shared",
+_ADDRESS = frozenset({"data_ptr", "__cuda_array_interface__", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type", "__array__", "__dlpack__", "is_shared",
                       "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
 
 _AUTOGRAD = frozenset({"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "set_", "resize_",
@@ -222,9 +224,13 @@ _AUTOGRAD = frozenset({"backward", "register_hook", "register_post_accumulate_gr
 
 def refuse_method(name: str) -> None:
     """Raises the graph break of a tensor method that a graph cannot hold."""
+    if name in DATA_DEPENDENT:
+        raise GraphBreak("data-dependent-branch" if name == "__bool__" else "data-dependent-scalar", DATA_DEPENDENT[name])
     if name in _ADDRESS:
         raise GraphBreak("tensor-address", f"Tensor.{name}()")
     if name in _AUTOGRAD:
-        raise GraphBreak("autograd-call" if name in ("backward", "register_hook", "retain_grad") else "tensor-attribute", f"Tensor.{name}()")
+        raise GraphBreak(
+            "autograd-call" if name in ("backward", "register_hook", "retain_grad") else "tensor-attribute", f"Tensor.{name}()"
+        )
     if name in ("__repr__", "__str__", "__format__"):
         raise GraphBreak("print-tensor", "a tensor turned into text")
