@@ -75,7 +75,10 @@ class Builder:
     def pointwise(self, name: str, value: Callable[..., Expression], *operands: View, out: View | None = None, line: int = 0) -> View:
         """value(*loads) over the broadcast shape of the operands."""
         rank = max(len(v.shape) for v in operands)
-        padded = [View(v.buffer, (1,) * (rank - len(v.shape)) + v.shape, (0,) * (rank - len(v.shape)) + v.stride, v.offset, v.dtype) for v in operands]
+        padded = [
+            View(v.buffer, (1,) * (rank - len(v.shape)) + v.shape, (0,) * (rank - len(v.shape)) + v.stride, v.offset, v.dtype)
+            for v in operands
+        ]
         shape = tuple(next((v.shape[d] for v in padded if v.shape[d] != 1), 1) for d in range(rank))
         symbols = tuple(loop_symbol(f"i{k}", n) for k, n in enumerate(shape))
         made = value(*(v.expand(*shape).at(symbols) for v in padded))
@@ -119,13 +122,22 @@ class Builder:
             index = index + sym * stride
         self.program.operations.append(
             Scan(
-                name, axes, Axis(symbols[dim], source.shape[dim]), kind, source.at(symbols), out.buffer, index,  # type: ignore[arg-type]
-                ir.local_value("acc", source.dtype), position.buffer if position else None,
+                name,
+                axes,
+                Axis(symbols[dim], source.shape[dim]),
+                kind,
+                source.at(symbols),
+                out.buffer,
+                index,  # type: ignore[arg-type]
+                ir.local_value("acc", source.dtype),
+                position.buffer if position else None,
             )  # fmt: skip
         )
         return out, position
 
-    def extern(self, name: str, target: torch._ops.OpOverload, *operands: View, shape: tuple[Dim, ...], placement: str = "returned") -> View:
+    def extern(
+        self, name: str, target: torch._ops.OpOverload, *operands: View, shape: tuple[Dim, ...], placement: str = "returned"
+    ) -> View:
         out = self.buffer(shape)
         refs = tuple(BufferRef(v.buffer, v.shape, v.stride, v.offset, v.dtype) for v in operands)
         self.program.operations.append(Extern(name, target, refs, (), (out.buffer,), placement))  # type: ignore[arg-type]

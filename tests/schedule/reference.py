@@ -1,7 +1,7 @@
 """A reference interpreter of plans: runs kernels by their written rules over a poisoned arena.
 
-Takes a `Plan` and inputs; gives what the graph returns. Always holds: outer points run one at a time in a shuffled order while there are few of
-them (else all at once, statement by statement); temporaries live where the memory plan put them; a freed temporary is gone.
+Takes a `Plan` and inputs; gives what the graph returns. Always holds: outer points run one at a time in a shuffled order while there are
+few of them (else all at once, statement by statement); temporaries live where the memory plan put them; a freed temporary is gone.
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ def _run_stage(
 
     points = Here(memory, shape, {**widened, **more}, locals_)
     for statement in statements:
-        value = points.evaluate(statement.value).expand(shape)
+        value = points.evaluate(statement.value).expand(shape).clone()  # indexing with one number gives a view, which later stores change
         if isinstance(statement, Define):
-            value = value.clone()  # indexing with a single number gives a view, which a later store would change
             points.locals[statement.local] = value
             if not axes:
                 later[statement.local] = value

@@ -61,7 +61,15 @@ def random_program(seed: int) -> LoopProgram:
                 pool.append(b.pointwise(f"gate_{step}", p.mul, *parts))
         elif kind == "extern":
             if all(n >= 1 for n in source.shape):
-                pool.append(b.extern(f"sort_{step}", torch.ops.aten.sigmoid.default, source, shape=source.shape, placement=choose.choice(["out", "returned"])))
+                pool.append(
+                    b.extern(
+                        f"sort_{step}",
+                        torch.ops.aten.sigmoid.default,
+                        source,
+                        shape=source.shape,
+                        placement=choose.choice(["out", "returned"]),
+                    )
+                )
         elif kind == "inplace":
             target = choose.choice([v for v in pool if v.buffer.startswith("in")])
             whole = b.program.buffers[target.buffer]

@@ -64,7 +64,13 @@ def gelu_mlp() -> LoopProgram:
 def batch_norm_relu_add() -> LoopProgram:
     """Training statistics over (n, h, w), with the running mean updated in place."""
     b = Builder()
-    x, residual, weight, bias, running = b.input(4, 40, 5, 5), b.input(4, 40, 5, 5), b.input(1, 40, 1, 1), b.input(1, 40, 1, 1), b.input(1, 40, 1, 1)
+    x, residual, weight, bias, running = (
+        b.input(4, 40, 5, 5),
+        b.input(4, 40, 5, 5),
+        b.input(1, 40, 1, 1),
+        b.input(1, 40, 1, 1),
+        b.input(1, 40, 1, 1),
+    )
     mean = b.reduce("mean", "sum", x, [0, 2, 3], 0.01)
     centred = b.pointwise("sub", p.sub, x, mean)
     variance = b.reduce("var", "sum", b.pointwise("square", lambda v: p.mul(v, v), centred), [0, 2, 3], 0.01)
@@ -207,7 +213,10 @@ def test_dead_and_duplicate_operations_disappear() -> None:
     x = b.input(64, 48)
     b.pointwise("dead", p.tanh, x)
     first, second = b.pointwise("relu", p.relu, x), b.pointwise("relu", p.relu, x)
-    a, c = b.extern("s", torch.ops.aten.sigmoid.default, first, shape=(64, 48)), b.extern("t", torch.ops.aten.tanh.default, second, shape=(64, 48))
+    a, c = (
+        b.extern("s", torch.ops.aten.sigmoid.default, first, shape=(64, 48)),
+        b.extern("t", torch.ops.aten.tanh.default, second, shape=(64, 48)),
+    )
     plan = planned(b.done(a, c))
     assert [kernel.origins for kernel in plan.kernels.values()] == [("relu",)]
 

@@ -1,7 +1,8 @@
 """Finds how the axes of two groups correspond, so that both can run under the same outer loops.
 
-Takes two groups and the buffers that they share; gives a `Recipe` for each, or None. Always holds: after both recipes, every buffer that one
-of them writes is accessed by both at the same outer point (`same_point`), so running them one outer point at a time keeps every value.
+Takes two groups and the buffers that they share; gives a `Recipe` for each, or None. Always holds: after both recipes, every buffer that
+one of them writes is accessed by both at the same outer point (`same_point`), so running them one outer point at a time keeps every
+value.
 """
 
 from __future__ import annotations

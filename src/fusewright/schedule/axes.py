@@ -184,7 +184,8 @@ def _split_coefficient(coefficient: Dim, parts: tuple[Dim, ...]) -> tuple[Dim, .
 
 
 def make_nest(position: int, operation: Pointwise | Reduction | Scan, touch: Touch) -> Nest:
-    """Drops axes of extent 1, orders axes by memory (outermost has the largest stride), merges neighbours that every index treats as one."""
+    """Drops axes of extent 1, orders axes by memory (outermost has the largest stride), merges neighbours that every index treats as
+    one."""
     survey = touch.survey
     assert survey is not None
     if isinstance(operation, Pointwise):

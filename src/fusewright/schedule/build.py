@@ -1,7 +1,7 @@
 """From a group of nests to a `Kernel`: canonical loops, statements with values forwarded in locals or row memory.
 
-Takes a `Group`; gives a `Kernel`. Always holds: loop symbols are o0.. and i0.., locals v0.. and r0.., scratch s0.., indirect symbols j0.. in
-order of appearance, so that equal work on other buffers gives an equal kernel up to buffer names.
+Takes a `Group`; gives a `Kernel`. Always holds: loop symbols are o0.. and i0.., locals v0.. and r0.., scratch s0.., indirect symbols j0..
+in order of appearance, so that equal work on other buffers gives an equal kernel up to buffer names.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from functools import lru_cache
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, free_symbols, loop_symbol, product, substitute, symbol
+from fusewright.graph.sizes import Dim, Expr, Symbol, free_symbols, loop_symbol, product, substitute, symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
 from fusewright.schedule.align import window
 from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, hint, is_zero, merge_axes, place_in_block, strides_of
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.fuse import Group
+from fusewright.schedule.hoist import hoist, stored
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement
-from fusewright.schedule.stages import Stager, StagePlan, Unit, elementwise
+from fusewright.schedule.stages import StagePlan, Stager, Unit, elementwise
 
 CHEAP = frozenset("add sub mul neg abs minimum maximum where cast".split())
 """Operations that are cheaper to do again than a round trip through memory."""
@@ -47,8 +48,8 @@ class _Stored:
 
 @dataclass(slots=True)
 class _Row:
-    """A buffer that became private to an outer point. With `levels`, its inner (stride, extent), an element's digits over them are counted in
-    the strides `compact`; without, the row is a copy of the buffer's elements from `base` on."""
+    """A buffer that became private to an outer point. With `levels`, its inner (stride, extent), an element's digits over them are
+    counted in the strides `compact`; without, the row is a copy of the buffer's elements from `base` on."""
 
     scratch: Scratch
     base: Dim
@@ -141,7 +142,7 @@ class _Emitter:
             vector = nest.table.get(index)
             if vector is not None:
                 return _rebuild_index(*vector, symbols)
-            mapping = {sym: _rebuild_index(*nest.table[sym], symbols) for sym in free_symbols(index) if sym in nest.table}
+            mapping: dict[Expr, Dim] = {sym: _rebuild_index(*nest.table[sym], symbols) for sym in free_symbols(index) if sym in nest.table}
             return substitute(index, mapping)
 
         def load(node: Load) -> Expression | None:
@@ -180,6 +181,7 @@ class _Emitter:
             self._store(number, nest, stores[1], dim(operation.index), ir.local_value(position, torch.int64), "write", ())
 
     def _bind(self, old: Expr, value: Expression) -> Expr:
+        assert isinstance(old, Symbol)
         key = (value, old.lower, old.upper)
         found = self.bound.get(key)
         if found is None:
@@ -187,7 +189,14 @@ class _Emitter:
         return found
 
     def _store(
-        self, stage: int, nest: Nest, access: Access, index: Dim, value: Expression, mode: str, bindings: tuple[tuple[Expr, Expression], ...]
+        self,
+        stage: int,
+        nest: Nest,
+        access: Access,
+        index: Dim,
+        value: Expression,
+        mode: str,
+        bindings: tuple[tuple[Expr, Expression], ...],
     ) -> None:
         value = ir.cast(value, self.buffers[access.buffer].dtype)  # so that a forwarded value is rounded as a stored one
         item = _Stored(access.buffer, access, nest, stage, index, value, mode, bindings)
@@ -235,7 +244,11 @@ class _Emitter:
 
     def _repeatable(self, item: _Stored, nest: Nest, access: Access, stage: int) -> bool:
         """Whether computing the value again in a later stage with the same inner loops is cheaper than keeping the row."""
-        if item.scratch is not None or self.stages[item.stage].inner != self.stages[stage].inner or not elementwise(item.nest, item.access, nest, access):
+        if (
+            item.scratch is not None
+            or self.stages[item.stage].inner != self.stages[stage].inner
+            or not elementwise(item.nest, item.access, nest, access)
+        ):
             return False
         found = survey([item.value])
         if found.nodes > 5 or len(found.loads) > 1 or found.masks or any(load.bindings for load in found.loads):
@@ -262,7 +275,8 @@ class _Emitter:
         row = self.rows[name] = self._make_row(name) if name in self.internal else None
         if row is not None:
             self.scratch.append(row.scratch)
-            self.room -= row.scratch.size * row.scratch.dtype.itemsize  # type: ignore[operator]
+            assert isinstance(row.scratch.size, int)
+            self.room -= row.scratch.size * row.scratch.dtype.itemsize
         return row
 
     def _make_row(self, name: str) -> _Row | None:
@@ -285,15 +299,15 @@ class _Emitter:
         vector = nest.table[access.index]
         levels = coalesced(strides_of(vector, nest.extents, nest.outer))
         compact: list[int] = []
-        size = 1
+        total = 1
         for _, extent in levels:
             if not isinstance(extent, int):
                 return None
-            compact.append(size)
-            size *= extent
-        if size * dtype.itemsize > self.room:
+            compact.append(total)
+            total *= extent
+        if total * dtype.itemsize > self.room:
             return None
-        return _Row(Scratch(label, dtype, size), vector[0], levels, compact)
+        return _Row(Scratch(label, dtype, total), vector[0], levels, compact)
 
     def _settle(self, item: _Stored, inner: Sequence[Expr]) -> list[Statement]:
         """The statements that a store turned out to need."""
@@ -347,6 +361,8 @@ def build_kernel(
     outer = _symbols("o", group.outer)
     emitter = _Emitter(group, internal, buffers, options, Stager(group.nests).run(), outer)
     stages = emitter.run()
+    if any(stage.axes for stage in stages):
+        stages = hoist(stages, stored(stages))
     written: dict[str, torch.dtype] = {}
     scratch_names = {scratch.name for scratch in emitter.scratch}
     for stage in stages:

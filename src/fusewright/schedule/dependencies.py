@@ -1,7 +1,7 @@
 """Who reads and writes what, and in which order operations must stay.
 
-Takes a `LoopProgram`; gives `Dependencies` over the operations that are alive, duplicates merged. Always holds: the program's order is a valid
-order, and an edge always leads from an earlier operation to a later one.
+Takes a `LoopProgram`; gives `Dependencies` over the operations that are alive, duplicates merged. Always holds: the program's order is a
+valid order, and an edge always leads from an earlier operation to a later one.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def _merge_duplicates(
         if renamed and not entry.reads.isdisjoint(renamed):
             operation = rename_reads(operation, renamed)
             entry = touch(operation)
-        name = _only_result(operation)
-        if name is not None and writers[name] == 1 and all(_written_once(program, writers, read) for read in entry.reads):
+        result = _only_result(operation)
+        if result is not None and writers[result] == 1 and all(_written_once(program, writers, read) for read in entry.reads):
+            name = result
             buffer = program.buffers[name]
             key = (_key(operation), buffer.dtype, buffer.shape, buffer.stride, buffer.device)
             earlier = seen.get(key)

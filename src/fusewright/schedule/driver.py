@@ -19,7 +19,10 @@ from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
 from fusewright.schedule.split import split_reductions
 
 
-def schedule(program: LoopProgram, options: ScheduleOptions = ScheduleOptions()) -> Plan:
+DEFAULTS = ScheduleOptions()
+
+
+def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS) -> Plan:
     """Fuses the program's operations into kernels, orders them, and places temporaries in one arena."""
     if options.fusion:
         program = split_reductions(program, options)

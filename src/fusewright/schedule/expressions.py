@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.loops import ir
@@ -32,21 +33,20 @@ def survey(roots: Iterable[Expression]) -> Survey:
     while stack:
         node = stack.pop()
         found.nodes += 1
-        kind = type(node)
         children: tuple[Expression, ...]
-        if kind is Apply:
+        if isinstance(node, Apply):
             children = node.args
-        elif kind is Load:
+        elif isinstance(node, Load):
             found.loads.append(node)
             found.dims[node.index] = None
             children = tuple(value for _, value in node.bindings)
-        elif kind is Masked:
+        elif isinstance(node, Masked):
             found.masks += 1
             children = (node.mask, node.body, node.other)
-        elif kind is IndexValue:
+        elif isinstance(node, IndexValue):
             found.dims[node.index] = None
             continue
-        elif kind is CheckedIndex:
+        elif isinstance(node, CheckedIndex):
             found.dims[node.extent] = None
             children = (node.value,)
         else:
@@ -106,7 +106,7 @@ def _load(rewriter: Rewriter, node: Load) -> Expression:
     return ir.load(node.buffer, index, node.dtype, bindings)
 
 
-_REBUILD: dict[type, Callable[[Rewriter, Expression], Expression]] = {
+_REBUILD: dict[type, Callable[[Rewriter, Any], Expression]] = {
     Constant: lambda rewriter, node: node,
     LocalValue: lambda rewriter, node: rewriter.local(node),
     IndexValue: lambda rewriter, node: ir.index_value(rewriter.dim(node.index)),

@@ -1,13 +1,14 @@
 """Which operations share a kernel: greedy fusion of loop operations into groups.
 
-Takes `Dependencies`; gives `Group`s. Always holds: the groups and externs form no cycle; inside a group, running the nests in program order at
-one outer point after the other gives what running them one after the other gives.
+Takes `Dependencies`; gives `Group`s. Always holds: the groups and externs form no cycle; inside a group, running the nests in program
+order at one outer point after the other gives what running them one after the other gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from fusewright.graph.sizes import Dim, product
 from fusewright.loops.ir import Buffer, Extern
@@ -23,8 +24,8 @@ VECTOR = 16
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Operations that run in one kernel. flat: no nest has inner axes. lane: where the neighbouring elements of memory are met, in the "inner"
-    or the "outer" axes (None: no preference). mask/ancestors: bit sets of group ids (its own; those that must run before)."""
+    """Operations that run in one kernel. flat: no nest has inner axes. lane: where the neighbouring elements of memory are met, in the
+    "inner" or the "outer" axes (None: no preference). mask/ancestors: bit sets of group ids (its own; those that must run before)."""
 
     id: int
     nests: list[Nest]
@@ -103,7 +104,16 @@ class Fuser:
                 touching.setdefault(access.buffer, []).append((nest, access))
             flat = nest.outer == len(nest.extents)
             group = Group(
-                position, [nest], nest.extents[: nest.outer], flat, lane_of(nest), touching, set(touch.writes), 1 << position, ancestors, direct
+                position,
+                [nest],
+                nest.extents[: nest.outer],
+                flat,
+                lane_of(nest),
+                touching,
+                set(touch.writes),
+                1 << position,
+                ancestors,
+                direct,
             )
             group.positions.append(position)
         self.groups[position] = group
@@ -127,7 +137,7 @@ class Fuser:
         pairs: set[tuple[int, int]] = set()
         for ids in touched.values():
             ids.sort()
-            pairs.update(zip(ids, ids[1:]))
+            pairs.update(pairwise(ids))
             pairs.update((ids[0], other) for other in ids[1:8])
         scored = [(self._score(self.groups[a], self.groups[b]), a, b) for a, b in pairs]
         scored.sort(key=lambda item: (-item[0], abs(item[1] - item[2]), item[1], item[2]))
@@ -246,7 +256,9 @@ class Fuser:
             if outer < options.min_parallel and max(nest.points() for nest in group.nests) > options.small_points:
                 return False
             sunk = {lane_of(nest, recipe) for nest in group.nests}
-            if "outer" in sunk and (other.flat or (outer // VECTOR < options.min_parallel and group.nests[0].points() > options.small_points)):
+            if "outer" in sunk and (
+                other.flat or (outer // VECTOR < options.min_parallel and group.nests[0].points() > options.small_points)
+            ):
                 return False
             if "outer" in sunk and self._stores_outside(group, other) and hint(product(self._sunk_extents(recipe))) > 64:
                 return False
@@ -261,8 +273,8 @@ class Fuser:
         return self._rows_pay(a, b, recipe_a, recipe_b, outer)
 
     def _rows_pay(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe, outer: int) -> bool:
-        """Whether two pointwise groups over different elements of the same rows should become stages of one kernel: the rows are long enough
-        to vectorise and many enough to run in parallel, and both do about the same amount of work (or one works once a row)."""
+        """Whether two pointwise groups over different elements of the same rows should become stages of one kernel: the rows are long
+        enough to vectorise and many enough to run in parallel, and both do about the same amount of work (or one works once a row)."""
         points = [max(nest.points() for nest in group.nests) for group in (a, b)]
         if outer < self.options.min_parallel and max(points) > self.options.tiny_points:
             return False

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusewright.graph.sizes import Dim
-from fusewright.loops.ir import Buffer, Expression, Extern, Output, Store
+from fusewright.loops.ir import Buffer, Expression, Output, Store
 from fusewright.schedule.axes import same
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
@@ -139,9 +139,7 @@ def _expressions(statement: object) -> list[Expression]:
 # --- offsets ------------------------------------------------------------------------------------------------------------
 
 
-def _assign(
-    lifetimes: Mapping[str, Lifetime], sizes: Mapping[str, Dim], shared: Mapping[str, str]
-) -> tuple[dict[str, Placement], Dim]:
+def _assign(lifetimes: Mapping[str, Lifetime], sizes: Mapping[str, Dim], shared: Mapping[str, str]) -> tuple[dict[str, Placement], Dim]:
     """Best fit, largest blocks first (then the longest lived); blocks of symbolic size follow one another behind the static ones."""
     blocks: dict[str, Lifetime] = {}
     root_of: dict[str, str] = {}
@@ -153,20 +151,19 @@ def _assign(
         else:
             blocks[root] = Lifetime(life.first, life.last)
     offsets: dict[str, Dim] = {}
-    static = [name for name in blocks if isinstance(sizes[name], int)]
-    static.sort(key=lambda name: (-sizes[name], blocks[name].first - blocks[name].last, blocks[name].first))  # type: ignore[operator]
+    static = [(name, size) for name in blocks if isinstance(size := sizes[name], int)]
+    static.sort(key=lambda item: (-item[1], blocks[item[0]].first - blocks[item[0]].last, blocks[item[0]].first))
     settled: list[tuple[int, int, int, int]] = []  # (offset, end, first, last), by offset
     top = 0
-    for name in static:
-        size: int = sizes[name]  # type: ignore[assignment]
+    for name, size in static:
         life = blocks[name]
         offset = _best_gap(settled, life, size)
         offsets[name] = offset
         insort(settled, (offset, offset + size, life.first, life.last))
         top = max(top, offset + size)
     total: Dim = top
-    for name, offset, end in _symbolic_slots(blocks, sizes, top):
-        offsets[name] = offset
+    for name, place, end in _symbolic_slots(blocks, sizes, top):
+        offsets[name] = place
         total = end
     placements = {name: Placement(offsets[root_of[name]], sizes[name]) for name in lifetimes}
     return placements, total

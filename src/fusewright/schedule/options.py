@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """fusion: False gives one kernel an operation (to find out which fusion is at fault). fuse_limit: merges allowed (-1: no limit), for bisection.
+    """fusion: False gives one kernel an operation (to find out which fusion is at fault). fuse_limit: merges allowed (-1: no limit), for
+    bisection.
 
     max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations
     below which a kernel cannot keep a machine busy. small_points: iterations so few that parallelism does not matter.

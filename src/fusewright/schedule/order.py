@@ -1,7 +1,7 @@
 """In which order kernels and externs run.
 
-Takes groups with their edges; gives them in a topological order. Always holds: an operation runs after everything that it depends on; ordered
-externs keep their order (it is among the edges).
+Takes groups with their edges; gives them in a topological order. Always holds: an operation runs after everything that it depends on;
+ordered externs keep their order (it is among the edges).
 """
 
 from __future__ import annotations

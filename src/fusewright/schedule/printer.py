@@ -79,7 +79,9 @@ def statement_text(statement: Statement) -> str:
             return f"{statement.local} = {expression_text(statement.value)}"
         case Store():
             operator = ACCUMULATE.get(statement.mode, "=")
-            return f"{statement.buffer}[{statement.index}]{_bindings_text(statement.bindings)} {operator} {expression_text(statement.value)}"
+            return (
+                f"{statement.buffer}[{statement.index}]{_bindings_text(statement.bindings)} {operator} {expression_text(statement.value)}"
+            )
         case Reduce():
             return f"{statement.local} = {statement.kind} of {expression_text(statement.value)}"
         case ScanStep():

@@ -1,7 +1,7 @@
 """Reductions with little outer parallelism, cut in two: partial results of fixed chunks, then their combination.
 
-Takes a `LoopProgram`; gives one in which such a reduction became two. Always holds: the chunks depend on sizes alone (never on the number of
-threads), so results are reproducible; sums gain accuracy, as in pairwise summation.
+Takes a `LoopProgram`; gives one in which such a reduction became two. Always holds: the chunks depend on sizes alone (never on the number
+of threads), so results are reproducible; sums gain accuracy, as in pairwise summation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, loop_symbol, product, substitute, symbol
+from fusewright.graph.sizes import Dim, Expr, Symbol, loop_symbol, product, substitute, symbol
 from fusewright.graph.types import contiguous_strides
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Reduction
@@ -72,9 +72,7 @@ def _split(operation: Reduction, which: int, count: int, device: torch.device) -
     chunk = Axis(loop_symbol("c", count), count)
     rest = Axis(loop_symbol("k", length), length)
     mapping: dict[Expr, Dim] = {axis.symbol: chunk.symbol * length + rest.symbol}
-    rewriter = Rewriter(
-        dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=_Renamer().bind
-    )
+    rewriter = Rewriter(dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=_Renamer().bind)
     shape = (*(a.extent for a in operation.axes), count)
     strides = contiguous_strides(shape)
     dtype = operation.value.dtype
@@ -104,7 +102,8 @@ class _Renamer:
         self.found: dict[tuple[ir.Expression, Dim | None], Expr] = {}
 
     def bind(self, old: Expr, value: ir.Expression) -> Expr:
-        key = (value, old.upper)  # type: ignore[attr-defined]
+        assert isinstance(old, Symbol)
+        key = (value, old.upper)
         if key not in self.found:
-            self.found[key] = symbol(f"p{len(self.found)}", old.lower, old.upper)  # type: ignore[attr-defined]
+            self.found[key] = symbol(f"p{len(self.found)}", old.lower, old.upper)
         return self.found[key]

@@ -1,7 +1,7 @@
 """Which inner loops of a kernel run together: list scheduling of a group's nests into stages.
 
-Takes a group's nests, all with the same outer axes; gives `StagePlan`s in order. Always holds: what a unit reads at an outer point was produced in an
-earlier stage, or in its own stage by an earlier unit at the same inner point; within a stage units keep program order.
+Takes a group's nests, all with the same outer axes; gives `StagePlan`s in order. Always holds: what a unit reads at an outer point was
+produced in an earlier stage, or in its own stage by an earlier unit at the same inner point; within a stage units keep program order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fusewright.schedule.axes import Access, Nest, Recipe, divide, hint, merge_a
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A part of a nest: "pointwise", "reduce" (the accumulation), "finish" (a reduction's epilogue, once for each outer point) or "scan"."""
+    """A part of a nest: "pointwise", "reduce" (the accumulation), "finish" (a reduction's epilogue, once for each outer point) or
+    "scan"."""
 
     nest: Nest
     role: str
@@ -94,7 +95,7 @@ class Stager:
 
     def _dependencies(self, nest: Nest) -> list[tuple[Unit, Access, Access]]:
         """(earlier unit, its access, this nest's access) for each value or place that the nest needs settled."""
-        found = []
+        found: list[tuple[Unit, Access, Access]] = []
         for access in nest.accesses:
             if not access.store:  # stores of one buffer never meet
                 found.extend((*writer, access) for writer in self.written.get(access.buffer, ()))

@@ -1,7 +1,8 @@
 """A plan's invariants, checked: for tests and for debug runs after every schedule.
 
-Takes a `Plan`; raises `PlanError` naming the kernel and the rule that is broken. Always holds after it passes: names are defined before they are
-read, stages keep the rules of `plan.py`, every buffer is written before it is read, and live buffers do not overlap in the arena.
+Takes a `Plan`; raises `PlanError` naming the kernel and the rule that is broken. Always holds after it passes: names are defined before
+they are read, stages keep the rules of `plan.py`, every buffer is written before it is read, and live buffers do not overlap in the
+arena.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def verify_kernel(kernel: Kernel) -> None:
     for number, stage in enumerate(kernel.stages):
         _verify_symbols(name, stage.axes, "i")
         allowed = outer_symbols | {axis.symbol for axis in stage.axes} | set(kernel.sizes)
-        here, later = set(visible), set()
+        here = set(visible)
+        later: set[str] = set()
         stored: set[str] = set()
         scans = [s for s in stage.statements if isinstance(s, ScanStep)]
         _require(not scans or len(stage.axes) == 1, f"{name}: stage {number} scans along {len(stage.axes)} axes")
