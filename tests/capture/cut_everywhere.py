@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .fake_world import no_cut, tracer_for  # isort: skip  (first: it makes do without torch)
 from fusewright.capture.arguments import bind
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.continuation import Continuation
@@ -19,6 +18,7 @@ from fusewright.capture.resume import CannotCut, origin_of
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import SkipFrame
 
+from .fake_world import no_cut, tracer_for
 
 
 def run(continuation: Continuation, function: Any) -> object:

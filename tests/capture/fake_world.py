@@ -10,7 +10,6 @@ import operator
 import types
 from typing import Any
 
-from . import without_torch  # noqa: F401, I001  (first)
 from fusewright.capture.effects import DELETED
 from fusewright.capture.native import native
 from fusewright.capture.settings import CaptureOptions

@@ -1,3 +1,4 @@
+# ruff: noqa  (odd code on purpose)
 """Small functions without arguments that between them use every kind of instruction. Each returns a plain value; none has a lasting effect.
 
 PROGRAMS is the list; tests compare interpretation, and cutting at every instruction, with CPython.
@@ -177,7 +178,7 @@ def unbound():
 @program
 def unbound_global():
     try:
-        return no_such_name  # noqa: F821
+        return no_such_name
     except NameError as error:
         return str(error), error.name
 
@@ -345,7 +346,7 @@ def finally_return():
         try:
             raise ValueError
         finally:
-            return "finally"  # noqa: B012
+            return "finally"
 
     def looping():
         for i in range(5):

@@ -130,6 +130,62 @@ def test_a_scalar_condition_needs_no_argument():
     assert not any(guard.kind == "EQUALS" for guard in resumed[0].guards)
 
 
+def needs_no_value(compiled):
+    """No resume function is guarded on the value of a number."""
+    return not any(guard.kind == "EQUALS" and type(guard.value) in (float, int) for frame in compiled.frames[1:] for guard in frame.guards)
+
+
+def test_a_scalar_that_is_only_printed_formatted_or_stored_is_no_argument():
+    class Log:
+        last = 0.0
+
+    log = Log()
+    history = []
+
+    def f(x, log, history):
+        y = x * 2
+        value = y.sum().item()
+        print(f"sum {value:.3f} and {value!r}", round(value, 2), "end")
+        log.last = value
+        history.append(value + 1)
+        return y.relu()
+
+    compiled = check(f, x, log, history, breaks=[SCALAR])
+    assert needs_no_value(compiled)
+    assert log.last == 42.0
+    assert history == [43.0, 43.0]
+
+
+def test_an_unused_scalar_is_no_argument():
+    def f(x):
+        y = x * 2
+        y.sum().item()
+        unused = y.max().item()  # noqa: F841
+        return y.relu()
+
+    assert needs_no_value(check(f, x, breaks=[SCALAR, SCALAR]))
+
+
+def test_a_result_that_is_no_scalar_goes_on_by_the_other_path():
+    class Answers:
+        def __gt__(self, other):
+            return True
+
+    def opaque(x):
+        return Answers()
+
+    opaque._fusewright_disable = True
+
+    def f(x):
+        y = x * 2
+        if opaque(y) > 0:
+            return y + 1
+        return y - 1
+
+    compiled = check(f, x, breaks=["disabled-function"])
+    assert "if type(" in compiled.frames[0].finish_text
+
+
 def test_boolean_operators_as_values():
     def f(x):
         y = (x.sum() > 100) or x

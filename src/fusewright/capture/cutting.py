@@ -8,31 +8,42 @@ frame). Always holds: the frame is not changed; `CannotCut` says why a frame can
 from __future__ import annotations
 
 import builtins
+import collections
 import re
 import types
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusewright.capture.bytecode import NULL, CodeInfo, Instruction
 from fusewright.capture.continuation import Continuation
-from fusewright.capture.eager_step import CALL, Source, perform
+from fusewright.capture.eager_step import CALL, Source, load_global, perform
 from fusewright.capture.liveness import live_slots
 from fusewright.capture.opcodes.calls import FRAME_CALLS
 from fusewright.capture.resume import CannotCut, Layout, Resumption, origin_of, reachable, resume_code, successors
 
 SCALARS = frozenset({bool, int, float})
-_FOLLOWED = 24  # instructions that are followed to find a return or a branch right behind the break
+_FOLLOWED = 48  # instructions that are followed right behind the break
 _VALUE_NAME = re.compile(r"__(?:local|cell|stack)\d+\b")
 
 
 @dataclass(slots=True)
 class _State:
-    """Where a path stands: the next instruction, the stack and the plain variables as expressions, and which of these are scalars."""
+    """Where a path stands: the next instruction, and the stack and the plain variables as expressions.
+
+    scalars, texts  the expressions that are known to be numbers, or strings
+    fresh           those that the eager step has given, or that were computed from its result
+    """
 
     index: int
     stack: list[str | None]
     variables: dict[int, str]
-    scalars: frozenset[str]
+    scalars: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+    fresh: frozenset[str] = frozenset()
+
+    def copy(self) -> _State:
+        return replace(self, stack=list(self.stack), variables=dict(self.variables))
 
 
 def cut(frame: Any) -> Continuation:
@@ -57,6 +68,7 @@ class _Cut:
         for depth, value in enumerate(frame.stack):
             if value is not NULL:
                 self.values[f"__stack{depth}"] = value
+        self.known = dict(self.values)
         self.resumptions: dict[Layout, str] = {}
         stack: list[str | None] = [None if value is NULL else f"__stack{depth}" for depth, value in enumerate(frame.stack)]
         self.source = Source(stack, frame.function)
@@ -73,14 +85,15 @@ class _Cut:
         self._check_callee(instruction)
         scalars = frozenset(name for name, value in self.values.items() if type(value) in SCALARS)
         variables = {slot: f"__local{slot}" for slot in self.held if slot not in self.info.cells}
-        before = _State(self.index, list(self.source.stack), dict(variables), scalars)
+        texts = frozenset(name for name, value in self.values.items() if type(value) is str)
+        before = _State(self.index, list(self.source.stack), dict(variables), scalars, texts)
         if instruction.action in _BRANCHES:
-            lines = self._branch(before, fresh=False)
+            lines = self._branch(before)
             step: list[str] = []
         else:
             perform(self.source, instruction)
             step = self.source.lines
-            after = _State(self.index + 1, self.source.stack, variables, scalars)
+            after = _State(self.index + 1, self.source.stack, variables, scalars, texts)
             lines = self._after(after, step)
         handler = self.info.handlers[self.index]
         if handler is not None:
@@ -94,7 +107,7 @@ class _Cut:
         return Continuation(tuple(self.values[name] for name in names), names, tuple(lines), dict(self.source.constants))
 
     def _check_callee(self, instruction: Instruction) -> None:
-        if instruction.action not in ("CALL", "CALL_NULL_LAST"):
+        if instruction.action not in _CALLS:
             return
         count = instruction.operand[0]  # type: ignore[index]
         pair = self.frame.stack[-count - 2 :][:2]
@@ -107,65 +120,105 @@ class _Cut:
 
     def _after(self, state: _State, step: list[str]) -> list[str]:
         """What follows the eager step. A fresh Python scalar (of `.item()`, say) would be an argument of the resume function, guarded by
-        value; so where only arithmetic on scalars leads to a branch or a return, that is done here too."""
+        value. So what only computes with it, formats it, prints it, stores it or branches on it is done here too, if it is gone then."""
         plain = self._exit(state)
         result = step[-1].split(" = ")[0] if step else ""
-        if self.info.handlers[self.index] is not None or not state.stack or state.stack[-1] != result:
+        if not state.stack or state.stack[-1] != result:
             return plain
-        fresh = _State(state.index, list(state.stack), dict(state.variables), state.scalars | {result})
-        followed = self._follow(fresh)
-        if followed is None:
-            return plain
-        if followed == plain:
+        started = state.copy()
+        started.scalars, started.fresh = state.scalars | {result}, frozenset({result})
+        followed = self._follow(started)
+        if followed is None or followed == plain:
             return plain
         test = f"if type({result}) in {self.source.constant(SCALARS)}:"
         return [test, *_indented(followed), *plain]
 
     def _exit(self, state: _State) -> list[str]:
         """Returns, if nothing but loads and stores of variables stands in front of a return; calls a resume function otherwise."""
-        returned = self._walk(_State(state.index, list(state.stack), dict(state.variables), frozenset()), None)
-        return returned if returned is not None else [f"return {self._resume(state)}"]
+        returned = self._walk_to_return(state.copy())
+        if returned is not None:
+            return returned
+        # What the next instructions drop or store need not travel as a stack value.
+        settled = state.copy()
+        while (instruction := self.info.instructions[settled.index]).action in _SETTLING:
+            if not _MOVES[instruction.action](self, settled, instruction.operand):
+                break
+            state = settled.copy()
+        return [f"return {self._resume(state)}"]
 
-    def _follow(self, state: _State) -> list[str] | None:
-        """The lines up to a return or a branch through arithmetic on scalars; None if something else comes first."""
-        lines: list[str] = []
-        end = self._walk(state, lines)
-        return None if end is None else lines + end
-
-    def _walk(self, state: _State, arithmetic: list[str] | None) -> list[str] | None:
-        """Follows instructions that run no user code. With `arithmetic`, operators on scalars are followed too (their lines are added
-        to it), and a branch ends the walk with both of its exits."""
+    def _walk_to_return(self, state: _State) -> list[str] | None:
         for _ in range(_FOLLOWED):
             instruction = self.info.instructions[state.index]
-            action = instruction.action
-            if action == "RETURN_VALUE":
-                return [f"return {self._text(state.stack[-1])}"]
-            if action == "RETURN_CONST":
-                return [f"return {self._constant(instruction.operand)}"]
-            mover = _MOVES.get(action)
-            if mover is not None and not (action == "BUILD_TUPLE" and arithmetic is not None):  # an expression, which may be used twice
-                if not mover(self, state, instruction.operand):
-                    return None
-            elif arithmetic is not None and action in _BRANCHES:
-                return self._branch(state, fresh=True) if state.stack[-1] in state.scalars else None
-            elif arithmetic is not None and action in _ARITHMETIC and instruction.operand not in _MAY_FAIL:
-                count = _ARITHMETIC[action]
-                if not all(value in state.scalars for value in state.stack[-count:]) or self.info.handlers[state.index] is not None:
-                    return None
-                self._compute(state, instruction, arithmetic)
-            else:
+            if instruction.action in _RETURNS:
+                return self._returned(state, instruction)
+            mover = _MOVES.get(instruction.action)
+            if mover is None or not mover(self, state, instruction.operand):
                 return None
         return None
 
-    def _compute(self, state: _State, instruction: Instruction, lines: list[str]) -> None:
+    def _returned(self, state: _State, instruction: Instruction) -> list[str]:
+        value = self._constant(instruction.operand) if instruction.action == "RETURN_CONST" else self._text(state.stack[-1])
+        return [f"return {value}"]
+
+    def _follow(self, state: _State) -> list[str] | None:
+        """The lines that follow a fresh scalar up to a return, a branch on it, or the point where nothing depends on it any more; None
+        where something else comes first."""
+        lines: list[str] = []
+        for _ in range(_FOLLOWED):
+            instruction = self.info.instructions[state.index]
+            action = instruction.action
+            if action in _RETURNS:
+                return lines + self._returned(state, instruction)
+            if not self._depends(state):
+                return lines + self._exit(state)
+            mover = _MOVES.get(action)
+            if mover is not None and action != "BUILD_TUPLE":  # an expression that is used twice would be made twice
+                if not mover(self, state, instruction.operand):
+                    return None
+                continue
+            if self.info.handlers[state.index] is not None:
+                return None
+            if action in _BRANCHES:
+                return lines + self._branch(state) if state.stack[-1] in state.scalars else None
+            follower = _FOLLOWERS.get(action)
+            if follower is None or not follower(self, state, instruction.operand):
+                return None
+            self._perform(state, instruction, lines)
+        return None
+
+    def _depends(self, state: _State) -> bool:
+        live = self.live[state.index]
+        return any(value in state.fresh for value in state.stack) or any(
+            value in state.fresh for slot, value in state.variables.items() if live >> slot & 1
+        )
+
+    def _perform(self, state: _State, instruction: Instruction, lines: list[str]) -> None:
+        """Performs an instruction that follows the break; what it pushes counts as fresh."""
         source = self.source
         saved, source.stack, source.lines = (source.stack, source.lines), state.stack, lines
+        before = set(state.stack)
+        made_by = self._callee(state, instruction)
         perform(source, instruction)
-        state.scalars |= {self._text(state.stack[-1])}  # arithmetic on scalars gives scalars (or raises)
         source.stack, source.lines = saved
+        made = frozenset(value for value in state.stack[-2:] if value is not None and value not in before)
+        if instruction.action in _ARITHMETIC or made_by in _GIVES_NUMBER:
+            state.scalars |= made  # arithmetic on numbers gives numbers (or raises)
+        elif instruction.action in _TEXT or made_by in _GIVES_TEXT:
+            state.texts |= made
+        if instruction.action not in _GLOBALS and instruction.action not in _METHODS:
+            state.fresh |= made
         state.index += 1
 
-    def _branch(self, state: _State, fresh: bool) -> list[str]:
+    def _callee(self, state: _State, instruction: Instruction) -> object:
+        """The callable of a call that follows the break, if it is a builtin."""
+        if instruction.action not in _CALLS:
+            return None
+        count = instruction.operand[0]  # type: ignore[index]
+        pair = state.stack[len(state.stack) - count - 2 :][:2]
+        function = self.known.get(next((value for value in pair if value is not None), ""))
+        return function if isinstance(function, (types.BuiltinFunctionType, type)) else None
+
+    def _branch(self, state: _State) -> list[str]:
         """Both exits of a conditional jump."""
         instruction = self.info.instructions[state.index]
         value = self._text(state.stack[-1])
@@ -176,8 +229,8 @@ class _Cut:
         self.source.lines = saved
         keeps, jumps_when = _BRANCHES[instruction.action]
         rest = state.stack[:-1]
-        jumped = _State(instruction.target, list(state.stack) if keeps else list(rest), dict(state.variables), state.scalars)
-        passed = _State(state.index + 1, list(rest), dict(state.variables), state.scalars)
+        jumped = replace(state.copy(), index=instruction.target, stack=list(state.stack) if keeps else list(rest))
+        passed = replace(state.copy(), index=state.index + 1, stack=list(rest))
         if_true, if_false = (jumped, passed) if jumps_when else (passed, jumped)
         return [*lines, f"if {condition}:", *_indented(self._exit(if_true)), *self._exit(if_false)]
 
@@ -185,7 +238,7 @@ class _Cut:
         """The step, with its exceptions raised inside a resume function that stands where the step stood."""
         handler = self.info.handlers[self.index]
         assert handler is not None
-        state = _State(self.index, before.stack[: handler.depth], before.variables, before.scalars)
+        state = _State(self.index, before.stack[: handler.depth], before.variables)
         resume = self._resume(state, "__error")
         return [
             "__error = None",
@@ -250,9 +303,109 @@ _BRANCHES: dict[str, tuple[bool, bool]] = {
     "JUMP_IF_FALSE_OR_POP": (True, False),
 }
 
-# Operators that give a scalar for scalars, by how many they take.
+_RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
+_SETTLING = frozenset({"NOP", "POP_TOP", "STORE_FAST"})
+_GLOBALS = frozenset({"LOAD_GLOBAL", "NULL_LOAD_GLOBAL", "LOAD_GLOBAL_NULL"})
+_METHODS = frozenset({"LOAD_ATTR", "NULL_LOAD_ATTR", "LOAD_ATTR_NULL"})
 _MAY_FAIL = frozenset({"/", "//", "%", "**", "<<", ">>", "@", "&", "|", "^"})  # an error must show the user's line
+# Operators that give a number for numbers, by how many they take; and what gives a string.
 _ARITHMETIC = {"COMPARE_OP": 2, "COMPARE_OP_BOOL": 2, "BINARY_OP": 2, "UNARY_NOT": 1, "UNARY_NEGATIVE": 1, "TO_BOOL": 1}
+_CALLS = frozenset({"CALL", "CALL_NULL_LAST"})
+_GIVES_NUMBER: tuple[object, ...] = (round, abs, min, max, int, float, bool)
+_GIVES_TEXT: tuple[object, ...] = (str, repr, format)
+_TEXT = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"})
+
+# What may follow a fresh scalar outside of the graph: whether the instruction touches numbers and strings only, or hands them on to a
+# builtin, an output function, an attribute or an item. (Doing more of it eagerly would be right as well, but a loss.)
+_CONTAINERS = (list, dict, set, collections.deque, str)
+_OUTPUT_MODULES = frozenset({"logging", "warnings"})
+
+
+def _takes_simple(count: int) -> Callable[[_Cut, _State, Any], bool]:
+    def check(cut: _Cut, state: _State, operand: Any) -> bool:
+        return all(value in state.scalars or value in state.texts for value in state.stack[len(state.stack) - count :])
+
+    return check
+
+
+def _computes(count: int) -> Callable[[_Cut, _State, Any], bool]:
+    def check(cut: _Cut, state: _State, operand: Any) -> bool:
+        return operand not in _MAY_FAIL and all(value in state.scalars for value in state.stack[-count:])
+
+    return check
+
+
+def _formats(cut: _Cut, state: _State, operand: tuple[int, bool]) -> bool:
+    return _takes_simple(2 if operand[1] else 1)(cut, state, operand)
+
+
+def _builds_string(cut: _Cut, state: _State, count: int) -> bool:
+    return _takes_simple(count)(cut, state, count)
+
+
+def _knows_global(cut: _Cut, state: _State, name: str) -> bool:
+    try:
+        value = load_global(cut.frame.function, name)
+    except NameError:
+        return False
+    # The name of the result that the line will get.
+    cut.known[cut.source.next_result()] = value
+    return True
+
+
+def _computes_all(state: _State, count: int) -> bool:
+    return all(value in state.scalars for value in state.stack[len(state.stack) - count :])
+
+
+def _calls_quietly(cut: _Cut, state: _State, operand: tuple[int, tuple[str, ...]]) -> bool:
+    count = operand[0]
+    if not _takes_simple(count)(cut, state, operand):
+        return False
+    pair = state.stack[len(state.stack) - count - 2 :][:2]
+    function = next((value for value in pair if value is not None), None)
+    if function is None or function not in cut.known:
+        return False
+    known = cut.known[function]
+    return _is_quiet(known) and (known not in _GIVES_NUMBER or _computes_all(state, count))
+
+
+def _is_quiet(function: object) -> bool:
+    """A builtin of numbers, strings and containers, or output: with numbers and strings for arguments, nothing for a graph."""
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, types.FunctionType):
+        return function.__module__.split(".")[0] in _OUTPUT_MODULES
+    if isinstance(function, types.BuiltinFunctionType):
+        owner = function.__self__
+        return type(owner) in _CONTAINERS or (isinstance(owner, types.ModuleType) and owner.__name__ in ("builtins", "math", "time"))
+    return function in (int, float, bool, str) if isinstance(function, type) else False
+
+
+def _takes_method(cut: _Cut, state: _State, name: str) -> bool:
+    owner = state.stack[-1]
+    if owner is None or type(cut.known.get(owner)) not in _CONTAINERS or not hasattr(cut.known[owner], name):
+        return False
+    cut.known[cut.source.next_result()] = getattr(cut.known[owner], name)
+    return True
+
+
+def _stores(cut: _Cut, state: _State, operand: Any) -> bool:
+    return True
+
+
+_FOLLOWERS: dict[str, Callable[[_Cut, _State, Any], bool]] = {
+    **{action: _computes(count) for action, count in _ARITHMETIC.items()},
+    **dict.fromkeys(_GLOBALS, _knows_global),
+    "FORMAT_VALUE": _formats,
+    "FORMAT_SIMPLE": _takes_simple(1),
+    "FORMAT_WITH_SPEC": _takes_simple(2),
+    "CONVERT_VALUE": _takes_simple(1),
+    "BUILD_STRING": _builds_string,
+    **dict.fromkeys(_CALLS, _calls_quietly),
+    **dict.fromkeys(_METHODS, _takes_method),
+    "STORE_ATTR": _stores,
+    "STORE_SUBSCR": _stores,
+}
 
 
 def _move_load_const(cut: _Cut, state: _State, value: Any) -> bool:
@@ -260,6 +413,8 @@ def _move_load_const(cut: _Cut, state: _State, value: Any) -> bool:
     state.stack.append(text)
     if type(value) in SCALARS:
         state.scalars |= {text}
+    elif type(value) is str:
+        state.texts |= {text}
     state.index += 1
     return True
 

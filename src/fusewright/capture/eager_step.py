@@ -60,10 +60,14 @@ class Source:
 
     def call(self, function: str, *arguments: str) -> str:
         """A line that calls `function`; the name of its result."""
-        name = f"__result{self._results}"
+        name = self.next_result()
         self._results += 1
         self.lines.append(f"{name} = {CALL}({', '.join((function, *arguments))})")
         return name
+
+    def next_result(self) -> str:
+        """The variable that the next call assigns."""
+        return f"__result{self._results}"
 
     def apply(self, function: Callable[..., object], *arguments: str) -> str:
         return self.call(self.constant(function), *arguments)
@@ -287,6 +291,12 @@ def _format(source: Source, operand: tuple[int, bool]) -> None:
 def _format_with_spec(source: Source, operand: object) -> None:
     spec, value = source.pop(), source.pop()
     source.stack.append(source.apply(format, value, spec))
+
+
+@_row("BUILD_STRING")
+def _build_string(source: Source, count: int) -> None:
+    parts = [source.pop() for _ in range(count)][::-1]
+    source.stack.append(source.apply("".join, f"({', '.join(parts)},)"))
 
 
 @_row("CONVERT_VALUE")
