@@ -7,6 +7,7 @@ import types
 import pytest
 
 from fusewright.capture.generators import InterpretedGenerator
+from fusewright.capture.native import Trampoline
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 
@@ -49,7 +50,7 @@ def breaking(value=None):
         lambda generator: sorted(generator(), key=lambda v: v),
         lambda generator: ",".join(generator()),
         lambda generator: [*generator()],
-        lambda generator: {v: 1 for v in generator()},
+        lambda generator: dict.fromkeys(generator()),
         lambda generator: next(generator(), None),
         lambda generator: max(map(str, generator())),
     ],
@@ -360,3 +361,13 @@ def test_a_raising_operation_is_the_users():
     with pytest.raises(UserException) as caught:
         world.getitem([], 0)
     assert isinstance(caught.value.exception, IndexError)
+
+
+def test_a_trampoline_keeps_the_cause_of_an_exception():
+    def key(value):
+        raise ValueError("outer") from KeyError("inner")
+
+    trampoline = Trampoline(tracer_for(lambda: None, ()), key)
+    with pytest.raises(ValueError) as caught:
+        trampoline(1)
+    assert isinstance(caught.value.__cause__, KeyError)

@@ -38,7 +38,8 @@ class Trampoline:
         try:
             return self.tracer.call(self.function, args, kwargs)
         except UserException as signal:
-            raise signal.exception from None
+            error = signal.exception
+        raise error  # plainly: `from None` would change the exception's cause
 
 
 class TrampolineIterator:
@@ -57,4 +58,5 @@ class TrampolineIterator:
         try:
             return self.world.next(self.iterator)
         except UserException as signal:
-            raise signal.exception from None
+            error = signal.exception
+        raise error  # plainly: `from None` would change the exception's cause
