@@ -1,6 +1,6 @@
 """Programs for the border: each gives a function and a maker of its arguments; capturing it whole must show no difference to eager."""
 
-# ruff: noqa: E741, F841, UP, C4, RUF, PIE
+# ruff: noqa
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def strs():
         return (
             f"{x.shape} {x.dtype!s:>20} {3.14159:.2f}",
             "%s-%d" % ("a", 3),
-            f"{1}:{2}",
+            "{}:{k}".format(1, k=2),
             ",".join(str(i) for i in range(3)),
             repr([1, "a"]),
         )

@@ -1,5 +1,7 @@
 """What a call does: which callables are interpreted, recorded, answered natively, deferred, or break the graph."""
 
+# ruff: noqa: C405, C417
+
 from __future__ import annotations
 
 import functools

@@ -143,8 +143,10 @@ def test_a_container_subclass_is_filled_without_its_own_code() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: iter([1, 2, 3]), lambda: enumerate([1, 2, 3]), lambda: zip([1, 2, 3], "abc"), lambda: map(str, [1, 2]), lambda: reversed([1, 2, 3]),
-        lambda: iter({"a": 1, "b": 2}), lambda: iter({"a": 1, "b": 2}.items()), lambda: itertools.chain([1], [2, 3]), lambda: iter(range(4)),
+        lambda: iter([1, 2, 3]), lambda: enumerate([1, 2, 3]), lambda: zip([1, 2, 3], "abc"), lambda: map(str, [1, 2]),
+        lambda: reversed([1, 2, 3]),
+        lambda: iter({"a": 1, "b": 2}), lambda: iter({"a": 1, "b": 2}.items()), lambda: itertools.chain([1], [2, 3]),
+        lambda: iter(range(4)),
         lambda: itertools.count(3), lambda: itertools.islice([1, 2, 3], 2),
     ],
 )  # fmt: skip
@@ -176,14 +178,14 @@ def test_a_live_generator_is_a_break() -> None:
 
 
 def test_outside_containers_are_written_in_place() -> None:
-    def f(d: Any, o: Any, s: Any, q: Any, l: Any, x: torch.Tensor) -> Any:
+    def f(d: Any, o: Any, s: Any, q: Any, items: Any, x: torch.Tensor) -> Any:
         for name in [*d]:
             d[name + "2"] = d.pop(name)
         o.move_to_end("a")
         s.discard(1)
         q.rotate(1)
-        l[1:1] = [x + 1, l]
-        return len(l)
+        items[1:1] = [x + 1, items]
+        return len(items)
 
     def make() -> tuple[Any, ...]:
         return {"a": 1, "b": 2}, collections.OrderedDict(a=1, b=2), {1, 2}, collections.deque([1, 2, 3]), [1, 2], numbers()

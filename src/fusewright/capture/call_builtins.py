@@ -44,11 +44,13 @@ ITEM_GETTER, ATTR_GETTER, METHOD_CALLER = operator.itemgetter, operator.attrgett
 
 # C modules whose functions compute from their arguments alone (builtins that do more are refused below or have rows).
 PURE_MODULES = frozenset({
-    "math", "cmath", "_operator", "operator", "itertools", "_functools", "_bisect", "_struct", "_string", "unicodedata", "binascii", "_statistics", "_heapq",
+    "math", "cmath", "_operator", "operator", "itertools", "_functools", "_bisect", "_struct", "_string", "unicodedata", "binascii",
+    "_statistics", "_heapq",
     "_abc", "_json", "_collections",
 })  # fmt: skip
 PURE_FUNCTIONS: frozenset[Any] = frozenset({
-    abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max, sum, any, all, isinstance, issubclass,
+    abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max,
+    sum, any, all, isinstance, issubclass,
 })  # fmt: skip
 
 
@@ -506,22 +508,31 @@ def _constants_only(fn: Callable[..., Any]) -> Row:
     return ask
 
 
+def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    return itertools.chain(*(native_iterable(world, one) for one in drain(world, args[0])))
+
+
 ROWS: list[tuple[Any, Row]] = [
     (isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr), (hasattr, _hasattr), (setattr, _setattr),
-    (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len), (iter, _iter), (next, _next),
-    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, _extreme(min, "<")), (max, _extreme(max, ">")), (sorted, _sorted),
+    (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len), (iter, _iter),
+    (next, _next),
+    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, _extreme(min, "<")), (max, _extreme(max, ">")),
+    (sorted, _sorted),
     (functools.reduce, _reduce), (map, _over_iterables(map, 1)), (filter, _over_iterables(filter, 1)), (zip, _over_iterables(zip)),
     (enumerate, _over_iterables(enumerate)), (reversed, _reversed), (itertools.accumulate, _accumulate), (itertools.groupby, _groupby),
     (itertools.starmap, _over_iterables(itertools.starmap, 1)), (itertools.takewhile, _over_iterables(itertools.takewhile, 1)),
     (itertools.dropwhile, _over_iterables(itertools.dropwhile, 1)), (itertools.filterfalse, _over_iterables(itertools.filterfalse, 1)),
     *((cls, _over_iterables(cls)) for cls in (
-        itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement, itertools.cycle,
+        itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
+        itertools.cycle,
         itertools.islice, itertools.zip_longest, itertools.compress, itertools.pairwise, itertools.count, itertools.repeat)),
-    (itertools.chain.from_iterable, lambda tracer, args, kwargs: itertools.chain(*(native_iterable(tracer.world, one) for one in drain(tracer.world, args[0])))),
+    (itertools.chain.from_iterable, _flattened),
     (int, _convert(int, "__int__", "data-dependent-scalar")), (float, _convert(float, "__float__", "data-dependent-scalar")),
     (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr), (format, _format),
     (ascii, lambda tracer, args, kwargs: protocols.to_text(tracer.world, args[0], "ascii")),
-    (list, _collect(list)), (tuple, _collect(tuple)), (set, _collect(set)), (frozenset, _collect(frozenset)), (collections.deque, _collect(collections.deque)),
+    (list, _collect(list)), (tuple, _collect(tuple)), (set, _collect(set)), (frozenset, _collect(frozenset)),
+    (collections.deque, _collect(collections.deque)),
     (dict, _dict(dict)), (collections.OrderedDict, _dict(collections.OrderedDict)), (collections.defaultdict, _defaultdict),
     (abs, _rounding(abs, "__abs__")), (round, _rounding(round, "__round__")), (math.floor, _rounding(math.floor, "__floor__")),
     (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod), (pow, _pow),

@@ -32,8 +32,10 @@ Kwargs = dict[str, Any]
 
 # Tensor methods whose answer is not a tensor, and that are no part of a graph.
 _TENSOR_QUERIES = frozenset({
-    "size", "stride", "dim", "ndimension", "numel", "nelement", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "element_size",
-    "storage_offset", "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim", "sparse_dim",
+    "size", "stride", "dim", "ndimension", "numel", "nelement", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
+    "element_size",
+    "storage_offset", "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim",
+    "sparse_dim",
     "is_coalesced", "__len__", "__hash__",
 })  # fmt: skip
 
@@ -120,13 +122,19 @@ def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwar
     return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: for_native(world, value) for name, value in kwargs.items()})
 
 
+_TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
+    "__setattr__": tensors.setattr_tensor,
+    "__getattribute__": tensors.getattr_tensor,
+    "__delattr__": tensors.delattr_tensor,
+}
+
+
 def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Args, kwargs: Kwargs) -> Any:
     """A method of a tensor that is written in C."""
     tensors.refuse_method(name)
-    if name in ("__setattr__", "__getattribute__", "__delattr__"):
-        return {"__setattr__": tensors.setattr_tensor, "__getattribute__": tensors.getattr_tensor, "__delattr__": tensors.delattr_tensor}[
-            name
-        ](tracer.world, owner, *args)
+    protocol = _TENSOR_PROTOCOL.get(name)
+    if protocol is not None:
+        return protocol(tracer.world, owner, *args)
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
     return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)
@@ -309,7 +317,7 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
     if found is None:
         raise UserException(ValueError(f"{type(owner).__name__}.{name}(x): x not in {type(owner).__name__}"))
     if name == "remove":
-        del owner[found]
+        owner.__delitem__(found)
         return None
     return found
 

@@ -33,9 +33,9 @@ def symbolic_dims(
     real: torch.Tensor, source: Source, code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
 ) -> dict[int, Symbol]:
     """dimension → symbol, for the dimensions of this input that are to be symbolic."""
-    marked = getattr(real, DYNAMIC, frozenset())
-    maybe = getattr(real, MAYBE_DYNAMIC, frozenset())
-    static = getattr(real, STATIC, frozenset())
+    marked: Any = getattr(real, DYNAMIC, frozenset())
+    maybe: Any = getattr(real, MAYBE_DYNAMIC, frozenset())
+    static: Any = getattr(real, STATIC, frozenset())
     wanted = _wanted(real, source, code, options) | set(marked) | set(maybe)
     if env is None or options.dynamic is False:
         return {}
@@ -71,7 +71,7 @@ def _wanted(real: torch.Tensor, source: Source, code: types.CodeType, options: C
     if seen is None or len(seen) != len(sizes):
         options.size_history[key] = sizes
         return set()
-    merged = tuple(old if old == new else None for old, new in zip(seen, sizes))
+    merged = tuple(old if old == new else None for old, new in zip(seen, sizes, strict=False))
     options.size_history[key] = merged
     return {dim for dim, size in enumerate(merged) if size is None}
 

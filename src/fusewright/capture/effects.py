@@ -10,6 +10,7 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fusewright.capture.sources import Source
 
@@ -87,7 +88,7 @@ class Effects:
         self.cells[id(cell)] = CellStore(cell, value)
 
 
-_ITERATE: dict[type, Callable[..., object]] = {
+_ITERATE: dict[type, Callable[..., Any]] = {
     list: list.__iter__,
     tuple: tuple.__iter__,
     set: set.__iter__,
@@ -108,4 +109,4 @@ def contents(container: object) -> tuple[object, ...]:
 def changed(shadow: Shadow) -> bool:
     """Whether a shadow's content is no longer what was loaded (by identity, so that an equal but new element counts)."""
     now = contents(shadow.value)
-    return len(now) != len(shadow.items) or any(a is not b for a, b in zip(now, shadow.items))
+    return len(now) != len(shadow.items) or any(a is not b for a, b in zip(now, shadow.items, strict=False))

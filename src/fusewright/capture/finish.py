@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.continuation import RESULT, Continuation
-from fusewright.capture.effects import DELETED, Shadow, changed
+from fusewright.capture.effects import DELETED, Shadow, changed, contents
 from fusewright.capture.generators import InterpretedGenerator
 from fusewright.capture.native import Trampoline, TrampolineIterator
 from fusewright.capture.protocols import SequenceIterator
@@ -72,7 +72,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
             world.torch_call(function, args, {})
     roots = [*continuation.values, *_written_values(world, writes)]
     code.count(roots)
-    for name, value in zip(continuation.names, continuation.values):
+    for name, value in zip(continuation.names, continuation.values, strict=False):
         code.name_root(name, value)
     body = code.lines
     replays = _replay(world, code, writes)
@@ -81,7 +81,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
     body += continuation.lines
     text = "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)]) + "\n"
-    namespace = {"__builtins__": __builtins__, **code.constants}
+    namespace: dict[str, Any] = {"__builtins__": __builtins__, **code.constants}
     name = f"<fusewright finish of {tracer.function.__qualname__}>"
     exec(compile(text, name, "exec"), namespace)  # our own text, made in this process
     return Finish(namespace["finish"], text, tuple(code.outputs))
@@ -148,9 +148,9 @@ def _replay(world: World, code: _Code, writes: list[Shadow]) -> list[str]:
             lines.append(f"object.__delattr__({target}, {store.name!r})")
         else:
             lines.append(f"{setter}({target}, {store.name!r}, {code.temporary(code.expression(store.value))})")
-    for store in world.effects.cells.values():
-        cell = code.temporary(code.cell(store.cell))
-        lines.append(f"{cell}.cell_contents = {code.temporary(code.expression(store.value))}")
+    for stored in world.effects.cells.values():
+        cell = code.temporary(code.cell(stored.cell))
+        lines.append(f"{cell}.cell_contents = {code.temporary(code.expression(stored.value))}")
     for call in world.effects.calls:
         arguments = [code.expression(value) for value in call.args]
         arguments += [f"{name}={code.expression(value)}" for name, value in call.kwargs.items()]
@@ -206,8 +206,10 @@ _ATOMS: frozenset[type] = frozenset({int, float, complex, bool, str, bytes, type
 
 # Iterators that can say how to make them again, where they stand.
 _ITERATORS: tuple[type, ...] = (
-    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})), type(iter({}.values())), type(iter({}.items())),
-    type(iter(set())), type(reversed([])), type(iter(range(1 << 70))), enumerate, zip, map, filter, reversed, itertools.chain, itertools.islice,
+    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})), type(iter({}.values())),
+    type(iter({}.items())),
+    type(iter(set())), type(reversed([])), type(iter(range(1 << 70))), enumerate, zip, map, filter, reversed, itertools.chain,
+    itertools.islice,
     itertools.count, itertools.repeat, itertools.cycle, itertools.accumulate, itertools.product, itertools.starmap, itertools.zip_longest,
     itertools.compress, itertools.takewhile, itertools.dropwhile, itertools.combinations, itertools.permutations,
     type(reversed({})), type(iter(collections.deque())),
@@ -367,7 +369,7 @@ class _Code:
         return self.expression(cell)
 
 
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 def _parts(value: Any) -> Any:
@@ -375,10 +377,10 @@ def _parts(value: Any) -> Any:
     kind = type(value)
     if isinstance(value, dict):
         yield from itertools.chain.from_iterable(dict.items(value))
-        if kind is collections.defaultdict:
+        if isinstance(value, collections.defaultdict):
             yield value.default_factory
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        yield from kind.__mro__[-2].__iter__(value) if kind.__mro__[-2] in (list, tuple, set, frozenset) else iter(value)
+        yield from contents(value)
     elif kind is types.CellType:
         try:
             yield value.cell_contents
@@ -413,7 +415,7 @@ def _parts(value: Any) -> Any:
         yield from object.__getattribute__(value, "__dict__").values()
 
 
-def _state_parts(reduced: tuple[Any, ...]) -> Any:
+def _state_parts(reduced: Any) -> Any:
     yield from reduced[1]
     if len(reduced) > 2 and reduced[2] is not None:
         yield reduced[2]
@@ -659,7 +661,7 @@ def _build_trampoline_iterator(code: _Code, value: TrampolineIterator) -> str:
     return code.expression(value.iterator)
 
 
-def _build_super(code: _Code, value: super) -> str:
+def _build_super(code: _Code, value: Any) -> str:
     return f"super({code.expression(value.__thisclass__)}, {code.expression(value.__self__)})"
 
 
@@ -710,14 +712,14 @@ _BUILDERS: dict[type, Callable[[_Code, Any], str]] = {
     torch.layout: _build_bound,
     torch.memory_format: _build_bound,
 }
-_BASE_BUILDERS: tuple[tuple[type, Callable[[_Code, Any], str]], ...] = (
-    (enum.Enum, lambda code, value: code.bind(f"{type(value).__name__}_{value.name}", value)),  # type: ignore[list-item]
+_BASE_BUILDERS: tuple[tuple[Any, Callable[[_Code, Any], str]], ...] = (
+    (enum.Enum, lambda code, value: code.bind(f"{type(value).__name__}_{value.name}", value)),
     (type, lambda code, value: code.bind(value.__name__, value)),
     (types.ModuleType, lambda code, value: code.bind(value.__name__, value)),
     (dict, _build_container_subclass),
     (list, _build_container_subclass),
     (collections.deque, _build_container_subclass),
     (tuple, _build_tuple),
-    ((set, frozenset), _build_set),  # type: ignore[list-item]
+    ((set, frozenset), _build_set),
     (BaseException, _build_exception),
 )

@@ -106,7 +106,7 @@ def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
         return kind(_deep(tracer, element, memo) for element in value)
     if kind is tuple:
         elements = tuple(_deep(tracer, element, memo) for element in value)
-        return value if all(new is old for new, old in zip(elements, value)) else elements
+        return value if all(new is old for new, old in zip(elements, value, strict=False)) else elements
     if kind is types.MethodType:
         return types.MethodType(value.__func__, _deep(tracer, value.__self__, memo))
     return _rebuild(tracer, value, lambda part: _deep(tracer, part, memo), memo)

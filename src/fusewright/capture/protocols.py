@@ -74,7 +74,8 @@ UNARY: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 SCALARS: frozenset[type] = frozenset({
-    int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), type(NotImplemented), range, slice, torch.dtype, torch.device,
+    int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
+    torch.device,
     torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size,
 })  # fmt: skip
 CONTAINERS: frozenset[type] = frozenset({
@@ -114,7 +115,7 @@ def for_native(world: World, value: Any, depth: int = 0) -> Any:
                 value[key] = ready
     elif kind is tuple:
         ready_elements = tuple(for_native(world, element, depth + 1) for element in value)
-        if any(new is not old for new, old in zip(ready_elements, value)):
+        if any(new is not old for new, old in zip(ready_elements, value, strict=False)):
             return ready_elements
     return value
 
@@ -474,7 +475,8 @@ def to_text(world: World, value: Any, how: str) -> str:
             text = world.tracer.call(method, (value,))
             return native(ascii, text)[1:-1] if how == "ascii" else text
     ready = text_ready(world, value)
-    return native({"str": str, "repr": repr, "ascii": ascii}[how], ready)
+    convert: Any = {"str": str, "repr": repr, "ascii": ascii}[how]
+    return native(convert, ready)
 
 
 def text_ready(world: World, value: Any, depth: int = 0) -> Any:

@@ -252,7 +252,7 @@ class Tracer:
             self.frame = frame.back
             frame.back = None
 
-    def call(self, function: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> object:
+    def call(self, function: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Any callable, by the rules of `calls.call`."""
         if type(function) is types.MethodType and type(function.__self__) is InterpretedGenerator:
             return native(function, *args, **(kwargs or {}))  # it looks like Python code, and is the interpreter's own

@@ -52,7 +52,7 @@ LOADERS: dict[type, Loader] = {
     dict: dicts.load_exact,
     types.MappingProxyType: dicts.load_exact,
 }
-BASE_LOADERS: tuple[tuple[type, Loader], ...] = (
+BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
     (torch.Tensor, tensor.load_tensor),
     (torch.nn.Module, objects.load_object),
     (type, function.load_identity),
@@ -62,8 +62,8 @@ BASE_LOADERS: tuple[tuple[type, Loader], ...] = (
     (list, lists.load_list),
     (collections.deque, lists.load_list),
     (tuple, tuples.load_tuple),
-    ((set, frozenset), sets.load_set),  # type: ignore[list-item]
-    ((int, float, complex, str, bytes), function.load_identity),  # type: ignore[list-item]
+    ((set, frozenset), sets.load_set),
+    ((int, float, complex, str, bytes), function.load_identity),
     (object, objects.load_object),
 )
 
@@ -108,7 +108,7 @@ class World:
         self._dicts: list[OutsideDict] = []
         self._root_cells = {
             id(cell): Closure(index, name)
-            for index, (name, cell) in enumerate(zip(tracer.function.__code__.co_freevars, tracer.function.__closure__ or ()))
+            for index, (name, cell) in enumerate(zip(tracer.function.__code__.co_freevars, tracer.function.__closure__ or (), strict=False))
         }
 
     @property
@@ -168,7 +168,7 @@ class World:
         """The stand-in of an instance dictionary or of globals: as `load`, without a guard on its type."""
         known = self._by_real.get(id(real))
         if known is not None:
-            return known.value if known.value is not real else known.value
+            return known.value
         return self.stand_in(real, source, OutsideDict(self, real, source))
 
     def outside(self, value: object) -> Outside | None:
@@ -276,7 +276,7 @@ class World:
                 or isinstance(record.real, (types.FunctionType, types.ModuleType, type))
             ):
                 continue
-            kind = torch.Tensor if isinstance(record.real, torch.Tensor) else type(record.real)
+            kind: object = torch.Tensor if isinstance(record.real, torch.Tensor) else type(record.real)
             groups.setdefault(kind, []).append(record)
             if id(record.real) in written or (type(record.real).__dictoffset__ and id(getattr(record.real, "__dict__", None)) in written):
                 written_types.add(kind)
@@ -296,7 +296,7 @@ class World:
         return guards
 
     def _graph_mutates(self) -> bool:
-        """Whether the graph may write to an input: any operator with a mutable argument; at torch level, where that is not known, any call."""
+        """Whether the graph may write to an input: an operator with a mutable argument; at torch level, where that is unknown, any call."""
         for node in self.recorder.graph.nodes:
             if node.op in ("call_function", "call_method"):
                 schema = getattr(node.target, "_schema", None)
@@ -323,7 +323,7 @@ class World:
         value = objects.read_namespace(self.globals_dict(func), name)
         if value is not MISSING:
             return value
-        namespace = func.__builtins__ if isinstance(func.__builtins__, dict) else builtins.__dict__
+        namespace = getattr(func, "__builtins__", builtins.__dict__)
         value = objects.read_namespace(self.dict_stand_in(namespace, self.constant(namespace, "builtins")), name)
         if value is MISSING:
             raise UserException(NameError(f"name '{name}' is not defined", name=name))
@@ -598,12 +598,12 @@ GETATTRS: dict[type, Getter] = {
     super: classes.getattr_super,
     type: classes.getattr_class,
 }
-BASE_GETATTRS: tuple[tuple[type, Getter], ...] = (
+BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
     (torch.Tensor, tensor.getattr_tensor),
     (torch.nn.Module, module.getattr_module),
     (type, classes.getattr_class),
     (types.ModuleType, _getattr_python_module),
-    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _getattr_native),  # type: ignore[list-item]
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _getattr_native),
     (object, objects.getattr_object),
 )
 BASE_SETATTRS: tuple[tuple[type, Callable[[World, Any, str, object], None]], ...] = (

@@ -7,7 +7,7 @@ TYPE_ATTRIBUTE guard for each name that was looked up. Always holds: a store to 
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusewright.capture.effects import DELETED
 from fusewright.capture.guards import MISSING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
-def lookup(cls: type, name: str) -> object:
+def lookup(cls: type, name: str) -> Any:
     """What the method resolution order of `cls` holds under `name`, raw, or MISSING; no guard."""
     for base in cls.__mro__:
         found = base.__dict__.get(name, MISSING)
@@ -30,7 +30,7 @@ def lookup(cls: type, name: str) -> object:
     return MISSING
 
 
-def native_new(cls: type) -> object:
+def native_new(cls: type) -> Any:
     """The `__new__` of the nearest base that is written in C: what really allocates an instance."""
     return next(base.__new__ for base in cls.__mro__ if not base.__flags__ & (1 << 9))
 
@@ -46,7 +46,7 @@ def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:
     ]
 
 
-def guarded_lookup(world: World, cls: type, name: str) -> object:
+def guarded_lookup(world: World, cls: type, name: str) -> Any:
     """`lookup`, guarded, and through the overlay of stores to classes."""
     if world.effects.slots:
         for base in cls.__mro__:
@@ -94,7 +94,7 @@ def getattr_class(world: World, cls: type, name: str) -> object:
     raise UserException(AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'", name=name, obj=cls))
 
 
-def _bind_to_class(world: World, found: object, cls: type, name: str) -> object:
+def _bind_to_class(world: World, found: Any, cls: type, name: str) -> object:
     kind = type(found)
     if kind is types.FunctionType:
         return world.load(found, world.constant(found, name))
@@ -140,7 +140,7 @@ def delattr_class(world: World, cls: type, name: str) -> None:
     raise GraphBreak("class-mutation", f"del {cls.__qualname__}.{name}")
 
 
-def getattr_super(world: World, proxy: super, name: str) -> object:
+def getattr_super(world: World, proxy: Any, name: str) -> object:
     """An attribute of `super(...)`: the lookup starts behind `__thisclass__`; each class passed over is guarded."""
     this, instance, owner = proxy.__thisclass__, proxy.__self__, proxy.__self_class__
     if owner is None or name == "__class__":
@@ -161,7 +161,7 @@ def getattr_super(world: World, proxy: super, name: str) -> object:
     raise UserException(AttributeError(f"'super' object has no attribute '{name}'", name=name, obj=proxy))
 
 
-def _bind_super_class(world: World, found: object, cls: type, name: str) -> object:
+def _bind_super_class(world: World, found: Any, cls: type, name: str) -> object:
     if isinstance(found, classmethod):
         return bind_classmethod(world, found, cls)
     return _bind_to_class(world, found, cls, name)

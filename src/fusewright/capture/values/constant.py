@@ -21,7 +21,7 @@ import types
 import typing
 import uuid
 from dataclasses import Field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,19 +41,20 @@ FROZEN_TYPES: frozenset[type] = frozenset({
     types.CodeType, re.Pattern, re.Match, Field, inspect.Signature, inspect.Parameter, struct.Struct, decimal.Decimal,
     fractions.Fraction, datetime.date, datetime.datetime, datetime.timedelta, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
     pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag, operator.itemgetter,
-    operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Union[int, str]),
-    type(list[int]), type(typing.Any), type(typing.Optional), types.GetSetDescriptorType, types.MemberDescriptorType,
+    operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any),
+    type(typing.Callable[..., int]), type(typing.Optional[int]), type(typing.Optional), type(typing.Callable),  # noqa: UP006, UP007, UP045
+    types.GetSetDescriptorType, types.MemberDescriptorType,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property, functools.cached_property,
 })  # fmt: skip
 
 
-def is_literal(value: object) -> bool:
+def is_literal(value: Any) -> bool:
     """Whether one EQUALS guard can compare `value`: a constant of a plain type, or a tuple of such."""
     kind = type(value)
     return kind in EQUALS_TYPES or kind in IS_TYPES or (kind is tuple and all(is_literal(element) for element in value))
 
 
-def is_constant(value: object) -> bool:
+def is_constant(value: Any) -> bool:
     """Whether `value` is a constant through and through (tuples and frozensets of constants included): what guards may compare by value."""
     kind = type(value)
     if kind in EQUALS_TYPES or kind in IS_TYPES or isinstance(value, enum.Enum):

@@ -48,7 +48,7 @@ def snapshot() -> TorchState:
 def changes(before: TorchState, after: TorchState) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
     """The calls that lead from `before` to `after`. Inference mode and function modes are not among them: see `World.check_state`."""
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = []
-    for (device, was_enabled, was_dtype), (_, enabled, dtype) in zip(before.autocast, after.autocast):
+    for (device, was_enabled, was_dtype), (_, enabled, dtype) in zip(before.autocast, after.autocast, strict=False):
         if was_enabled != enabled:
             steps.append((torch.set_autocast_enabled, (device, enabled)))
         if was_dtype != dtype:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusewright.capture.effects import DELETED, Shadow, contents
 from fusewright.capture.guards import MISSING
@@ -214,15 +214,15 @@ def load_exact(world: World, real: dict | types.MappingProxyType, source: Source
     return world.stand_in(real, source, OutsideDict(world, real, source))
 
 
-def load_subclass(world: World, real: dict, source: Source) -> object:
+def load_subclass(world: World, real: Any, source: Source) -> object:
     """OrderedDict, defaultdict, and user subclasses: a shadow of the same type, made without running user code."""
     cls = type(real)
     check_no_slots(cls)
-    base = next(kind for kind in (OrderedDict, defaultdict, dict) if isinstance(real, kind))
+    base: Any = next(kind for kind in (OrderedDict, defaultdict, dict) if isinstance(real, kind))
     world.guard("TYPE", source, cls)
     keys = tuple(base.__iter__(real))
     world.guard("KEYS", source, keys)
-    shadow = base.__new__(cls)
+    shadow: Any = base.__new__(cls)
     if base is defaultdict:
         factory = world.load(real.default_factory, world.constant(real.default_factory, "default_factory"))
         world.guard("CALL", source, _HasFactory(real.default_factory))
@@ -236,7 +236,7 @@ def load_subclass(world: World, real: dict, source: Source) -> object:
     return shadow
 
 
-def callback(world: World, function: object) -> object:
+def callback(world: World, function: Any) -> Any:
     """A default factory that native code may call: interpreted functions go through a trampoline."""
     if function is None or (isinstance(function, type) and function.__module__ == "builtins"):
         return function

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,7 @@ def load_identity(world: World, real: object, source: Source) -> object:
 
 
 def is_free_function(function: types.BuiltinFunctionType) -> bool:
-    """Whether a builtin is a module's function or a class's, rather than a method of an object. (pybind11 binds its functions to a record.)"""
+    """Whether a builtin is a module's function or a class's, rather than a method of an object (pybind11 binds functions to a record)."""
     owner = function.__self__
     return owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__name__.startswith(("pybind11_", "PyCapsule"))
 
@@ -101,7 +101,7 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
 
 def cell_name(function: types.FunctionType, cell: types.CellType) -> str:
     """The variable's name of a closure cell of `function`, for messages."""
-    for name, candidate in zip(function.__code__.co_freevars, function.__closure__ or ()):
+    for name, candidate in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         if candidate is cell:
             return name
     return "?"

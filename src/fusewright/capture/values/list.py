@@ -7,7 +7,7 @@ Always holds: the outside container is only read; `finish` writes the shadow's f
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusewright.capture.effects import Shadow, contents
 from fusewright.capture.signals import GraphBreak
@@ -40,11 +40,11 @@ def check_no_slots(cls: type) -> None:
             raise GraphBreak("container-with-slots", f"{cls.__qualname__} derives from a container and has __slots__")
 
 
-def load_list(world: World, real: list | deque, source: Source) -> object:
+def load_list(world: World, real: Any, source: Source) -> object:
     """Type and length are guarded, elements are loaded with an Item source each."""
     cls = type(real)
     check_no_slots(cls)
-    base = list if isinstance(real, list) else deque
+    base: Any = list if isinstance(real, list) else deque
     world.guard("TYPE", source, cls)
     world.guard("LENGTH", source, base.__len__(real))
     shadow = base.__new__(cls)

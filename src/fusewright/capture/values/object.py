@@ -147,7 +147,7 @@ def _bind_cached(world: World, found: functools.cached_property, obj: object, ki
     return value
 
 
-def _bind_member(world: World, found: types.MemberDescriptorType, obj: object, kind: type, name: str) -> object:
+def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -> object:
     record = world.outside(obj)
     if record is None:
         return native(found.__get__, obj, kind)
@@ -164,7 +164,7 @@ def _bind_member(world: World, found: types.MemberDescriptorType, obj: object, k
     return world.load(value, Attribute(record.source, name))
 
 
-def _bind_getset(world: World, found: types.GetSetDescriptorType, obj: object, kind: type, name: str) -> object:
+def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -> object:
     if name == "__dict__":
         return instance_dict(world, obj)
     if name == "__class__":

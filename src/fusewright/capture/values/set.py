@@ -6,7 +6,7 @@ enumeration member, an object without `__eq__` of its own).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,12 +25,12 @@ class HoldsElements:
 
     __slots__ = ("cls", "elements", "types")
 
-    def __init__(self, cls: type, elements: frozenset) -> None:
+    def __init__(self, cls: type, elements: frozenset[Any]) -> None:
         self.cls = cls
         self.elements = elements
         self.types = frozenset((type(element), element) for element in elements)
 
-    def __call__(self, candidate: object) -> bool:
+    def __call__(self, candidate: Any) -> bool:
         return (
             type(candidate) is self.cls
             and len(candidate) == len(self.elements)
@@ -51,11 +51,11 @@ def _comparable(element: object) -> bool:
     )
 
 
-def load_set(world: World, real: set | frozenset, source: Source) -> object:
+def load_set(world: World, real: Any, source: Source) -> object:
     """One CALL guard over the whole content."""
     cls = type(real)
     check_no_slots(cls)
-    base = set if isinstance(real, set) else frozenset
+    base: Any = set if isinstance(real, set) else frozenset
     elements = frozenset(base.__iter__(real))
     if not all(_comparable(element) for element in elements):
         raise GraphBreak("set-of-objects", f"a {cls.__name__} whose elements define __eq__ came from outside ({source.text()})")

@@ -35,8 +35,8 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
         raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
     recorder = world.recorder
     symbols = symbolic_dims(real, source, world.tracer.function.__code__, recorder.env, world.tracer.options)
-    for dim, symbol in symbols.items():
-        recorder.size_input(symbol, symbol.name)
+    for dim, size in symbols.items():
+        recorder.size_input(size, size.name)
         world.input_sources.append(TensorSize(source, dim))
     traced = recorder.input(real, placeholder_name(source), symbols)
     world.input_sources.append(source)
@@ -86,7 +86,7 @@ def tensor_guard(world: World, real: torch.Tensor, traced: torch.Tensor) -> Tens
 
 def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Guard]:
     """Symbolic strides must stay the products of sizes that they are."""
-    guards = []
+    guards: list[Guard] = []
     env = world.recorder.env
     for dim, step in enumerate(traced.stride()):
         if type(step) is not int:
@@ -215,11 +215,26 @@ DATA_DEPENDENT = {
     "__complex__": "complex(tensor)",
 }
 
-_ADDRESS = frozenset({"data_ptr", "__cuda_array_interface__", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type", "__array__", "__dlpack__", "is_shared",
-                      "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
+_ADDRESS = frozenset({"data_ptr", "__cuda_array_interface__", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type", "__array__",
+                      "__dlpack__", "is_shared", "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
 
-_AUTOGRAD = frozenset({"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "set_", "resize_",
-                       "_make_subclass", "as_subclass", "__deepcopy__", "__reduce_ex__", "__setstate__", "module_load"})  # fmt: skip
+_AUTOGRAD = frozenset(
+    {
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "requires_grad_",
+        "set_",
+        "resize_",
+        "_make_subclass",
+        "as_subclass",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "__setstate__",
+        "module_load",
+    }
+)
 
 
 def refuse_method(name: str) -> None:
