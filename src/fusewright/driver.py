@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from fusewright import _native
+from fusewright.autograd.record import record_backward
 from fusewright.backends.registry import Backend, GraphToCompile, resolve
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import build_program, guard_text
@@ -103,6 +104,8 @@ class Compiler:
             instruction_budget=settings["instruction_limit"],
             wrap_resume=self.wrap,
             call_eager=_native.call_eager,
+            differentiate=record_backward if self.backend.trains else None,
+            follows_autograd=self.backend.follows_autograd,
         )
 
     def wrap(self, function: Callable[..., Any]) -> Any:
@@ -210,10 +213,10 @@ class Compiler:
         program = build_program(frame.guards, frame.inputs)
         if frame.graph is None:
             return _native.Entry(program, None, frame.finish)
-        if not self.backend.differentiable and wants_gradients(frame.graph):
-            self.notify(Skipped(name, describe_break("training-eager", "", ())))
+        if frame.eager_reason:
+            self.notify(Skipped(name, describe_break("training-eager", frame.eager_reason, ())))
             return _native.Entry(program, None, _eager_finish)
-        graph = GraphToCompile(frame.graph, frame.constants, frame.example_inputs, name, self.settings, self.notify)
+        graph = GraphToCompile(frame.graph, frame.constants, frame.example_inputs, name, self.settings, self.notify, frame.backward)
         return _native.Entry(program, self.backend.compile(graph), frame.finish)
 
     def notify(self, event: Event) -> None:
@@ -245,12 +248,6 @@ _native.hook_set_policy(_policy)
 
 call_paused = _native.call_paused
 """call_paused(fn, /, *args, **kwargs): calls fn without compiling the frames that it runs."""
-
-
-def wants_gradients(graph: torch.fx.Graph) -> bool:
-    """Whether an output of the graph carries autograd history that eager would have given to the user."""
-    (output,) = (node for node in reversed(graph.nodes) if node.op == "output")
-    return any(getattr(node.meta.get("type"), "requires_grad", False) for node in output.all_input_nodes if node.op != "placeholder")
 
 
 def reset() -> None:

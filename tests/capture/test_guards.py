@@ -197,12 +197,12 @@ def test_failure_texts():
     x, y = torch.ones(32, 8), torch.ones(2)
     program = build_program([Guard("TENSOR", X, tensor_guard(x)), Guard("TENSOR", Y, tensor_guard(y))], [X, Y])
     texts = {
-        "x.size()[0] was 32, is 64": (torch.ones(64, 8), y),
-        "y.dtype was torch.float32, is torch.float16": (x, y.half()),
-        "y.requires_grad was False, is True": (x, y.clone().requires_grad_()),
-        "x.stride()[0] was 8, is 1": (torch.ones(8, 32).t(), y),
-        "x.dim() was 2, is 3": (torch.ones(32, 8, 1), y),
-        "y was a Tensor, is a NoneType": (x, None),
+        "L['x'].size()[0] was 32, is 64": (torch.ones(64, 8), y),
+        "L['y'].dtype was torch.float32, is torch.float16": (x, y.half()),
+        "L['y'].requires_grad was False, is True": (x, y.clone().requires_grad_()),
+        "L['x'].stride()[0] was 8, is 1": (torch.ones(8, 32).t(), y),
+        "L['x'].dim() was 2, is 3": (torch.ones(32, 8, 1), y),
+        "L['y'] was a Tensor, is a NoneType": (x, None),
     }
     for text, locals in texts.items():
         assert program.failure(locals, function)[1] == text
@@ -245,7 +245,7 @@ def test_size_relations():
         if passed:
             assert program.inputs((a, b), function) == (a, a.shape[0], 3)
     assert answers == {True, False}
-    text = "((x.size()[0] % 2) != 1) no longer holds: x.size()[0] is 7"
+    text = "((x.shape[0] % 2) != 1) no longer holds: x.shape[0] is 7"
     assert program.failure((torch.ones(7, 3), torch.ones(2, 5)), function)[1] == text
 
 

@@ -14,6 +14,13 @@ from typing import Any
 import torch
 
 
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
 @dataclass(frozen=True, slots=True)
 class Halves:
     """forward(*inputs) → (user outputs..., saved values...); backward(saved..., tangents...) → gradients.
@@ -30,7 +37,6 @@ class Halves:
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
     saved_inputs: tuple[int, ...]
-    tangent_types: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 
 
 class _Compiled(torch.autograd.Function):
@@ -45,6 +51,7 @@ class _Compiled(torch.autograd.Function):
         ctx.halves = halves
         ctx.saved_plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
         ctx.count = len(saved)
+        ctx.layouts = [_layout(outputs[position]) for position in halves.tangents]
         ctx.input_plain = [None if isinstance(value, torch.Tensor) else value for value in inputs]
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in (*saved, *inputs)))
         differentiable = set(halves.tangents)
@@ -64,7 +71,7 @@ class _Compiled(torch.autograd.Function):
             results = _replayed_gradients(halves, inputs, tangents)
         else:
             saved = [tensor if plain is None else plain for tensor, plain in zip(tensors[: ctx.count], ctx.saved_plain)]
-            given = [_tangent(tangents[position], kind) for position, kind in zip(halves.tangents, halves.tangent_types)]
+            given = [_tangent(tangents[position], layout) for position, layout in zip(halves.tangents, ctx.layouts)]
             results = halves.backward(*saved, *given)
         for position, gradient in zip(halves.gradients, results):
             if ctx.needs_input_grad[1 + position]:
@@ -72,13 +79,13 @@ class _Compiled(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _tangent(given: torch.Tensor | None, kind: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]) -> torch.Tensor:
-    """The tangent in the layout that the backward was compiled for; zeros for an output that nothing depended on."""
-    shape, stride, dtype = kind
+def _tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
+    """The tangent in the output's own layout, which the backward was compiled for; zeros for an output that nothing depended on."""
+    shape, stride, dtype, device = layout
     if given is None:
-        return torch.empty_strided(shape, stride, dtype=dtype).zero_()
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
     if given.stride() != stride or type(given) is not torch.Tensor or given.is_conj() or given.is_neg():
-        return torch.empty_strided(shape, stride, dtype=dtype, device=given.device).copy_(given)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(given)
     return given
 
 

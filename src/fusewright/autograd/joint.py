@@ -7,6 +7,7 @@ Always holds: forward nodes stand before backward nodes; a node is *backward* ex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.fx
 
@@ -50,11 +51,24 @@ def output_node(graph: torch.fx.Graph) -> torch.fx.Node:
     return next(node for node in reversed(graph.nodes) if node.op == "output")
 
 
-def backward_nodes(joint: JointGraph) -> set[torch.fx.Node]:
-    """The nodes that depend on a tangent."""
-    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
-    reached = set(placeholders[joint.inputs :])
-    for node in joint.graph.nodes:
+def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
+    """The nodes that depend on a tangent: a placeholder after the first `inputs`."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    reached = set(placeholders[inputs:])
+    for node in graph.nodes:
         if node.op not in ("placeholder", "output") and any(argument in reached for argument in node.all_input_nodes):
             reached.add(node)
     return reached
+
+
+def forward_only(graph: torch.fx.Graph, inputs: int, outputs: int) -> torch.fx.Graph:
+    """The forward part of a recorded joint graph, as it was recorded (in-place operators included)."""
+    backward = backward_nodes(graph, inputs)
+    forward = torch.fx.Graph()
+    values: dict[torch.fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node.op != "output" and node not in backward:
+            values[node] = forward.node_copy(node, values.__getitem__)
+    results = output_node(graph).args[0][:outputs]  # type: ignore[index]
+    forward.output(tuple(values[item] if isinstance(item, torch.fx.Node) else item for item in results))  # type: ignore[union-attr]
+    return forward

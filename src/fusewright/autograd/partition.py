@@ -33,7 +33,7 @@ def saved_bytes(node: Node) -> int:
 
 def choose_saved(joint: JointGraph, recompute: bool = True) -> list[Node]:
     """The forward nodes (inputs included) whose values the backward reads, in graph order."""
-    backward = backward_nodes(joint)
+    backward = backward_nodes(joint.graph, joint.inputs)
     forward = [node for node in joint.graph.nodes if node not in backward and node.op not in ("output",)]
     gradient_arguments = output_node(joint.graph).args[0][joint.outputs :]
     wanted = {
@@ -90,7 +90,7 @@ def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any]) -> Node:
 def split(joint: JointGraph, recompute: bool = True) -> Split:
     """Cuts a joint graph. `recompute=False` saves every forward value that the backward reads."""
     saved = choose_saved(joint, recompute)
-    backward_set = backward_nodes(joint)
+    backward_set = backward_nodes(joint.graph, joint.inputs)
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     results = output_node(joint.graph).args[0]
     position = {node: index for index, node in enumerate(placeholders)}

@@ -5,16 +5,26 @@ Tests the recorder and the passes apart from loops and code generation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch.fx
+
+from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile
 from fusewright.graph import passes
 
 
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
-    to_compile.graph = passes.run(to_compile.graph)
-    return to_compile.module().forward
+    graph = passes.run(to_compile.graph)
+    if to_compile.backward is None:
+        return _run(to_compile, graph, to_compile.function)
+    return compile_joint(graph, to_compile, functools.partial(_run, to_compile))
 
 
-BACKEND = Backend("aot_eager", "aten", _compile, differentiable=False)
+def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:
+    return to_compile.module(graph).forward
+
+
+BACKEND = Backend("aot_eager", "aten", _compile, follows_autograd=False, trains=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch.fx
 
+from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile
 from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
@@ -25,7 +26,7 @@ from fusewright.loops.lower import lower
 program_text = str  # TODO
 from fusewright.runtime import launch
 from fusewright.schedule import ScheduleOptions, schedule
-from fusewright.schedule.plan import Plan, RunExtern
+from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 
 Result = TypeVar("Result")
@@ -47,40 +48,36 @@ class _Stages:
         return result
 
 
-def _announce_kernels(to_compile: GraphToCompile, module: CompiledModule, plan: Plan) -> None:
+def _announce_kernels(to_compile: GraphToCompile, module: CompiledModule) -> None:
     for code in module.codes.values():
         to_compile.notify(KernelMade(to_compile.function, code.name, code.locations, code.origins, functools.partial(str, code.source)))
-    to_compile.counts["kernels"] = len(module.codes)
-    to_compile.counts["externs"] = sum(isinstance(step, RunExtern) for step in plan.steps)
 
 
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
-    """The native plan of an ATen graph: a callable over its flat inputs that gives the tuple of its outputs."""
-    options = to_compile.settings
+    """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a joint graph."""
     stages = _Stages(to_compile)
-    limit = options["stop_after_rewrites"]
+    limit = to_compile.settings["stop_after_rewrites"]
     graph: torch.fx.Graph = stages.run(
         "passes", "aot_graphs", print_graph, passes.run, to_compile.graph, stop_after=None if limit < 0 else limit
     )
+    if to_compile.backward is None:
+        return _compile_half(to_compile, stages, graph, to_compile.function)
+    return compile_joint(graph, to_compile, functools.partial(_compile_half, to_compile, stages))
+
+
+def _compile_half(to_compile: GraphToCompile, stages: _Stages, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:
+    """The native plan of a functional graph."""
     program: LoopProgram = stages.run("loops", "loops", program_text, lower, graph, to_compile.constants)
-    plan: Plan = stages.run("schedule", "schedule", plan_text, schedule, program, ScheduleOptions(fusion=options["fusion"]))
+    options = ScheduleOptions(fusion=to_compile.settings["fusion"])
+    plan: Plan = stages.run("schedule", "schedule", plan_text, schedule, program, options)
     module: CompiledModule = stages.run("kernels", "", lambda made: made.ir, compile_kernels, list(plan.kernels.values()))
     call_plan: CallPlan = stages.run(
-        "call_plan",
-        "output_code",
-        describe,
-        build_call_plan,
-        plan,
-        module.codes,
-        name=to_compile.function,
-        available=launch.is_available,
+        "call_plan", "output_code", describe, build_call_plan, plan, module.codes, name=name, available=launch.is_available
     )
     addresses = {code.key: module.addresses[code.symbol] for code in module.codes.values()}
-    native_plan = stages.run(
-        "load", "", repr, launch.load, call_plan, addresses, arena_limit=options["arena_limit_mib"] << 20
-    )
-    _announce_kernels(to_compile, module, plan)
+    native_plan = stages.run("load", "", repr, launch.load, call_plan, addresses)
+    _announce_kernels(to_compile, module)
     return native_plan
 
 
-BACKEND = Backend("native", "aten", compile_graph, differentiable=False)
+BACKEND = Backend("native", "aten", compile_graph, follows_autograd=False, trains=True)

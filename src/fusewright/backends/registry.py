@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
+from fusewright.capture.frame import Backward
 from fusewright.errors import BackendError, OptionError, near_misses
 from fusewright.options import Settings
 
@@ -45,6 +46,7 @@ class GraphToCompile:
     example_inputs  the real inputs of the call that caused the compile
     function        the name of the captured frame, for messages and events
     notify          emits an event (fusewright.events.Event)
+    backward        set when `graph` is a joint graph: forward and backward operators in one
     """
 
     graph: torch.fx.Graph
@@ -53,27 +55,30 @@ class GraphToCompile:
     function: str
     settings: Settings
     notify: Callable[[Any], None]
+    backward: Backward | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
-    def module(self) -> torch.fx.GraphModule:
-        """The graph as a GraphModule whose attributes are the constants."""
+    def module(self, graph: torch.fx.Graph | None = None) -> torch.fx.GraphModule:
+        """The graph (or another over the same constants) as a GraphModule whose attributes are the constants."""
         root = torch.nn.Module()
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor)
-        return torch.fx.GraphModule(root, self.graph)
+        return torch.fx.GraphModule(root, self.graph if graph is None else graph)
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """name; `level`: which graph it takes; `compile(graph)` gives a callable over the flat inputs that returns the flat outputs (tuple).
 
-    differentiable: the callable's outputs carry autograd history when the inputs do (it runs PyTorch operators).
+    follows_autograd: the callable's outputs carry autograd's history when the inputs do (it runs PyTorch operators).
+    trains: takes joint graphs (`GraphToCompile.backward` set) and attaches their backward.
     """
 
     name: str
     level: Literal["aten", "torch"]
     compile: Callable[[GraphToCompile], Callable[..., Any]]
-    differentiable: bool = True
+    follows_autograd: bool = True
+    trains: bool = False
 
 
 _backends: dict[str, Backend] = {}

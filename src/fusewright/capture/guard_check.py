@@ -128,7 +128,7 @@ _MODULE_TABLES = ("_modules", "_parameters", "_buffers")
 
 
 def readable(source: Source) -> str:
-    """The source as its owner would write it: `self.encoder.layer[0].dense.weight`."""
+    """The source as its owner would write it: `self.encoder.layer[0].dense.weight`, or `L['x']` for an argument x."""
     match source:
         case Item(Item(InstanceDict(base), table), str(name)) if table in _MODULE_TABLES:
             return f"{readable(base)}[{name}]" if name.isdigit() else f"{readable(base)}.{name}"
@@ -150,7 +150,9 @@ def readable(source: Source) -> str:
             return f"{readable(base)}.stride()[{dim}]"
         case FunctionSource():
             return "the function"
-        case Global(name) | Local(_, name) | Closure(_, name):
+        case Local(_, name):
+            return name if name == "self" else f"L[{name!r}]"
+        case Global(name) | Closure(_, name):
             return name
     return source.text()
 
@@ -260,11 +262,19 @@ def relation_value(tree: Tree, values: Mapping[str, int]) -> int | bool:
     return result
 
 
+def _size_name(source: Source) -> str:
+    """A size as it stands in a relation: `x.shape[0]`."""
+    if isinstance(source, TensorSize):
+        base = source.base.name if isinstance(source.base, Local) else readable(source.base)
+        return f"{base}.shape[{source.dim}]"
+    return readable(source)
+
+
 def relation_text(tree: Tree, symbols: Mapping[str, Source]) -> str:
     if isinstance(tree, int):
         return str(tree)
     if tree[0] == "sym":
-        return readable(symbols[tree[1]]) if tree[1] in symbols else tree[1]
+        return _size_name(symbols[tree[1]]) if tree[1] in symbols else tree[1]
     if tree[0] == "const":
         return str(tree[1])
     operands = [relation_text(operand, symbols) for operand in tree[1:]]
@@ -444,9 +454,9 @@ def failure_text(guard: Guard, locals: tuple[object, ...], function: types.Funct
             values = []
             for symbol in symbols_in(tree):
                 try:
-                    values.append(f"{readable(sources[symbol])} is {evaluate(sources[symbol], locals, function)}")
+                    values.append(f"{_size_name(sources[symbol])} is {evaluate(sources[symbol], locals, function)}")
                 except SourceError:
-                    values.append(f"{readable(sources[symbol])} is gone")
+                    values.append(f"{_size_name(sources[symbol])} is gone")
             return f"{relation_text(tree, sources)} no longer holds: {', '.join(values)}"
     try:
         now = evaluate(guard.source, locals, function)
