@@ -30,7 +30,8 @@ from fusewright.graph.types import Location
 
 __all__ = ["Frame", "Tracer", "capture_frame"]
 
-# Python frames of ours per interpreted call (measured: 8 for a function, 14 for a module or a property), and some for what runs natively below the last.
+# Python frames of ours per interpreted call (measured: 8 for a function, 14 for a module or a property), and some for what runs
+# natively below the last.
 _HOST_FRAMES_PER_CALL = 16
 
 
