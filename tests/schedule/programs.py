@@ -128,10 +128,10 @@ class Builder:
                 kind,
                 source.at(symbols),
                 out.buffer,
-                index,  # type: ignore[arg-type]
+                index,
                 ir.local_value("acc", source.dtype),
                 position.buffer if position else None,
-            )  # fmt: skip
+            )
         )
         return out, position
 

@@ -7,11 +7,25 @@ that is affine in its axes, and for every axis symbol of one that is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from fusewright.graph.sizes import Dim, Expr, Symbol, evaluate, free_symbols, known_eq, known_le, product
+from fusewright.graph.sizes import (
+    Dim,
+    Expr,
+    FloorDiv,
+    Mod,
+    Symbol,
+    coefficient,
+    evaluate,
+    free_symbols,
+    known_eq,
+    known_le,
+    loop_symbol,
+    product,
+    substitute,
+)
 from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
 from fusewright.schedule.dependencies import Touch
 
@@ -208,19 +222,21 @@ def _canonical(
     axes: tuple[Axis, ...], outer: int, dims: tuple[Dim, ...], stored: Dim, loaded: tuple[Dim, ...], ordering: str
 ) -> tuple[tuple[Dim, ...], int, dict[Dim, Vector], frozenset[Dim]]:
     """(extents, number of outer axes, vectors, indices that are not affine). It knows indices only, so equal layers share the work."""
+    original = frozenset(axis.symbol for axis in axes)
+    axes, outer, mapping = _split_divided(axes, outer, dims, len(axes) if ordering != "scan" else outer)
     symbols = tuple(axis.symbol for axis in axes)
-    places = {sym: k for k, sym in enumerate(symbols)}
     table: dict[Dim, Vector] = {}
     opaque: set[Dim] = set()
     for dim in dims:
-        vector = decompose(dim, symbols)
+        vector = decompose(substitute(dim, mapping), symbols)
         if vector is not None:
             table[dim] = vector
             continue
         opaque.add(dim)
-        for sym in free_symbols(dim):
-            if sym in places:
-                table[sym] = (0, tuple(int(k == places[sym]) for k in range(len(symbols))))
+        for sym in free_symbols(dim) & original:
+            place = decompose(substitute(sym, mapping), symbols)
+            assert place is not None, "an axis is a sum over its parts"
+            table[sym] = place
     extents = tuple(axis.extent for axis in axes)
     pointwise = ordering == "stores"
     order = _axis_order(extents, outer, pointwise, _coefficients(table, stored), _main_load(table, loaded, extents), ordering)
@@ -231,6 +247,65 @@ def _canonical(
     if ordering != "scan":
         extents, table, outer = _merge_range(extents, table, outer, outer, len(extents))
     return extents, outer, table, frozenset(opaque)
+
+
+def _split_divided(
+    axes: tuple[Axis, ...], outer: int, dims: Sequence[Dim], splittable: int
+) -> tuple[tuple[Axis, ...], int, dict[Expr, Dim]]:
+    """Splits axes so that indices such as i // 4 and i % 4 become affine: (axes, outer ones among them, old symbol -> new index).
+
+    Group normalisation reads a group's statistics at channel // channels_per_group. Axes from `splittable` on stay whole.
+    """
+    mapping: dict[Expr, Dim] = {}
+    if not any(type(atom) in (FloorDiv, Mod) for dim in dims for atom in _atoms(dim)):
+        return axes, outer, mapping
+    current = list(axes)
+    for _ in range(8):
+        found = _divided_axis(current[:splittable], [substitute(dim, mapping) for dim in dims])
+        if found is None:
+            break
+        k, length = found
+        symbol_, extent = current[k].symbol, current[k].extent
+        high = Axis(loop_symbol(f"{symbol_}h", extent // length), extent // length)
+        low = Axis(loop_symbol(f"{symbol_}l", length), length)
+        current[k : k + 1] = [high, low]
+        splittable += 1
+        outer += k < outer
+        step: dict[Expr, Dim] = {symbol_: high.symbol * length + low.symbol}
+        mapping = {sym: substitute(index, step) for sym, index in mapping.items()}
+        if any(axis.symbol is symbol_ for axis in axes):
+            mapping.update(step)
+    return tuple(current), outer, mapping
+
+
+def _atoms(dim: Dim) -> Iterator[Expr]:
+    """Every atom of an index, those inside atoms included."""
+    if isinstance(dim, Expr):
+        for monomial, _ in dim.terms:
+            for atom in monomial:
+                yield atom
+                if type(atom) is not Symbol:
+                    for child in atom._children():
+                        yield from _atoms(child)
+
+
+def _divided_axis(axes: Sequence[Axis], dims: Sequence[Dim]) -> tuple[int, int] | None:
+    """(axis, length of its parts) for the first axis that some index divides evenly."""
+    places = {axis.symbol: k for k, axis in enumerate(axes)}
+    for dim in dims:
+        for atom in _atoms(dim):
+            if not isinstance(atom, (FloorDiv, Mod)) or not isinstance(atom.right, int):
+                continue
+            for sym in free_symbols(atom.left):
+                k = places.get(sym, -1)
+                stride = coefficient(atom.left, sym) if k >= 0 else None
+                if not isinstance(stride, int) or stride <= 0 or atom.right % stride:
+                    continue
+                length = atom.right // stride
+                parts = divide(axes[k].extent, length)
+                if length > 1 and parts is not None and not (type(parts) is int and parts == 1):
+                    return k, length
+    return None
 
 
 def _coefficients(table: dict[Dim, Vector], index: Dim) -> tuple[Dim, ...] | None:
@@ -369,9 +444,9 @@ def place_in_block(
             rest = rest - digits[k] * levels[k][0]
         if not is_zero(rest):
             return None
-    for coefficient, extent, axis in terms:
+    for step, extent, axis in terms:
         for k in range(len(levels) - 1, -1, -1):
-            multiplier = divide(coefficient, levels[k][0])
+            multiplier = divide(step, levels[k][0])
             if multiplier is not None and hint(multiplier) >= 1 and hint(multiplier * (extent - 1)) < hint(levels[k][1]):
                 break
         else:

@@ -18,7 +18,6 @@ from fusewright.schedule.order import order_groups
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
 from fusewright.schedule.split import split_reductions
 
-
 DEFAULTS = ScheduleOptions()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import torch
+
 from fusewright.graph.sizes import Dim, product
 from fusewright.loops.ir import Buffer, Extern
 from fusewright.schedule.align import Link, Shape, align, identity, links_hold
@@ -177,7 +179,7 @@ class Fuser:
 
     def _fits(self, a: Group, b: Group) -> bool:
         options = self.options
-        if len(a.nests) + len(b.nests) > options.max_statements // 3:
+        if len(a.nests) + len(b.nests) > options.max_statements // 3 or self._device(a) != self._device(b):
             return False
         if sum(nest.masks for group in (a, b) for nest in group.nests) > 32 or sum(n.nodes for g in (a, b) for n in g.nests) > 2000:
             return False
@@ -188,6 +190,9 @@ class Fuser:
             return True
         inside = set(a.positions) | set(b.positions)
         return sum(1 for name in names if not self._internal(name, inside)) <= most
+
+    def _device(self, group: Group) -> torch.device:
+        return self.buffers[next(iter(group.written))].device
 
     def _internal(self, name: str, inside: set[int]) -> bool:
         """Whether a buffer is written and read by these operations alone."""
