@@ -23,7 +23,7 @@ from fusewright.graph import passes
 from fusewright.graph.printer import print_graph
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
-program_text = str  # TODO
+from fusewright.loops.printer import print_program
 from fusewright.runtime import launch
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan
@@ -67,7 +67,7 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
 
 def _compile_half(to_compile: GraphToCompile, stages: _Stages, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:
     """The native plan of a functional graph."""
-    program: LoopProgram = stages.run("loops", "loops", program_text, lower, graph, to_compile.constants)
+    program: LoopProgram = stages.run("loops", "loops", print_program, lower, graph, to_compile.constants)
     options = ScheduleOptions(fusion=to_compile.settings["fusion"])
     plan: Plan = stages.run("schedule", "schedule", plan_text, schedule, program, options)
     module: CompiledModule = stages.run("kernels", "", lambda made: made.ir, compile_kernels, list(plan.kernels.values()))
