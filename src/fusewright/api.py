@@ -22,7 +22,7 @@ def _driver() -> Any:
     return importlib.import_module("fusewright.driver")
 
 
-def compile(  # noqa: A001  (the ecosystem's name)
+def compile(
     model: Any = None,
     *,
     fullgraph: bool = False,
@@ -153,9 +153,9 @@ def reset() -> None:
     _driver().reset()
 
 
-class set_stance:  # noqa: N801  (the ecosystem's name: function, decorator and context manager)
-    """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use what is compiled, run
-    new cases eagerly); "fail_on_recompile" (raise RecompileError).
+class set_stance:
+    """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use what is compiled,
+    run new cases eagerly); "fail_on_recompile" (raise RecompileError).
 
     As a function it lasts until the next call; as a context manager or a decorator it is undone at the end.
     """

@@ -1,7 +1,7 @@
 """Backends by name: what each takes (a torch-level or an ATen-level graph) and how it turns a graph into a callable.
 
-Takes a name, a callable or a `Backend`; gives a `Backend`. Built-in ones are modules of this folder, each with a `BACKEND`, imported when asked for; further
-ones come from `register_backend` and from the entry-point group `torch_dynamo_backends`, which is the ecosystem's.
+Takes a name, a callable or a `Backend`; gives a `Backend`. Built-in ones are modules of this folder, each with a `BACKEND`, imported when
+asked for; further ones come from `register_backend` and from the entry-point group `torch_dynamo_backends`, which is the ecosystem's.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def register(backend: Backend) -> Backend:
 def register_backend(compiler: Any = None, name: str | None = None) -> Any:
     """Decorator: registers `compiler(gm, example_inputs, **options)` as a backend.
 
-    `gm` is a torch.fx.GraphModule at torch level, `example_inputs` the real tensors; it returns a callable over the same inputs. The name is
-    the function's unless given: `@register_backend`, `@register_backend("name")` and `@register_backend(name="name")` all work.
+    `gm` is a torch.fx.GraphModule at torch level, `example_inputs` the real tensors; it returns a callable over the same inputs. The
+    name is the function's unless given: `@register_backend`, `@register_backend("name")` and `@register_backend(name="name")` all work.
     """
     if isinstance(compiler, str):
         return lambda fn: register_backend(fn, compiler)
