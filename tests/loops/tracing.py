@@ -37,10 +37,11 @@ class Typer(torch.fx.Interpreter):
         return result
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> GraphModule:
-    """The functional graph of `function` on tensors `inputs`. Updates of inputs end the graph as copy_ into placeholders."""
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> GraphModule:
+    """The ATen graph of `function` on tensors `inputs`; of one that mutates, functional with copy_ into placeholders at the end."""
     copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) if t.numel() else t.clone() for t in inputs]
-    module = make_fx(functionalize(function, remove="mutations"))(*copies)
+    plain = lambda *args: function(*args)
+    module = make_fx(functionalize(plain, remove="mutations") if mutating else plain)(*copies)
     Typer(module).run(*[t.clone() if is_dense(t) else t for t in inputs])
     module.graph.eliminate_dead_code()
     return module
@@ -50,13 +51,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
-def lowered(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> LoopProgram:
-    module = trace(function, inputs)
+def lowered(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> LoopProgram:
+    module = trace(function, inputs, mutating)
     constants = {str(n.target): getattr(module, str(n.target)) for n in module.graph.nodes if n.op == "get_attr"}
     return lower(module.graph, constants)
 
 
-def run(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[LoopProgram, list[Any]]:
+def run(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> tuple[LoopProgram, list[Any]]:
     """The function's loops, and what the reference interpreter makes of them."""
-    program = lowered(function, inputs)
+    program = lowered(function, inputs, mutating)
     return program, reference.run(program, inputs)

@@ -299,7 +299,7 @@ def glu_backward(call: Call, grad_output: Value, self: Value, dim: int) -> Value
     place[dim] = place[dim] + half
     s = ex.sigmoid(low.read(self, place))
     second = ex.mul(ex.mul(ex.mul(g, a), s), ex.sub(ir.constant(1, s.dtype), s))
-    return call.result(ir.masked(is_first, ex.mul(g, s), second))
+    return call.result(ex.masked(is_first, ex.mul(g, s), second))
 
 
 @lowers("native_dropout_backward")

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fusewright.graph.sizes import Dim, Expr, Symbol
+from fusewright.graph.sizes import Dim, Expr, Symbol, known_le, known_lt
 from fusewright.graph.types import Location, TensorType, contiguous_strides
 from fusewright.loops import ir
-from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, LoopProgram, Operation, Output, Pointwise, Reduction, Scan, Store
+from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, LoopProgram, Operation, Output, Pointwise, Reduction, Store
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower import registry
 from fusewright.loops.lower.extern import call_extern
@@ -37,7 +37,6 @@ from fusewright.loops.lower.values import (
     is_empty,
     is_non_overlapping,
     is_one,
-    numel,
     strided_load,
     window,
 )
@@ -167,9 +166,11 @@ class Lowering:
     def computable(self, args: Any, kwargs: Any, kind: Any) -> bool:
         """Whether loops can express the call at all: known dtypes, one device, no certainly empty tensor among the arguments."""
         results = [t for t in (kind if isinstance(kind, (tuple, list)) else (kind,)) if isinstance(t, TensorType)]
-        types = results + [value.type for value in tensors_in((args, kwargs))]
-        return bool(results) and all(
-            t.dtype in COMPUTABLE and t.device == results[0].device and not is_empty(t.shape) for t in types
+        arguments = [value.type for value in tensors_in((args, kwargs))]
+        return (
+            bool(results)
+            and all(t.dtype in COMPUTABLE and t.device == results[0].device for t in (*results, *arguments))
+            and not any(is_empty(t.shape) for t in arguments)
         )
 
     def resolve(self, arg: Any) -> Any:
@@ -198,8 +199,9 @@ class Lowering:
                     self.realize(item)
 
     def must_realize(self, node: Node, value: Value) -> bool:
-        row = registry.find(node.target)
-        aliases = node.target is operator.getitem or (row is not None and row.view)
+        source = node.args[0] if node.target is operator.getitem else node
+        row = registry.find(source.target)  # type: ignore[union-attr]
+        aliases = row is not None and row.view
         ref = window(value)
         if ref is not None and (aliases or ref.buffer in self._created):
             return False
@@ -369,12 +371,24 @@ class Lowering:
         self.emit(Pointwise(self.operation_name(), axes, (store(self.program.buffers[name]),), self.locations))
         return result
 
-    def bind(self, value: Expression, extent: Dim, wrap: bool = True) -> Dim:
-        """An index symbol for a value computed at run time, checked against `extent`."""
-        return self.binder.bind(self.checked(value, extent, wrap), extent)
-
     def checked(self, value: Expression, extent: Dim, wrap: bool = True) -> Expression:
-        return ir.checked_index(ir.cast(value, torch.int64), extent, wrap)
+        """`value` as an index into a dimension of size `extent`, checked at run time unless it is known to fit."""
+        value = ir.cast(value, torch.int64)
+        index = ex.index_of(value)
+        if index is not None and known_lt(index, extent):
+            if known_le(0, index):
+                return value
+            if wrap and known_lt(index, 0) and known_le(-extent, index):
+                return ir.index_value(index + extent)
+        return ir.checked_index(value, extent, wrap)
+
+    def bind(self, value: Expression, extent: Dim | None) -> tuple[Dim, ex.Bindings]:
+        """(index, bindings) for an int64 expression known to lie in 0 .. extent - 1: a plain index if it is one, else a bound symbol."""
+        index = ex.index_of(value)
+        if index is not None:
+            return index, ()
+        symbol = self.binder.bind(value, extent)
+        return symbol, ((symbol, value),)
 
     # --- inputs, constants, outputs ----------------------------------------------------------------------------------
 

@@ -6,11 +6,13 @@ inside a `Load` stands for one expression only, however often the load is rewrit
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr, free_symbols, substitute, symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked
@@ -18,6 +20,8 @@ from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, Index
 HALF = (torch.bfloat16, torch.float16)
 Number = bool | int | float
 Operand = Expression | Number
+Bindings = tuple[tuple[Expr, Expression], ...]
+"""Symbols of an index and the int64 expressions whose values they take (see `ir.Load`)."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -32,6 +36,70 @@ def widen(value: Expression) -> Expression:
 # --- constructors ----------------------------------------------------------------------------------------------------
 
 
+def index_of(value: Expression) -> Dim | None:
+    """The index whose value an int64 expression is, if it is one: then it is known without computing."""
+    if isinstance(value, IndexValue):
+        return value.index
+    return int(value.value) if isinstance(value, Constant) and value.dtype is torch.int64 else None
+
+
+_INDEX_ARITHMETIC: dict[str, Callable[[Dim, Dim], Dim]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "minimum": sizes.minimum, "maximum": sizes.maximum,
+}  # fmt: skip
+_INDEX_DIVISION: dict[str, Callable[[Dim, Dim], Dim]] = {"floor_divide": operator.floordiv, "remainder": operator.mod}
+_INDEX_QUESTIONS: dict[str, Callable[[Dim, Dim], bool | None]] = {
+    "eq": sizes.known_eq,
+    "lt": sizes.known_lt,
+    "le": sizes.known_le,
+    "gt": lambda a, b: sizes.known_lt(b, a),
+    "ge": lambda a, b: sizes.known_le(b, a),
+}
+
+
+def apply(op: str, *args: Expression, dtype: torch.dtype) -> Expression:
+    """`ir.apply`, folded where the result is an index or a truth that is known: masks and positions are mostly arithmetic on indices."""
+    folded = _fold(op, args)
+    return ir.apply(op, *args, dtype=dtype) if folded is None else folded
+
+
+def masked(mask: Expression, body: Expression, other: Expression) -> Expression:
+    if isinstance(mask, Constant):
+        return body if mask.value else other
+    return ir.masked(mask, body, other)
+
+
+def _fold(op: str, args: tuple[Expression, ...]) -> Expression | None:
+    if len(args) == 2:
+        a, b = args
+        if a.dtype is torch.int64:
+            left, right = index_of(a), index_of(b)
+            return None if left is None or right is None else _fold_indices(op, left, right)
+        if a.dtype is torch.bool and op in ("logical_and", "logical_or"):
+            absorbing = op == "logical_or"
+            for known, other in ((a, b), (b, a)):
+                if isinstance(known, Constant):
+                    return known if known.value is absorbing else other
+    elif op == "logical_not" and isinstance(args[0], Constant):
+        return ir.constant(not args[0].value, torch.bool)
+    elif op == "where" and isinstance(args[0], Constant):
+        return args[1] if args[0].value else args[2]
+    elif op == "neg" and args[0].dtype is torch.int64:
+        index = index_of(args[0])
+        return None if index is None else ir.index_value(-index)
+    return None
+
+
+def _fold_indices(op: str, left: Dim, right: Dim) -> Expression | None:
+    if op in _INDEX_ARITHMETIC:
+        return ir.index_value(_INDEX_ARITHMETIC[op](left, right))
+    if op in _INDEX_DIVISION and sizes.known_lt(0, right):
+        return ir.index_value(_INDEX_DIVISION[op](left, right))
+    if op in _INDEX_QUESTIONS:
+        known = _INDEX_QUESTIONS[op](left, right)
+        return None if known is None else ir.constant(known, torch.bool)
+    return None
+
+
 def _operands(operands: tuple[Operand, ...]) -> tuple[Expression, ...]:
     """Numbers become constants of the dtype of the first expression among the operands."""
     dtype = next(operand.dtype for operand in operands if isinstance(operand, Expression))
@@ -41,14 +109,14 @@ def _operands(operands: tuple[Operand, ...]) -> tuple[Expression, ...]:
 def _arithmetic(op: str) -> Callable[..., Expression]:
     def build(*operands: Operand) -> Expression:
         values = _operands(operands)
-        return ir.apply(op, *values, dtype=values[0].dtype)
+        return apply(op, *values, dtype=values[0].dtype)
 
     return build
 
 
 def _predicate(op: str) -> Callable[..., Expression]:
     def build(*operands: Operand) -> Expression:
-        return ir.apply(op, *_operands(operands), dtype=torch.bool)
+        return apply(op, *_operands(operands), dtype=torch.bool)
 
     return build
 
@@ -88,7 +156,7 @@ invert = _predicate("logical_not")
 
 def where(condition: Expression, chosen: Operand, other: Operand) -> Expression:
     a, b = _operands((chosen, other))
-    return ir.apply("where", condition, a, b, dtype=a.dtype)
+    return apply("where", condition, a, b, dtype=a.dtype)
 
 
 def index_as(index: Dim, dtype: torch.dtype) -> Expression:
@@ -107,10 +175,10 @@ def replace_accumulator(finish: Expression, value: Expression) -> Expression:
         case LocalValue():
             return value
         case Apply():
-            return ir.apply(finish.op, *(replace_accumulator(arg, value) for arg in finish.args), dtype=finish.dtype)
+            return apply(finish.op, *(replace_accumulator(arg, value) for arg in finish.args), dtype=finish.dtype)
         case Masked():
             mask, body, other = (replace_accumulator(part, value) for part in (finish.mask, finish.body, finish.other))
-            return ir.masked(mask, body, other)
+            return masked(mask, body, other)
     return finish
 
 
@@ -179,9 +247,9 @@ def substitute_expression(expression: Expression, mapping: Mapping[Expr, Dim], b
                 return ir.load(node.buffer, substitute(node.index, inner), node.dtype, tuple(bindings))
             case Apply():
                 args = tuple(visit(arg) for arg in node.args)
-                return node if args == node.args else ir.apply(node.op, *args, dtype=node.dtype)
+                return node if args == node.args else apply(node.op, *args, dtype=node.dtype)
             case Masked():
-                return ir.masked(visit(node.mask), visit(node.body), visit(node.other))
+                return masked(visit(node.mask), visit(node.body), visit(node.other))
             case CheckedIndex():
                 return ir.checked_index(visit(node.value), node.extent, node.wrap)
         raise TypeError(f"not a loop expression: {node!r}")

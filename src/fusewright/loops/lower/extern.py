@@ -45,7 +45,7 @@ def call_extern(
         Extern(
             lowering.operation_name(), target, arguments, keywords, tuple(outputs),
             placement=externs.placement(target, (arguments, keywords)) if len(outputs) == 1 and not mutates else "returned",
-            mutates=mutates, ordered=bool(mutates) or is_ordered(target, outputs), locations=lowering.locations,
+            mutates=mutates, ordered=bool(mutates) or is_ordered(target, args, kwargs, outputs), locations=lowering.locations,
         )
     )  # fmt: skip
     if not isinstance(kind, (tuple, list)):
@@ -99,8 +99,13 @@ def written_buffers(
     return tuple(dict.fromkeys(lowering.reference(value).buffer for value in values))
 
 
-def is_ordered(target: Any, outputs: list[str | None]) -> bool:
+def is_ordered(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[str | None]) -> bool:
     """Random numbers and side effects keep their order."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, torch._ops.OpOverload) or not any(outputs) or target._schema.is_mutable:
         return True
-    return torch.Tag.nondeterministic_seeded in target.tags or not any(outputs) or target._schema.is_mutable
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":  # attention without dropout draws no numbers
+            return bool((args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)) != 0)
+    return True

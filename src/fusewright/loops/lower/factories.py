@@ -1,6 +1,6 @@
 """Tensors from nothing: constants, ranges, and the shapes of other tensors.
 
-Takes sizes and numbers; gives lazy values without loads. Always holds: what eager leaves uninitialised is zero here (nobody can depend on it).
+Takes sizes and numbers; gives lazy values without loads. Always holds: what eager leaves uninitialised is zero here.
 """
 
 from __future__ import annotations

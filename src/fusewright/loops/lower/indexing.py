@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr
+from fusewright.graph.sizes import Dim
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, Store
 from fusewright.loops.lower import expressions as ex
@@ -22,21 +22,22 @@ from fusewright.loops.lower.values import Value, axes_of, axis_symbols, flat_ind
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def indirect(low: Lowering, value: Value, indices: Sequence[Dim], extent: Dim, wrap: bool = False) -> tuple[Expr, ir.Expression]:
-    """(symbol, expression) of the index that `value` holds at `indices`, checked against `extent`."""
+def indirect(low: Lowering, value: Value, indices: Sequence[Dim], extent: Dim, wrap: bool = False) -> tuple[Dim, ex.Bindings]:
+    """(index, bindings) of the index that `value` holds at `indices`, checked against `extent`."""
     if value.dtype not in INDEX_DTYPES:
         raise Fallback(f"an index of dtype {value.dtype}")
-    expression = low.checked(low.read(value, indices), extent, wrap)
-    return low.binder.bind(expression, extent), expression
+    return low.bind(low.checked(low.read(value, indices), extent, wrap), extent)
 
 
-def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: Sequence[tuple[Expr, ir.Expression]]) -> ir.Expression:
-    """The element of `source` at run-time indices. The source must be in memory, as an affine window or behind any other plain load."""
+def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: ex.Bindings) -> ir.Expression:
+    """The element of `source` at run-time indices. The source must be in memory, behind one plain load."""
+    if not bindings:
+        return low.at(source, indices)
     if not isinstance(source.expression, ir.Load) or source.expression.bindings:
         low.realize(source)
     load = low.at(source, indices)
     assert isinstance(load, ir.Load)
-    return ir.load(load.buffer, load.index, load.dtype, tuple(bindings))
+    return ir.load(load.buffer, load.index, load.dtype, bindings)
 
 
 # --- gathers ---------------------------------------------------------------------------------------------------------
@@ -46,8 +47,8 @@ def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: Seq
 def embedding(
     call: Call, weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Value:
-    row = indirect(call.lowering, indices, call.axes[:-1], weight.shape[0])
-    return call.result(gathered(call.lowering, weight, (row[0], call.axes[-1]), (row,)))
+    row, bindings = indirect(call.lowering, indices, call.axes[:-1], weight.shape[0])
+    return call.result(gathered(call.lowering, weight, (row, call.axes[-1]), bindings))
 
 
 @lowers("index_select")
@@ -56,9 +57,8 @@ def index_select(call: Call, self: Value, dim: int, index: Value) -> Value:
         raise Fallback("index_select of a scalar")
     dim = normalize_dim(dim, self.ndim)
     place = list(call.axes)
-    chosen = indirect(call.lowering, index, (place[dim],) if index.ndim else (), self.shape[dim])
-    place[dim] = chosen[0]
-    return call.result(gathered(call.lowering, self, place, (chosen,)))
+    place[dim], bindings = indirect(call.lowering, index, (place[dim],) if index.ndim else (), self.shape[dim])
+    return call.result(gathered(call.lowering, self, place, bindings))
 
 
 @lowers("gather")
@@ -66,10 +66,9 @@ def gather(call: Call, self: Value, dim: int, index: Value, *, sparse_grad: bool
     if self.ndim == 0 or index.ndim == 0:
         raise Fallback("gather of a scalar")
     dim = normalize_dim(dim, self.ndim)
-    chosen = indirect(call.lowering, index, call.axes, self.shape[dim])
     place = list(call.axes)
-    place[dim] = chosen[0]
-    return call.result(gathered(call.lowering, self, place, (chosen,)))
+    place[dim], bindings = indirect(call.lowering, index, call.axes, self.shape[dim])
+    return call.result(gathered(call.lowering, self, place, bindings))
 
 
 @lowers("take")
@@ -77,13 +76,13 @@ def take(call: Call, self: Value, index: Value) -> Value:
     low = call.lowering
     total = numel(self.shape)
     low.shared(self)
-    flat, expression = indirect(low, index, call.axes, total, wrap=True)
+    flat, bindings = indirect(low, index, call.axes, total, wrap=True)
     place: list[Dim] = []
     step = total
     for size in self.shape:
         step = step // size
         place.append(0 if is_one(size) else flat // step % size)
-    return call.result(gathered(low, self, place, ((flat, expression),)))
+    return call.result(gathered(low, self, place, bindings))
 
 
 class Advanced:
@@ -103,19 +102,20 @@ class Advanced:
         rest = [size for size, value in zip(self.shape, self.indices) if value is None]
         self.result_shape = (*rest[: self.first], *self.common, *rest[self.first :])
 
-    def place(self, axes: Sequence[Dim], wrap: bool = True) -> tuple[list[Dim], list[tuple[Expr, ir.Expression]]]:
+    def place(self, axes: Sequence[Dim], wrap: bool = True) -> tuple[list[Dim], ex.Bindings]:
         """(indices into the indexed tensor, bindings) at the point `axes` of the result."""
         common = axes[self.first : self.first + len(self.common)]
         rest = iter([*axes[: self.first], *axes[self.first + len(self.common) :]])
         indices: list[Dim] = []
-        bindings = []
+        bindings: ex.Bindings = ()
         for size, value in zip(self.shape, self.indices):
             if value is None:
                 indices.append(next(rest))
                 continue
-            pair = indirect(self.low, value, self.low.broadcast(value, self.common, common), size, wrap)
-            indices.append(pair[0])
-            bindings.append(pair)
+            index, bound = indirect(self.low, value, self.low.broadcast(value, self.common, common), size, wrap)
+            indices.append(index)
+            # Two dimensions may be indexed by one tensor: one symbol is bound once.
+            bindings += tuple(pair for pair in bound if pair not in bindings)
         return indices, bindings
 
 
@@ -147,7 +147,7 @@ def masked_index(call: Call, self: Value, mask: Value, indices: Sequence[Value |
     dtype = ex.compute_dtype(self.dtype)
     found = ex.widen(gathered(low, self, place, bindings))
     shown = low.read(mask, low.broadcast(mask, call.type.shape, call.axes), torch.bool)
-    return call.result(ir.masked(shown, found, ir.constant(fill, dtype)))
+    return call.result(ex.masked(shown, found, ir.constant(fill, dtype)))
 
 
 # --- scatters --------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def scattered(
     shape: Sequence[Dim],
     place: Sequence[Dim],
     value: ir.Expression,
-    bindings: Sequence[tuple[Expr, ir.Expression]],
+    bindings: ex.Bindings,
     mode: Any = "write",
 ) -> Value:
     """A copy of `target` into which `value` is stored at `place`, for every point of a loop nest over `shape`."""
@@ -170,7 +170,7 @@ def scattered(
     axes = axes_of(axis_symbols(shape), shape)
 
     def store(buffer: Buffer) -> Store:
-        return Store(buffer.name, flat_index(place, buffer.stride), ir.cast(value, target.dtype), mode, tuple(bindings))
+        return Store(buffer.name, flat_index(place, buffer.stride), ir.cast(value, target.dtype), mode, bindings)
 
     return low.scatter(copied, axes, store)
 
@@ -211,12 +211,11 @@ def scatter_along(call: Call, self: Value, dim: int, index: Value, value: Any, m
         raise Fallback("scatter into a scalar")
     dim = normalize_dim(dim, self.ndim)
     symbols = axis_symbols(index.shape)
-    chosen = indirect(low, index, symbols, self.shape[dim])
     place = list(symbols)
-    place[dim] = chosen[0]
+    place[dim], bindings = indirect(low, index, symbols, self.shape[dim])
     dtype = ex.compute_dtype(self.dtype)
     stored = low.read(value, symbols, dtype) if isinstance(value, Value) else ir.constant(value, dtype)
-    return scattered(call, self, index.shape, place, stored, (chosen,), mode)
+    return scattered(call, self, index.shape, place, stored, bindings, mode)
 
 
 @lowers("scatter.src", "scatter.value")
@@ -239,24 +238,25 @@ def scatter_reduce(call: Call, self: Value, dim: int, index: Value, src: Value, 
     return scatter_along(call, self, dim, index, src, mode)
 
 
-def along_dim(call: Call, self: Value, dim: int, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], Any]:
-    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place, binding)."""
+def along_dim(
+    call: Call, self: Value, dim: int, index: Value
+) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], ex.Bindings]:
+    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place, bindings)."""
     if self.ndim == 0 or index.ndim == 0:
         raise Fallback("an index into a scalar")
     shape = (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :])
     symbols = axis_symbols(shape)
-    chosen = indirect(call.lowering, index, (symbols[dim],), self.shape[dim])
     place = list(symbols)
-    place[dim] = chosen[0]
-    return shape, symbols, place, chosen
+    place[dim], bindings = indirect(call.lowering, index, (symbols[dim],), self.shape[dim])
+    return shape, symbols, place, bindings
 
 
 @lowers("index_copy")
 def index_copy(call: Call, self: Value, dim: int, index: Value, source: Value) -> Value:
     dim = normalize_dim(dim, self.ndim)
-    shape, symbols, place, chosen = along_dim(call, self, dim, index)
+    shape, symbols, place, bindings = along_dim(call, self, dim, index)
     value = call.lowering.read(source, symbols, ex.compute_dtype(self.dtype))
-    return scattered(call, self, shape, place, value, (chosen,))
+    return scattered(call, self, shape, place, value, bindings)
 
 
 @lowers("index_add")
@@ -264,17 +264,17 @@ def index_add(call: Call, self: Value, dim: int, index: Value, source: Value, *,
     if self.dtype is torch.bool:
         raise Fallback("accumulation of bools")
     dim = normalize_dim(dim, self.ndim)
-    shape, symbols, place, chosen = along_dim(call, self, dim, index)
+    shape, symbols, place, bindings = along_dim(call, self, dim, index)
     value = call.lowering.read(source, symbols, ex.compute_dtype(self.dtype))
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         value = ex.mul(value, alpha)
-    return scattered(call, self, shape, place, value, (chosen,), "add")
+    return scattered(call, self, shape, place, value, bindings, "add")
 
 
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
     dim = normalize_dim(dim, self.ndim)
-    shape, _, place, chosen = along_dim(call, self, dim, index)
+    shape, _, place, bindings = along_dim(call, self, dim, index)
     dtype = ex.compute_dtype(self.dtype)
     stored = call.lowering.read(value, (), dtype) if isinstance(value, Value) else ir.constant(value, dtype)
-    return scattered(call, self, shape, place, stored, (chosen,))
+    return scattered(call, self, shape, place, stored, bindings)

@@ -16,10 +16,11 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
+from fusewright.loops.lower.indexing import gathered
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, is_one
 
-Bound = tuple[Dim, tuple[tuple[Any, Expression], ...]]
+Bound = tuple[Dim, ex.Bindings]
 
 
 def source_scale(size: int, out: int, scale: float | None) -> float:
@@ -105,8 +106,7 @@ def neighbours(low: Lowering, axis: Dim, size: int, real: Expression) -> tuple[l
         if size == 1:
             indices.append((0, ()))
         else:
-            symbol = low.binder.bind(expression, size)
-            indices.append((symbol, ((symbol, expression),)))
+            indices.append(low.bind(expression, size))
     return indices, [ex.sub(ir.constant(1, torch.float32), share), share]
 
 
@@ -116,8 +116,6 @@ def linear(call: Call, self: Value, output_size: Any, align_corners: bool, *scal
     if not self.dtype.is_floating_point or self.dtype is torch.float64:
         raise Fallback("linear resampling of integers or doubles")
     count = len(call.type.shape) - 2
-    if not isinstance(self.expression, ir.Load) or self.expression.bindings:
-        low.realize(self)
     axes = call.axes
     sides = []
     for axis, (size, out), scale in zip(axes[2:], sizes_of(call, self, count), scales_of(count, scales)):
@@ -125,7 +123,7 @@ def linear(call: Call, self: Value, output_size: Any, align_corners: bool, *scal
             sides.append(([(axis if not is_one(size) else 0, ())], [ir.constant(1, torch.float32)]))
         else:
             sides.append(neighbours(low, axis, size, linear_source(axis, size, out, align_corners, scale)))
-    corners: list[tuple[list[Dim], tuple[Any, ...], Expression | None]] = [(list(axes[:2]), (), None)]
+    corners: list[tuple[list[Dim], ex.Bindings, Expression | None]] = [(list(axes[:2]), (), None)]
     for indices, weights in sides:
         corners = [
             ([*place, index], bindings + bound, weight if factor is None else ex.mul(factor, weight))
@@ -134,9 +132,8 @@ def linear(call: Call, self: Value, output_size: Any, align_corners: bool, *scal
         ]
     total: Expression | None = None
     for place, bindings, factor in corners:
-        load = low.at(self, place)
-        assert isinstance(load, ir.Load) and factor is not None
-        term = ex.mul(ex.widen(ir.load(load.buffer, load.index, load.dtype, bindings)), factor)
+        assert factor is not None
+        term = ex.mul(ex.widen(gathered(low, self, place, bindings)), factor)
         total = term if total is None else ex.add(total, term)
     assert total is not None
     return call.result(total)

@@ -15,6 +15,7 @@ from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
+from fusewright.loops.lower.indexing import gathered
 from fusewright.loops.lower.pointwise import operand
 from fusewright.loops.lower.promotion import computing
 from fusewright.loops.lower.reductions import space_of
@@ -107,7 +108,9 @@ def bce_with_logits(
 class Classes:
     """For each point of a target: the class number, whether it counts, the log-probability's place and the class's weight."""
 
-    def __init__(self, call: Call, log_probs: Value, target: Value, weight: Value | None, ignore_index: int, symbols: tuple[Dim, ...]) -> None:
+    def __init__(
+        self, call: Call, log_probs: Value, target: Value, weight: Value | None, ignore_index: int, symbols: tuple[Dim, ...]
+    ) -> None:
         low = call.lowering
         if target.dtype is not torch.int64 or log_probs.ndim not in (1, 2, 4):
             raise Fallback("an unusual target")
@@ -116,15 +119,12 @@ class Classes:
         classes = log_probs.shape[self.dim]
         raw = low.read(target, symbols)
         self.counts = ex.ne(raw, ignore_index)
-        self.number = low.checked(ex.where(self.counts, raw, 0), classes, wrap=False)
-        self.symbol = low.binder.bind(self.number, classes)
-        self.place = (*symbols[: self.dim], self.symbol, *symbols[self.dim :])
+        number, self.bindings = low.bind(low.checked(ex.where(self.counts, raw, 0), classes, wrap=False), classes)
+        self.place = (*symbols[: self.dim], number, *symbols[self.dim :])
         one = ir.constant(1, self.dtype)
         factor = one
         if weight is not None:
-            load = low.at(weight, (self.symbol,))
-            assert isinstance(load, ir.Load)
-            factor = ir.cast(ex.widen(ir.load(load.buffer, load.index, load.dtype, ((self.symbol, self.number),))), self.dtype)
+            factor = ir.cast(ex.widen(gathered(low, weight, (number,), self.bindings)), self.dtype)
         self.weight = ex.where(self.counts, factor, 0)
 
 
@@ -132,16 +132,11 @@ class Classes:
 def nll_loss(call: Call, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> tuple[Value, Value]:
     low = call.lowering
     out_type, total_type = call.type
-    for value in (self, weight):
-        if value is not None and not isinstance(value.expression, ir.Load):
-            low.realize(value)
     symbols = axis_symbols(target.shape)
     classes = Classes(call, self, target, weight, ignore_index, symbols)
-    load = low.at(self, classes.place)
-    assert isinstance(load, ir.Load)
-    found = ir.load(load.buffer, load.index, load.dtype, (*load.bindings, (classes.symbol, classes.number)))
+    found = gathered(low, self, classes.place, classes.bindings)
     zero = ir.constant(0, classes.dtype)
-    term = ir.masked(classes.counts, ex.neg(ex.mul(ex.widen(found), classes.weight)), zero)
+    term = ex.masked(classes.counts, ex.neg(ex.mul(ex.widen(found), classes.weight)), zero)
     if reduction == NONE:
         return low.value(out_type, term), low.value(total_type, zero)
     space = space_of(target, None)

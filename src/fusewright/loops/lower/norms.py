@@ -369,7 +369,8 @@ def batch_norm_functional(
     if not training:
         saved = inference_statistics(call, input, running_mean, running_var, eps)
         result = low.value(call.type[0], inference(call, input, weight, bias, running_mean, running_var, eps))
-        return (result, *saved, running_mean, running_var)
+        unchanged = [low.value(value.type, low.at(value, axis_symbols(value.shape))) for value in (running_mean, running_var)]
+        return (result, *saved, *unchanged)
     outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
     updates = updated_statistics(low, input, (running_mean, running_var), average, squares, space, momentum)
     return (*outputs, *(low.value(type_, expression) for type_, expression in zip(call.type[3:], updates)))

@@ -45,7 +45,7 @@ def elementwise(call: Call, compute: Callable[..., Expression], operands: Sequen
 
 
 def _applied(op: str, result: torch.dtype | None = None) -> Callable[..., Expression]:
-    return lambda *args: ir.apply(op, *args, dtype=result or args[0].dtype)
+    return lambda *args: ex.apply(op, *args, dtype=result or args[0].dtype)
 
 
 # --- one argument ----------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def _register_unary() -> None:
 
 
 def _rounded(name: str, x: Expression) -> Expression:
-    return ir.apply(name, x, dtype=x.dtype) if x.dtype.is_floating_point else x
+    return ex.apply(name, x, dtype=x.dtype) if x.dtype.is_floating_point else x
 
 
 _register_unary()
@@ -79,7 +79,7 @@ _register_unary()
 
 @lowers("bitwise_not")
 def bitwise_not(call: Call, self: Value) -> Value:
-    return elementwise(call, lambda x: ex.invert(x) if x.dtype is torch.bool else ir.apply("bitwise_not", x, dtype=x.dtype), (self,))
+    return elementwise(call, lambda x: ex.invert(x) if x.dtype is torch.bool else ex.apply("bitwise_not", x, dtype=x.dtype), (self,))
 
 
 @lowers("frac")
@@ -89,7 +89,7 @@ def frac(call: Call, self: Value) -> Value:
 
 @lowers("sign", "sgn")
 def sign(call: Call, self: Value) -> Value:
-    return elementwise(call, lambda x: x if x.dtype is torch.bool else ir.apply("sign", x, dtype=x.dtype), (self,))
+    return elementwise(call, lambda x: x if x.dtype is torch.bool else ex.apply("sign", x, dtype=x.dtype), (self,))
 
 
 @lowers("square")
@@ -106,7 +106,7 @@ def positive(call: Call, self: Value) -> Value:
 def sinc(call: Call, self: Value) -> Value:
     def compute(x: Expression) -> Expression:
         product = ex.mul(x, torch.pi)
-        return ex.where(ex.eq(x, 0), 1, ex.div(ir.apply("sin", product, dtype=x.dtype), product))
+        return ex.where(ex.eq(x, 0), 1, ex.div(ex.apply("sin", product, dtype=x.dtype), product))
 
     return elementwise(call, compute, (self,), as_float=True)
 
@@ -119,8 +119,8 @@ def round_decimals(call: Call, self: Value, *, decimals: int) -> Value:
 
     def compute(x: Expression) -> Expression:
         if decimals >= 0:
-            return ex.div(ir.apply("round", ex.mul(x, scale), dtype=x.dtype), scale)
-        return ex.mul(ir.apply("round", ex.div(x, scale), dtype=x.dtype), scale)
+            return ex.div(ex.apply("round", ex.mul(x, scale), dtype=x.dtype), scale)
+        return ex.mul(ex.apply("round", ex.div(x, scale), dtype=x.dtype), scale)
 
     return elementwise(call, compute, (self,))
 
@@ -136,7 +136,7 @@ def classify(call: Call, self: Value) -> Value:
 
     def compute(x: Expression) -> Expression:
         if x.dtype.is_floating_point:
-            return ir.apply(name, x, dtype=torch.bool)
+            return ex.apply(name, x, dtype=torch.bool)
         return ir.constant(name == "isfinite", torch.bool)
 
     return elementwise(call, compute, (self,))
@@ -153,7 +153,7 @@ def signbit(call: Call, self: Value) -> Value:
     def compute(x: Expression) -> Expression:
         if x.dtype is torch.bool:
             return ir.constant(False, torch.bool)
-        return ir.apply("signbit", x, dtype=torch.bool) if x.dtype.is_floating_point else ex.lt(x, 0)
+        return ex.apply("signbit", x, dtype=torch.bool) if x.dtype.is_floating_point else ex.lt(x, 0)
 
     return elementwise(call, compute, (self,))
 
@@ -294,7 +294,7 @@ def extremum(call: Call, self: Value, other: Value) -> Value:
         if a.dtype is torch.bool:
             return (ex.either if name in ("maximum", "fmax") else ex.both)(a, b)
         plain = {"fmax": "maximum", "fmin": "minimum"}.get(name, name)
-        return ir.apply(name if a.dtype.is_floating_point else plain, a, b, dtype=a.dtype)
+        return ex.apply(name if a.dtype.is_floating_point else plain, a, b, dtype=a.dtype)
 
     return elementwise(call, compute, (self, other))
 
@@ -338,7 +338,7 @@ def logaddexp(call: Call, self: Value, other: Value) -> Value:
     def compute(a: Expression, b: Expression) -> Expression:
         distance = ex.neg(ex.absolute(ex.sub(a, b)))
         if two:
-            tail = ex.mul(ex.log1p(ir.apply("exp2", distance, dtype=a.dtype)), 1.4426950408889634)
+            tail = ex.mul(ex.log1p(ex.apply("exp2", distance, dtype=a.dtype)), 1.4426950408889634)
         else:
             tail = ex.log1p(ex.exp(distance))
         return ex.where(ex.both(ex.isinf(a), ex.eq(a, b)), a, ex.add(ex.maximum(a, b), tail))
@@ -366,7 +366,7 @@ def compare(call: Call, self: Value, other: Any) -> Value:
     def compute(a: Expression, b: Expression) -> Expression:
         if a.dtype is torch.bool:
             a, b = ir.cast(a, torch.uint8), ir.cast(b, torch.uint8)
-        return ir.apply(name, a, b, dtype=torch.bool)
+        return ex.apply(name, a, b, dtype=torch.bool)
 
     return elementwise(call, compute, (self, other))
 
@@ -374,7 +374,7 @@ def compare(call: Call, self: Value, other: Any) -> Value:
 @lowers("logical_and", "logical_or", "logical_xor")
 def logical(call: Call, self: Value, other: Value) -> Value:
     name = call.target._schema.name.partition("::")[2]
-    return call.result(ir.apply(name, operand(call, self, torch.bool), operand(call, other, torch.bool), dtype=torch.bool))
+    return call.result(ex.apply(name, operand(call, self, torch.bool), operand(call, other, torch.bool), dtype=torch.bool))
 
 
 @lowers(*(f"bitwise_{name}.{kind}" for name in ("and", "or", "xor") for kind in ("Tensor", "Scalar", "Scalar_Tensor")))
@@ -383,7 +383,7 @@ def bitwise(call: Call, self: Any, other: Any) -> Value:
     name = call.target._schema.name.partition("::")[2].strip("_").removeprefix("bitwise_")
 
     def compute(a: Expression, b: Expression) -> Expression:
-        return ir.apply(f"{'logical' if a.dtype is torch.bool else 'bitwise'}_{name}", a, b, dtype=a.dtype)
+        return ex.apply(f"{'logical' if a.dtype is torch.bool else 'bitwise'}_{name}", a, b, dtype=a.dtype)
 
     return elementwise(call, compute, (self, other))
 
@@ -402,16 +402,16 @@ def shift(call: Call, self: Any, other: Any) -> Value:
     outside = ex.either(ex.lt(b, 0), ex.ge(b, bits)) if dtype.is_signed else ex.ge(b, bits)
     amount = ex.where(outside, 0, b)
     if left:
-        return call.result(ex.where(outside, 0, ir.apply("shift_left", a, amount, dtype=dtype)))
-    limit = ir.apply("shift_right", a, ir.constant(last, dtype), dtype=dtype) if dtype.is_signed else ir.constant(0, dtype)
-    return call.result(ex.where(outside, limit, ir.apply("shift_right", a, amount, dtype=dtype)))
+        return call.result(ex.where(outside, 0, ex.apply("shift_left", a, amount, dtype=dtype)))
+    limit = ex.apply("shift_right", a, ir.constant(last, dtype), dtype=dtype) if dtype.is_signed else ir.constant(0, dtype)
+    return call.result(ex.where(outside, limit, ex.apply("shift_right", a, amount, dtype=dtype)))
 
 
 @lowers("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(call: Call, condition: Value, self: Any, other: Any) -> Value:
     dtype = computing((self, other))
     chosen, rest = operand(call, self, dtype), operand(call, other, dtype)
-    return call.result(ir.apply("where", operand(call, condition, torch.bool), chosen, rest, dtype=dtype))
+    return call.result(ex.apply("where", operand(call, condition, torch.bool), chosen, rest, dtype=dtype))
 
 
 @lowers("masked_fill.Scalar", "masked_fill.Tensor")
@@ -420,7 +420,7 @@ def masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
     if isinstance(value, float) and not dtype.is_floating_point:
         value = int(value)
     return call.result(
-        ir.apply("where", operand(call, mask, torch.bool), operand(call, value, dtype), operand(call, self, dtype), dtype=dtype)
+        ex.apply("where", operand(call, mask, torch.bool), operand(call, value, dtype), operand(call, self, dtype), dtype=dtype)
     )
 
 

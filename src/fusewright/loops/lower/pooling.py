@@ -65,9 +65,11 @@ class Windows:
         return list(itertools.product(*(range(size) for size in self.kernel)))
 
 
-def loaded(call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float | int, dtype: torch.dtype) -> Expression:
+def loaded(
+    call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float, dtype: torch.dtype
+) -> Expression:
     body = call.lowering.read(self, place, dtype)
-    return body if inside is None else ir.masked(inside, body, ir.constant(outside, dtype))
+    return body if inside is None else ex.masked(inside, body, ir.constant(outside, dtype))
 
 
 def lowest(dtype: torch.dtype) -> float | int:
@@ -161,7 +163,7 @@ def max_pool_gradient(
         chosen = ex.eq(low.read(indices, spot), here)
         term = ex.where(chosen, low.read(grad_output, spot, dtype), 0)
         inside = ex.all_of(conditions)
-        total = ex.add(total, term if inside is None else ir.masked(inside, term, ir.constant(0, dtype)))
+        total = ex.add(total, term if inside is None else ex.masked(inside, term, ir.constant(0, dtype)))
     return call.result(total)
 
 

@@ -1,7 +1,7 @@
 """Running accumulations along one dimension: cumsum, cumprod, cummax, cummin, logcumsumexp.
 
-Takes a tensor and a dimension; gives realised values, one `Scan` each. Always holds: on a CPU float32 sums and products accumulate in double
-precision, as ATen's do; half inputs in float32 at least.
+Takes a tensor and a dimension; gives realised values, one `Scan` each. Always holds: on a CPU float32 sums and products accumulate in
+double precision, as ATen's do; half inputs in float32 at least.
 """
 
 from __future__ import annotations

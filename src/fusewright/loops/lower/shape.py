@@ -1,7 +1,7 @@
 """Operators that rearrange elements: concatenation, padding, repetition, flips, triangles.
 
-Takes tensors; gives lazy values, except that a concatenation which memory must hold is written piece by piece into one buffer. Always holds: an
-element outside a piece or a border is not loaded (`Masked`).
+Takes tensors; gives lazy values, except that a concatenation which memory must hold is written piece by piece into one buffer. Always
+holds: an element outside a piece or a border is not loaded (`Masked`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def joined(call: Call, tensors: Sequence[Value], dim: int, sizes: Sequence[Dim],
         pieces.append((end, low.read(value, place, dtype)))
     result = pieces[-1][1]
     for end, piece in reversed(pieces[:-1]):
-        result = ir.masked(ex.lt(ir.index_value(axis), ir.index_value(end)), piece, result)
+        result = ex.masked(ex.lt(ir.index_value(axis), ir.index_value(end)), piece, result)
     return call.result(result)
 
 
@@ -95,7 +95,7 @@ def constant_pad(call: Call, self: Value, pad: Sequence[Dim], value: Any = 0) ->
         value = int(value)
     place: list[Dim] = []
     conditions: list[Expression] = []
-    for (before, _), size, full, axis in zip(padded(call, self, pad), self.shape, call.type.shape, call.axes):
+    for (before, _), size, axis in zip(padded(call, self, pad), self.shape, call.axes):
         index = axis - before
         # A single place keeps index 0 inside; the conditions tell where that is.
         place.append(0 if is_one(size) else index)
@@ -105,7 +105,7 @@ def constant_pad(call: Call, self: Value, pad: Sequence[Dim], value: Any = 0) ->
             conditions.append(ex.lt(ir.index_value(axis), ir.index_value(size + before)))
     inside = ex.all_of(conditions)
     body = low.read(self, place, dtype)
-    return call.result(body if inside is None else ir.masked(inside, body, ir.constant(value, dtype)))
+    return call.result(body if inside is None else ex.masked(inside, body, ir.constant(value, dtype)))
 
 
 @lowers("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
@@ -225,7 +225,7 @@ def triangle(call: Call, self: Value, diagonal: int = 0) -> Value:
     compare = ex.le if call.target._schema.name == "aten::tril" else ex.ge
     kept = compare(column, ex.add(row, diagonal))
     dtype = ex.compute_dtype(self.dtype)
-    return call.result(ir.masked(kept, call.lowering.read(self, call.axes, dtype), ir.constant(0, dtype)))
+    return call.result(ex.masked(kept, call.lowering.read(self, call.axes, dtype), ir.constant(0, dtype)))
 
 
 @lowers("diag_embed")
@@ -239,7 +239,7 @@ def diag_embed(call: Call, self: Value, offset: int = 0, dim1: int = -2, dim2: i
     along = down if offset >= 0 else right
     place = [0 if is_one(size) else index for size, index in zip(self.shape, [*rest, along])]
     dtype = ex.compute_dtype(self.dtype)
-    return call.result(ir.masked(on_diagonal, call.lowering.read(self, place, dtype), ir.constant(0, dtype)))
+    return call.result(ex.masked(on_diagonal, call.lowering.read(self, place, dtype), ir.constant(0, dtype)))
 
 
 @lowers("eye", "eye.m")

@@ -93,7 +93,7 @@ def view_by_type(call: Call, self: Value, *args: Any) -> Value:
         raise Fallback("a view of elements of another width")
     if not (self.dtype in BITCASTABLE and call.type.dtype in BITCASTABLE):
         raise Fallback("the bits of a half type")
-    return call.result(ir.apply("bitcast", call.lowering.at(self, call.axes), dtype=call.type.dtype))
+    return call.result(ex.apply("bitcast", call.lowering.at(self, call.axes), dtype=call.type.dtype))
 
 
 BITCASTABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32, torch.float64})
@@ -294,7 +294,7 @@ def slice_scatter(
     source[dim] = 0 if is_one(src.shape[dim]) else (axis - first) // step
     dtype = ex.compute_dtype(self.dtype)
     part = low.read(src, source, dtype)
-    return call.result(part if inside is None else ir.masked(inside, part, low.read(self, call.axes, dtype)))
+    return call.result(part if inside is None else ex.masked(inside, part, low.read(self, call.axes, dtype)))
 
 
 @lowers("select_scatter")
@@ -305,7 +305,7 @@ def select_scatter(call: Call, self: Value, src: Value, dim: int, index: Dim) ->
     inside = ex.eq(ir.index_value(axes[dim]), ir.index_value(element_index(index, self.shape[dim])))
     dtype = ex.compute_dtype(self.dtype)
     indices = low.broadcast(src, self.shape[:dim] + self.shape[dim + 1 :], axes[:dim] + axes[dim + 1 :])
-    return call.result(ir.masked(inside, low.read(src, indices, dtype), low.read(self, axes, dtype)))
+    return call.result(ex.masked(inside, low.read(src, indices, dtype), low.read(self, axes, dtype)))
 
 
 @lowers("diagonal_scatter")
@@ -319,7 +319,7 @@ def diagonal_scatter(call: Call, self: Value, src: Value, offset: int = 0, dim1:
     rest = [axis for k, axis in enumerate(axes) if k not in (dim1, dim2)]
     source = [0 if is_one(size) else index for size, index in zip(src.shape, [*rest, along])]
     dtype = ex.compute_dtype(self.dtype)
-    return call.result(ir.masked(inside, low.read(src, source, dtype), low.read(self, axes, dtype)))
+    return call.result(ex.masked(inside, low.read(src, source, dtype), low.read(self, axes, dtype)))
 
 
 # --- gradients of views ------------------------------------------------------------------------------------------------

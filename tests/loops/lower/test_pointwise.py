@@ -1,0 +1,144 @@
+"""Elementwise operators against eager: promotion, integer arithmetic, special values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusewright.loops.lower.registry import MISSING
+from tests.loops.lower.checking import check
+
+NAN, INF = float("nan"), float("inf")
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.5, 2.5, -2.5, 0.5, NAN, INF, -INF, 1e-30, 3e38])
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 7, shape).to(dtype)
+
+
+def test_every_named_operator_exists() -> None:
+    assert MISSING == []
+
+
+UNARY: list[Callable] = [
+    torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.sqrt, torch.rsqrt, torch.reciprocal,
+    torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh,
+    torch.atanh, torch.sigmoid, torch.erf, torch.erfc, torch.erfinv, torch.lgamma, torch.digamma, torch.neg, torch.abs, torch.floor,
+    torch.ceil, torch.round, torch.trunc, torch.frac, torch.sign, torch.square, torch.sinc, torch.logical_not, torch.isnan,
+    torch.isinf, torch.isfinite, torch.signbit, torch.nan_to_num, torch.logit, torch.deg2rad, torch.positive,
+    lambda x: torch.logit(x, 1e-3), lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0), lambda x: torch.round(x, decimals=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", UNARY)
+def test_unary_on_special_values(function: Callable) -> None:
+    check(function, SPECIAL)
+
+
+FLOAT_FROM_INTEGER = [torch.exp, torch.sqrt, torch.sigmoid, torch.tanh, torch.reciprocal, torch.erf]
+
+
+@pytest.mark.parametrize("function", [*FLOAT_FROM_INTEGER, torch.neg, torch.abs, torch.floor, torch.sign, torch.bitwise_not, torch.isnan])
+def test_unary_on_integers(function: Callable) -> None:
+    check(function, torch.tensor([-3, 0, 2, 5]))
+
+
+BINARY: list[Callable] = [
+    torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge,
+    torch.logical_and, torch.logical_or, torch.logical_xor, torch.where,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("left", DTYPES)
+@pytest.mark.parametrize("right", DTYPES)
+def test_promotion(left: torch.dtype, right: torch.dtype) -> None:
+    a, b = sample(left, 3, 4), sample(right, 4)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        return [a + b, a * b, a / b, a == b, a < b, torch.where(a > b, a, b), torch.logical_and(a, b)]
+
+    check(function, a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int32])
+def test_numbers_and_scalar_tensors_do_not_promote(dtype: torch.dtype) -> None:
+    x = sample(dtype, 5)
+    zero_dim = torch.tensor(2.5, dtype=torch.float64)
+
+    def function(x: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 2, 2 - x, x * 1.5, x * s, x > 1.5, x + True, torch.add(x, x, alpha=3), torch.rsub(x, 7)]
+
+    check(function, x, zero_dim)
+
+
+def test_integer_division_and_remainder() -> None:
+    a = torch.tensor([7, -7, 7, -7, 0, 5])
+    b = torch.tensor([2, 2, -2, -2, 3, 5])
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        return [a // b, torch.div(a, b, rounding_mode="trunc"), a % b, torch.fmod(a, b), a // 3, a % -4, torch.remainder(17, b)]
+
+    check(function, a, b)
+    check(function, a.float() + 0.25, b.float())
+
+
+def test_floor_division_of_halves_stays_a_library_call() -> None:
+    check(lambda a, b: a // b, sample(torch.bfloat16, 8), sample(torch.bfloat16, 8) + 2, externs=["floor_divide.default"])
+
+
+@pytest.mark.parametrize("exponent", [0, 0.5, 1, 2, 3, -0.5, -1, -2, 2.5, -3.7])
+def test_powers(exponent: float) -> None:
+    check(lambda x: x**exponent, SPECIAL)
+    if exponent in (0, 1, 2, 3):
+        check(lambda x: x ** int(exponent), torch.tensor([-3, 0, 2, 5]))
+
+
+def test_powers_of_tensors() -> None:
+    check(lambda x, y: [x**y, 2.0**y], sample(torch.float32, 6).abs(), sample(torch.float32, 6))
+    check(lambda x, y: x**y, torch.tensor([-3, 2, 0, 5]), torch.tensor([3, 10, 0, 2]))
+
+
+def test_bounds_propagate_nan_and_take_the_upper_last() -> None:
+    low, high = torch.tensor(0.7), torch.tensor([0.5] * 12)
+    check(lambda x, a, b: [x.clamp(-1, 2), x.clamp(min=0), x.clamp(max=1.5), x.clamp(a, b), x.clamp(2, 1)], SPECIAL, low, high)
+    check(lambda x: [x.clamp(-1, 2), x.clamp(min=3)], torch.tensor([-5, 0, 7]))
+
+
+def test_extremes_and_nan() -> None:
+    other = torch.flip(SPECIAL, (0,))
+    check(lambda a, b: [torch.maximum(a, b), torch.minimum(a, b), torch.fmax(a, b), torch.fmin(a, b)], SPECIAL, other)
+
+
+def test_shifts_and_bits() -> None:
+    a, n = torch.tensor([5, -9, 1 << 40, 3]), torch.tensor([1, 3, 63, 64])
+    check(lambda a, n: [a << n, a >> n, a & n, a | n, a ^ n, a << 2, ~a], a, n)
+
+
+def test_mixed_float_operators() -> None:
+    a, b, c = (sample(torch.float32, 3, 5) for _ in range(3))
+
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            torch.addcmul(a, b, c, value=0.5), torch.addcdiv(a, b, c), torch.lerp(a, b, 0.3), torch.lerp(a, b, c), torch.atan2(a, b),
+            torch.hypot(a, b), torch.copysign(a, b), torch.xlogy(a.abs(), b.abs()), torch.logaddexp(a, b), torch.heaviside(a, b),
+            torch.nextafter(a, b), a.masked_fill(b > 0, 3.0), torch.logaddexp2(a, b),
+        ]  # fmt: skip
+
+    check(function, a, b, c)
+
+
+def test_explicit_conversions_round() -> None:
+    x = torch.tensor([1.0009765625, 3.14159, -2.7, 300.5])
+    check(lambda x: [x.bfloat16().float() - x, x.to(torch.int32), x.bool(), x.half(), x.double() * 3], x)
+    check(lambda x: [x.float(), x.bool(), x.to(torch.uint8)], torch.tensor([0, 3, 255]))
+
+
+def test_half_chains_round_once() -> None:
+    x = sample(torch.bfloat16, 64)
+    program = check(lambda x: torch.sigmoid(x * 2 + 1) * x, x)
+    assert len(program.operations) == 1

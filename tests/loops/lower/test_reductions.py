@@ -1,0 +1,80 @@
+"""Reductions, softmax and scans against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusewright.loops.ir import Pointwise, Reduction
+from tests.loops.lower.checking import check
+
+X = torch.randn(3, 4, 5)
+REDUCTIONS: dict[str, Callable] = {
+    "sum": lambda x: [x.sum(), x.sum(1), x.sum((0, 2), keepdim=True), x.sum(-1, dtype=torch.float64)],
+    "mean": lambda x: [x.mean(), x.mean(1), x.mean((0, 2), keepdim=True)],
+    "prod": lambda x: [x.prod(), x.prod(1)],
+    "extremes": lambda x: [x.amax(1), x.amin((0, 1)), x.max(), x.min(), *x.max(2), *x.min(0, keepdim=True), *x.aminmax(dim=1)],
+    "arg": lambda x: [x.argmax(), x.argmax(1), x.argmin(2, keepdim=True)],
+    "truth": lambda x: [(x > 1).any(), (x > 1).all(1), x.any(0), (x > 0).any((0, 1)), x.count_nonzero(1)],
+    "var": lambda x: [x.var(), x.var(1), x.var((0, 2), correction=0, keepdim=True), x.std(1), *torch.var_mean(x, 2), x.var(1, correction=7)],
+    "logsumexp": lambda x: [x.logsumexp(1), x.logsumexp((0, 2), keepdim=True)],
+    "norm": lambda x: [x.norm(), x.norm(1, dim=1), x.norm(3, dim=2), x.norm(float("inf"), 0), x.norm(0, 1), torch.linalg.vector_norm(x, -2)],
+    "softmax": lambda x: [x.softmax(1), x.softmax(-1), x.log_softmax(0), x.log_softmax(-1)],
+    "scan": lambda x: [x.cumsum(1), x.cumprod(2), *x.cummax(0), *x.cummin(1), x.logcumsumexp(2)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_float(name: str) -> None:
+    check(REDUCTIONS[name], X)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_transposed_input(name: str) -> None:
+    check(REDUCTIONS[name], X.permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "extremes", "var", "softmax", "norm", "logsumexp"])
+def test_half(name: str) -> None:
+    check(REDUCTIONS[name], X.bfloat16())
+
+
+def test_integers_and_bools() -> None:
+    check(lambda x: [x.sum(), x.sum(1), x.prod(1), x.amax(0), *x.max(1), x.argmin(1), x.cumsum(0)], torch.randint(-5, 5, (4, 6)))
+    check(lambda x: [x.sum(), x.sum(1), x.any(), x.all(0), *x.max(1), x.cumsum(1)], torch.rand(4, 6) > 0.5)
+
+
+def test_nan_and_ties() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0, 2.0], [float("nan"), 1.0, float("nan"), 0.0], [-1.0, -1.0, -2.0, -2.0]])
+    check(lambda x: [x.amax(1), x.argmax(1), x.argmin(1), *x.max(1), *x.min(1), x.nansum(1)], x)
+
+
+def test_infinite_rows() -> None:
+    x = torch.tensor([[float("-inf")] * 3, [1.0, float("inf"), 2.0], [1.0, float("-inf"), 2.0]])
+    check(lambda x: [x.softmax(1), x.log_softmax(1), x.logsumexp(1)], x)
+
+
+def test_reductions_of_one_element_are_pointwise() -> None:
+    program = check(lambda x: [x.sum(1), x.amax(1), x.argmax(1), x.mean(1), x.var(1, correction=0), x.softmax(1)], torch.randn(4, 1))
+    assert not any(isinstance(op, Reduction) for op in program.operations)
+
+
+def test_softmax_keeps_its_exponentials() -> None:
+    program = check(lambda x: x.softmax(-1), torch.randn(8, 16))
+    text = [type(op) for op in program.operations]
+    assert text == [Reduction, Pointwise, Reduction, Pointwise]
+
+
+def test_dear_input_is_computed_once() -> None:
+    program = check(lambda x: torch.nn.functional.gelu(x).softmax(-1), torch.randn(8, 16))
+    assert isinstance(program.operations[0], Pointwise) and len(program.operations) == 5
+
+
+def test_softmax_gradients() -> None:
+    def gradient(x: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        return [torch.autograd.grad(x.softmax(1), x, g)[0], torch.autograd.grad(x.log_softmax(-1), x, g)[0]]
+
+    check(gradient, X, torch.randn(3, 4, 5))
