@@ -47,6 +47,7 @@ BREAKS: dict[str, tuple[str, str]] = {
     "open-context": ("a context manager is entered that cannot be left and entered again", "put the with-block outside of the compiled function"),
     # whole frames
     "exception-escapes": ("the function raises an exception", "nothing: it runs eagerly, so that the exception and its traceback are genuine"),
+    "frame-access": ("a call reads or changes the frame that makes it (globals, eval, exec, sys._getframe)", _MOVE_OUT),
     "frame-kind": ("a generator, coroutine, class body or module is not compiled by itself", "compile the function that consumes it"),
     "generator-abandoned": ("a generator is left suspended inside a try or with block", "exhaust it, or close it inside the compiled function"),
     "instruction-budget": ("the function runs too many Python instructions", "turn Python loops into tensor operators, or raise options={'instruction_limit': ...}"),
