@@ -16,7 +16,7 @@ from fusewright.capture.signals import UserException
 class InterpretedGenerator:
     """See the module's docstring; behaves as CPython's generator object."""
 
-    __slots__ = ("tracer", "frame", "handling", "started", "running", "guarded")
+    __slots__ = ("frame", "guarded", "handling", "running", "started", "tracer")
 
     def __init__(self, tracer: Any, frame: Any) -> None:
         self.tracer = tracer

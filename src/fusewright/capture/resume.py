@@ -283,7 +283,7 @@ class Resumption:
     """A resume function waiting for its globals and cells: called as `resumption(function, cells, *values)` with the function whose frame
     broke. `wrap` makes the function object a compiled one; it is kept for as long as globals and cells are the same."""
 
-    __slots__ = ("code", "wrap", "_bound")
+    __slots__ = ("_bound", "code", "wrap")
 
     def __init__(self, code: types.CodeType, wrap: Callable[[types.FunctionType], Callable[..., object]]) -> None:
         self.code = code

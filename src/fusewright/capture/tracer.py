@@ -54,7 +54,19 @@ class Frame:
     """One interpreted frame. `pc` is the next instruction; `namespace` is set in class bodies only."""
 
     __slots__ = (
-        "tracer", "world", "function", "info", "ops", "locals", "stack", "pc", "namespace", "value", "finished", "back", "_callers",
+        "_callers",
+        "back",
+        "finished",
+        "function",
+        "info",
+        "locals",
+        "namespace",
+        "ops",
+        "pc",
+        "stack",
+        "tracer",
+        "value",
+        "world",
     )  # fmt: skip
 
     def __init__(self, tracer: Tracer, function: types.FunctionType, info: CodeInfo, arguments: list[Any]) -> None:
