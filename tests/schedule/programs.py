@@ -91,6 +91,18 @@ class Builder:
         self.program.operations.append(Pointwise(name, axes, (Store(out.buffer, index, made),), locations))
         return out
 
+    def divided(self, name: str, whole: View, pairs: View) -> View:
+        """whole[..., i] - pairs[..., i // 2, 0]: an index that is affine only once the last axis is split."""
+        symbols = tuple(loop_symbol(f"i{k}", n) for k, n in enumerate(whole.shape))
+        out = self.buffer(whole.shape, whole.dtype)
+        value = sub(whole.at(symbols), pairs.at((*symbols[:-1], symbols[-1] // 2, 0)))
+        index: Dim = 0
+        for sym, stride in zip(symbols, out.stride):
+            index = index + sym * stride
+        axes = tuple(Axis(s, n) for s, n in zip(symbols, whole.shape))
+        self.program.operations.append(Pointwise(name, axes, (Store(out.buffer, index, value),)))
+        return out
+
     def reduce(self, name: str, kind: str, source: View, dims: Sequence[int], scale: float | None = None, line: int = 0) -> View:
         """Keeps the reduced dimensions with size 1; the sum is multiplied by `scale`."""
         symbols = tuple(loop_symbol(f"i{k}", n) for k, n in enumerate(source.shape))

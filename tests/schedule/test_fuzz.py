@@ -16,8 +16,12 @@ from tests.schedule import programs as p
 from tests.schedule import reference as plans
 from tests.schedule.programs import Builder, View
 
-SHAPES = [(6, 8), (3, 4, 5), (2, 3, 4, 6), (24,), (4, 1, 6)]
+SHAPES = [(6, 8), (3, 4, 5), (2, 3, 4, 6), (24,), (4, 1, 6), (8, 8), (3, 5, 5), (2, 4, 4, 3)]
 BINARY = [p.add, p.sub, p.mul, p.maximum]
+KINDS = (
+    "unary binary binary reduce reduce normal normal scan permute reshape narrow swap swap shift cat cat divide extern extern "
+    "inplace inplace inplace"
+).split()
 UNARY = [p.relu, p.tanh, lambda v: p.mul(v, 0.5), lambda v: p.rsqrt(p.add(p.mul(v, v), 1.0))]
 
 
@@ -30,7 +34,7 @@ def random_program(seed: int) -> LoopProgram:
     if choose.random() < 0.5:
         pool.append(b.input(*(n if choose.random() < 0.5 else 1 for n in base)))
     for step in range(choose.randint(3, 14)):
-        kind = choose.choice("unary unary binary binary binary reduce reduce normal scan permute reshape narrow extern inplace".split())
+        kind = choose.choice(KINDS)
         source = choose.choice(pool[-4:] if choose.random() < 0.7 else pool)
         if kind == "unary":
             pool.append(b.pointwise(f"unary_{step}", choose.choice(UNARY), source))
@@ -59,7 +63,52 @@ def random_program(seed: int) -> LoopProgram:
             if half:
                 parts = source.narrow(dim, 0, half), source.narrow(dim, half, half)
                 pool.append(b.pointwise(f"gate_{step}", p.mul, *parts))
+        elif kind == "swap":  # the same buffer in two orders: equal extents, other elements
+            equal = [(i, j) for i in range(len(source.shape)) for j in range(i) if source.shape[i] == source.shape[j] > 1]
+            if equal:
+                i, j = choose.choice(equal)
+                dims = list(range(len(source.shape)))
+                dims[i], dims[j] = j, i
+                fresh = b.pointwise(f"fresh_{step}", p.tanh, source)
+                swapped = fresh.permute(*dims)
+                pool.append(
+                    b.pointwise(f"swap_{step}", p.sub, fresh, swapped)
+                    if choose.random() < 0.5
+                    else b.pointwise(f"turn_{step}", p.relu, swapped)
+                )
+        elif kind == "shift":  # each element with its neighbour
+            dim = choose.randrange(len(source.shape))
+            length = source.shape[dim] - 1
+            if length > 0:
+                fresh = b.pointwise(f"fresh_{step}", p.tanh, source)
+                pool.append(b.pointwise(f"shift_{step}", p.sub, fresh.narrow(dim, 0, length), fresh.narrow(dim, 1, length)))
+        elif kind == "cat":
+            dim = choose.randrange(len(source.shape))
+            fitting = [
+                v
+                for v in pool
+                if len(v.shape) == len(source.shape) and all(a == c or d == dim for d, (a, c) in enumerate(zip(v.shape, source.shape)))
+            ]
+            other = choose.choice(fitting)
+            shape = (*source.shape[:dim], source.shape[dim] + other.shape[dim], *source.shape[dim + 1 :])
+            whole = b.buffer(shape)
+            b.pointwise(f"cat_{step}_0", p.tanh, source, out=whole.narrow(dim, 0, source.shape[dim]))
+            b.pointwise(f"cat_{step}_1", p.relu, other, out=whole.narrow(dim, source.shape[dim], other.shape[dim]))
+            pool.append(whole)
+            if choose.random() < 0.7:
+                pool.append(b.pointwise(f"part_{step}", p.tanh, whole.narrow(dim, other.shape[dim] // 2, source.shape[dim])))
+        elif kind == "divide":  # a statistic for every two neighbours, read at i // 2
+            axis = len(source.shape) - 1
+            if source.shape[axis] % 2 == 0:
+                dense = b.pointwise(f"copy_{step}", lambda v: v, source)
+                pairs = dense.reshape(*source.shape[:axis], source.shape[axis] // 2, 2)
+                pool.append(b.divided(f"divide_{step}", dense, b.reduce(f"pair_{step}", "max", pairs, [axis + 1])))
         elif kind == "extern":
+            if choose.random() < 0.5:  # what comes out of a library call is transposed in place or not
+                source = b.extern(f"abs_{step}", torch.ops.aten.abs.default, source, shape=source.shape, placement="out")
+                turned = list(range(len(source.shape)))
+                choose.shuffle(turned)
+                source = b.pointwise(f"turn_{step}", p.tanh, source.permute(*turned))
             if all(n >= 1 for n in source.shape):
                 pool.append(
                     b.extern(
@@ -74,7 +123,8 @@ def random_program(seed: int) -> LoopProgram:
             target = choose.choice([v for v in pool if v.buffer.startswith("in")])
             whole = b.program.buffers[target.buffer]
             view = View(target.buffer, whole.shape, whole.stride)
-            if len({v.shape for v in (view, source)}) == 1:
+            same_place = source.buffer != view.buffer or (source.stride, source.offset) == (view.stride, 0)
+            if view.shape == source.shape and same_place:  # an operation never reads other elements of what it writes
                 b.pointwise(f"update_{step}", lambda v: p.mul(v, 0.5), source, out=view)
     temporaries = [v for v in pool if v.buffer.startswith("t")] or [b.pointwise("last", p.relu, pool[0])]
     return b.done(*choose.sample(temporaries, min(len(temporaries), choose.randint(1, 3))))

@@ -60,7 +60,8 @@ class _Row:
         """Where in row memory the access goes, or None if that cannot be expressed."""
         offset, coefficients = nest.table[access.index]
         if self.levels is None:
-            return _rebuild_index(offset - self.base, coefficients[nest.outer :], tuple(inner))
+            moving = coefficients[nest.outer :] if inner else ()  # a reduction's epilogue runs outside of its inner loops
+            return _rebuild_index(offset - self.base, moving, tuple(inner))
         placed = place_in_block(self.levels, strides_of((offset, coefficients), nest.extents, nest.outer), offset - self.base)
         if placed is None:
             return None
@@ -76,7 +77,7 @@ class _Row:
 @lru_cache(maxsize=1 << 14)
 def _rebuild_index(offset: Dim, coefficients: tuple[Dim, ...], symbols: tuple[Expr, ...]) -> Dim:
     index = offset
-    for coefficient, sym in zip(coefficients, symbols):
+    for coefficient, sym in zip(coefficients, symbols, strict=True):
         if not is_zero(coefficient):
             index = index + sym * coefficient
     return index
@@ -136,13 +137,14 @@ class _Emitter:
         symbols = self.outer + inner
         if unit.role == "finish":  # the nest's inner axes do not exist here, and nothing depends on them
             inner, symbols = (), self.outer
+        width = nest.outer if unit.role == "finish" else len(nest.extents)
         accumulator: LocalValue | None = self.results.get(nest.position)
 
         def dim(index: Dim) -> Dim:
             vector = nest.table.get(index)
             if vector is not None:
-                return _rebuild_index(*vector, symbols)
-            mapping: dict[Expr, Dim] = {sym: _rebuild_index(*nest.table[sym], symbols) for sym in free_symbols(index) if sym in nest.table}
+                return _rebuild_index(vector[0], vector[1][:width], symbols)
+            mapping: dict[Expr, Dim] = {sym: _rebuild_index(0, nest.table[sym][1][:width], symbols) for sym in free_symbols(index) if sym in nest.table}
             return substitute(index, mapping)
 
         def load(node: Load) -> Expression | None:
@@ -214,10 +216,8 @@ class _Emitter:
             return None
         access = Access(node.buffer, node.index, True, False)
         for item in items:
-            here = item.stage == stage
-            if (here and (len(items) == 1 or elementwise(item.nest, item.access, nest, access))) or (
-                len(items) == 1 and not self.stages[item.stage].inner
-            ):
+            visible = item.stage == stage or not self.stages[item.stage].inner
+            if visible and elementwise(item.nest, item.access, nest, access):
                 return ir.cast(self._name(item), node.dtype)
         if len(items) == 1 and (isinstance(items[0].value, Constant) or self._repeatable(items[0], nest, access, stage)):
             return ir.cast(items[0].value, node.dtype)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Pointwise, Scan
-from fusewright.schedule.axes import Access, Nest, Recipe, divide, hint, merge_axes, same, same_all
+from fusewright.schedule.axes import Access, Nest, Recipe, divide, hint, is_zero, merge_axes, same, same_all
+from fusewright.schedule.expressions import survey
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,11 @@ class Unit:
     nest: Nest
     role: str
     stage: int = -1
+
+    @property
+    def inner(self) -> tuple[Dim, ...]:
+        """Extents of its inner loops now (`Stager` may split them while it looks for a stage)."""
+        return () if self.role == "finish" else self.nest.extents[self.nest.outer :]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +46,9 @@ def at_inner(nest: Nest, access: Access) -> tuple[Dim, tuple[Dim, ...]]:
 
 
 def elementwise(writer: Nest, stored: Access, reader: Nest, loaded: Access) -> bool:
-    """Whether both touch the same element at the same inner point (their inner axes being the same loops)."""
+    """Whether both touch the same element at the same inner point (their inner axes being the same loops, unless neither moves along any)."""
     (offset_w, w), (offset_r, r) = at_inner(writer, stored), at_inner(reader, loaded)
-    return same(offset_w, offset_r) and same_all(w, r)
+    return same(offset_w, offset_r) and (same_all(w, r) or (all(map(is_zero, w)) and all(map(is_zero, r))))
 
 
 class Stager:
@@ -76,13 +82,15 @@ class Stager:
     def _place(self, nest: Nest) -> None:
         dependencies = self._dependencies(nest)
         if isinstance(nest.operation, Pointwise):
-            unit = self._put(Unit(nest, "pointwise"), nest.extents[nest.outer :], dependencies, 0)
+            unit = self._put(Unit(nest, "pointwise"), dependencies, 0)
         elif isinstance(nest.operation, Scan):
-            unit = self._put(Unit(nest, "scan"), nest.extents[nest.outer :], dependencies, 0)
+            unit = self._put(Unit(nest, "scan"), dependencies, 0)
         else:
-            reduce = self._put(Unit(nest, "reduce"), nest.extents[nest.outer :], dependencies, 0)
+            reduce = self._put(Unit(nest, "reduce"), dependencies, 0)
             least = max([reduce.stage + 1, *(item.stage + bool(self.stages[item.stage].inner) for item, _, _ in dependencies)])
-            unit = self._put(Unit(nest, "finish"), (), [], least)
+            loads = {(load.buffer, load.index) for load in survey([nest.operation.finish]).loads}
+            late = [item for item in dependencies if item[2].store or (item[2].buffer, item[2].index) in loads]
+            unit = self._put(Unit(nest, "finish"), late, least)
             for access in nest.accesses:  # the value is read where it is reduced
                 if not access.store:
                     self.read.setdefault(access.buffer, []).append((reduce, access))
@@ -103,30 +111,30 @@ class Stager:
                 found.extend((*reader, access) for reader in self.read.get(access.buffer, ()) if reader[0].nest is not nest)
         return found
 
-    def _put(self, unit: Unit, inner: tuple[Dim, ...], dependencies: list[tuple[Unit, Access, Access]], least: int) -> Unit:
+    def _put(self, unit: Unit, dependencies: list[tuple[Unit, Access, Access]], least: int) -> Unit:
         least = max([least, *(earlier.stage for earlier, _, _ in dependencies)])
         for number in range(least, len(self.stages)):
-            if self._fits(number, unit, inner, dependencies):
+            if self._fits(number, unit, dependencies):
                 break
         else:
             number = len(self.stages)
-            self.stages.append(StagePlan(inner))
+            self.stages.append(StagePlan(unit.inner))
         self.stages[number].units.append(unit)
         self.stages[number].fixed |= unit.role == "scan"
         unit.stage = number
         return unit
 
-    def _fits(self, number: int, unit: Unit, inner: tuple[Dim, ...], dependencies: list[tuple[Unit, Access, Access]]) -> bool:
+    def _fits(self, number: int, unit: Unit, dependencies: list[tuple[Unit, Access, Access]]) -> bool:
         stage = self.stages[number]
         here = [dependency for dependency in dependencies if dependency[0].stage == number]
-        if unit.role == "finish":
-            return not stage.inner and not here
+        if unit.role == "finish" and stage.inner:
+            return False
         if unit.role in ("reduce", "scan") and any(item.role == "scan" for item in stage.units):
             return False
         if unit.role == "scan" and any(item.role == "reduce" for item in stage.units):
             return False
-        if not same_all(stage.inner, inner):
-            if not here or stage.fixed or unit.role == "scan" or not self._refine(stage, unit.nest, inner):
+        if not same_all(stage.inner, unit.inner):
+            if not here or stage.fixed or unit.role == "scan" or not self._refine(stage, unit.nest, unit.inner):
                 return False
         return all(
             elementwise(earlier.nest, theirs, unit.nest, ours) and earlier.role in ("pointwise", "finish", "scan")
