@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusewright.capture.signals import GraphBreak
+from fusewright.capture.signals import GraphBreak, SkipFrame
 from tests.capture.border import capture, check, guarded, holds, run, same
 from tests.capture.border_programs import PROGRAMS, numbers
 
@@ -290,3 +290,40 @@ def test_a_lazy_module_is_not_touched() -> None:
 
     same(numbers() * 2, run(capture(f, (numbers(),)), f, (numbers(),)))
     assert not touched
+
+
+def test_memory_of_written_inputs_stays_apart() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        x[0].mul_(2)
+        return y + z
+
+    base = numbers()
+    shared = capture(f, (numbers(), base[0], base[1]))  # y and z may share memory: nothing writes to them
+    assert holds(shared, f, (numbers(), base[0], base[1])) and not holds(shared, f, (base, base[0], numbers()[1]))
+    with pytest.raises((GraphBreak, SkipFrame)) as caught:
+        capture(f, (base, base[0], base[1]))
+    assert caught.value.code == "overlapping-inputs"
+
+    def fresh(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x.clone().add_(1) + y
+
+    assert holds(capture(fresh, (base[0], base[1])), fresh, (base[0], base[1]))  # writes to its own memory only
+
+
+def test_batch_norm_in_training_writes_to_its_buffers() -> None:
+    module = torch.nn.BatchNorm1d(4)
+    frame = capture(apply, (module, numbers()))
+    assert guarded(frame, "NO_OVERLAP") and holds(frame, apply, (module, numbers()))
+    assert not guarded(capture(apply, (module.eval(), numbers())), "NO_OVERLAP")
+
+
+@pytest.mark.parametrize("level", ["aten", "torch"])
+def test_two_views_of_one_tensor(level: str) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x.relu() + y
+
+    def make() -> tuple[Any, ...]:
+        base = numbers()
+        return base[0], base[1]
+
+    check(f, make, level)

@@ -8,6 +8,7 @@ that look at its identity alone.
 from __future__ import annotations
 
 import collections
+import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -317,7 +318,7 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
     if found is None:
         raise UserException(ValueError(f"{type(owner).__name__}.{name}(x): x not in {type(owner).__name__}"))
     if name == "remove":
-        owner.__delitem__(found)
+        operator.delitem(owner, found)  # type: ignore[arg-type]
         return None
     return found
 

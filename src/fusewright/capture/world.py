@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import collections
 import enum
-import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture import protocols
+from fusewright.capture.aliasing import alias_guards
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.effects import Effects
 from fusewright.capture.guards import MISSING, Guard, GuardKind
 from fusewright.capture.native import native
 from fusewright.capture.signals import GraphBreak, UserException
-from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Local, Source
+from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.torch_state import capture_global_state
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import constant, context, function, module, tensor
@@ -260,49 +260,17 @@ class World:
             Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads")
             for real, source, traced in self.inputs
         ]
-        return (settings, *self._guards.values(), *tensors, *sizes, *self._alias_guards())
+        return (settings, *self._guards.values(), *tensors, *sizes, *alias_guards(self))
 
-    def _alias_guards(self) -> list[Guard]:
-        """DIFFERENT: arguments of one type, and whatever is written to against others of its type, must stay distinct objects."""
-        groups: dict[object, list[Outside]] = {}
+    def outside_objects(self) -> Iterable[Outside]:
+        """The records of all outside objects."""
+        return self._by_real.values()
+
+    def written_objects(self) -> set[int]:
+        """Identities of the outside objects (and instance dictionaries) that may have been written to."""
         written = {id(self.real_of(store.target)) for store in self.effects.slots.values()}
         written |= {id(namespace.real) for namespace in self._dicts if namespace.stores}
-        written |= {id(shadow.real) for shadow in self.effects.shadows}
-        written_types: set[object] = set()
-        for record in self._by_real.values():
-            if (
-                isinstance(record.source, (Constant, InstanceDict))
-                or constant.is_constant(record.real)
-                or isinstance(record.real, (types.FunctionType, types.ModuleType, type))
-            ):
-                continue
-            kind: object = torch.Tensor if isinstance(record.real, torch.Tensor) else type(record.real)
-            groups.setdefault(kind, []).append(record)
-            if id(record.real) in written or (type(record.real).__dictoffset__ and id(getattr(record.real, "__dict__", None)) in written):
-                written_types.add(kind)
-        guards = []
-        if self._graph_mutates() and len(self.inputs) > 1:
-            written_types.add(torch.Tensor)
-            places = tuple(source for _, source, _ in self.inputs)
-            if not _share_storage([real for real, _, _ in self.inputs]):
-                guards.append(Guard("NO_OVERLAP", places[0], places, "the graph writes to tensors in place"))
-            else:
-                raise GraphBreak("overlapping-inputs", "two inputs share memory, and the graph writes to tensors in place")
-        for kind, records in groups.items():
-            chosen = records if kind in written_types else [record for record in records if _is_argument(record.source)]
-            sources = tuple(dict.fromkeys(record.source for record in chosen))
-            if len(sources) > 1:
-                guards.append(Guard("DIFFERENT", sources[0], sources, f"distinct objects ({getattr(kind, '__name__', kind)})"))
-        return guards
-
-    def _graph_mutates(self) -> bool:
-        """Whether the graph may write to an input: an operator with a mutable argument; at torch level, where that is unknown, any call."""
-        for node in self.recorder.graph.nodes:
-            if node.op in ("call_function", "call_method"):
-                schema = getattr(node.target, "_schema", None)
-                if (schema is None and node.target is not operator.getitem) or (schema is not None and schema.is_mutable):
-                    return True
-        return False
+        return written | {id(shadow.real) for shadow in self.effects.shadows}
 
     # Names.
 
@@ -510,15 +478,6 @@ class World:
         while len(context.snapshot().function_modes) > len(self.state.function_modes):
             torch.overrides._pop_mode()
         context.restore(self.state)
-
-
-def _share_storage(tensors: list[torch.Tensor]) -> bool:
-    addresses = [real.untyped_storage()._cdata for real in tensors if real.numel()]
-    return len(set(addresses)) < len(addresses)
-
-
-def _is_argument(source: Source) -> bool:
-    return isinstance(source, Local) or (isinstance(source, Item) and isinstance(source.base, Local))
 
 
 def _getattr_dict(world: World, stand_in: OutsideDict, name: str) -> Any:

@@ -42,7 +42,7 @@ FROZEN_TYPES: frozenset[type] = frozenset({
     fractions.Fraction, datetime.date, datetime.datetime, datetime.timedelta, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
     pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag, operator.itemgetter,
     operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any),
-    type(typing.Callable[..., int]), type(typing.Optional[int]), type(typing.Optional), type(typing.Callable),  # noqa: UP006, UP007, UP045
+    type(typing.Callable[..., int]), type(typing.Optional[int]), type(typing.Optional), type(typing.Callable),  # noqa: UP045
     types.GetSetDescriptorType, types.MemberDescriptorType,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property, functools.cached_property,
 })  # fmt: skip
@@ -84,4 +84,4 @@ def load_slice(world: World, real: slice, source: Source) -> object:
     return slice(*(world.load(getattr(real, part), Attribute(source, part)) for part in ("start", "stop", "step")))
 
 
-EXACT = dict.fromkeys(EQUALS_TYPES, load_equals) | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is) | {slice: load_slice}
+EXACT: dict[type, Any] = dict.fromkeys(EQUALS_TYPES, load_equals) | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is) | {slice: load_slice}

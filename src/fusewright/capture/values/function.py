@@ -112,7 +112,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
 )  # fmt: skip
 
-EXACT = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
+EXACT: dict[type, Any] = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
     types.BuiltinFunctionType: load_builtin,
     types.MethodType: load_method,
     functools.partial: load_partial,

@@ -31,11 +31,8 @@ class HoldsElements:
         self.types = frozenset((type(element), element) for element in elements)
 
     def __call__(self, candidate: Any) -> bool:
-        return (
-            type(candidate) is self.cls
-            and len(candidate) == len(self.elements)
-            and self.types == frozenset((type(element), element) for element in candidate)
-        )
+        same_type: bool = type(candidate) is self.cls
+        return same_type and self.types == {(type(element), element) for element in candidate}
 
     def __repr__(self) -> str:
         return f"is the {self.cls.__name__} {set(self.elements)!r}"

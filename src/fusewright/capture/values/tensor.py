@@ -215,8 +215,8 @@ DATA_DEPENDENT = {
     "__complex__": "complex(tensor)",
 }
 
-_ADDRESS = frozenset({"data_ptr", "__cuda_array_interface__", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type", "__array__",
-                      "__dlpack__", "is_shared", "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
+_ADDRESS = frozenset({"data_ptr", "__cuda_array_interface__", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type",
+                      "__array__", "__dlpack__", "is_shared", "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
 
 _AUTOGRAD = frozenset(
     {
