@@ -39,12 +39,20 @@ def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], en
     return infer(op, tuple(args), kwargs, shape_rules.result_device(args, kwargs), env)
 
 
+def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:
+    """The ShapeEnv of a recorded graph: the recorder leaves it on the output node, and passes keep it there."""
+    last = next(reversed(graph.nodes), None)
+    return last.meta.get("env") if last is not None and last.op == "output" else None
+
+
 class Builder:
-    """Adds nodes at the graph's insertion point. `location` is given to every node until it is changed."""
+    """Adds nodes at the graph's insertion point. `location` is given to every node until it is changed.
+
+    `env` is needed for symbolic sizes when the graph has no output yet (see `env_of`)."""
 
     def __init__(self, graph: torch.fx.Graph, env: ShapeEnv | None = None) -> None:
         self.graph = graph
-        self.env = env
+        self.env = env or env_of(graph)
         self.location: tuple[Location, ...] = ()
 
     def call(self, op: OpOverload, *args: object, **kwargs: object) -> torch.fx.Node:

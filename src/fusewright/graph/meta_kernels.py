@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Expr
+from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.types import TensorType
 
@@ -81,9 +81,15 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
         result = op(*lowered_args, **lowered_kwargs)
     for type_, tensor in made:
         after = type_of(tensor, type_.device)
-        if (after.shape, after.stride, after.offset) != (type_.shape, type_.stride, type_.offset):
+        if _layout(after, env) != _layout(type_, env):
             raise MetadataChanged(f"{op} changed the shape of an argument from {type_} to {after}")
     return _lift(result, device)
+
+
+def _layout(type_: TensorType, env: ShapeEnv | None) -> tuple[Dim, ...]:
+    """Shape, strides and offset, with the equalities applied that the kernel itself may have asked for."""
+    dims = (*type_.shape, *type_.stride, type_.offset)
+    return dims if env is None else tuple(map(env.simplify, dims))
 
 
 def _lift(result: object, device: torch.device | None) -> object:

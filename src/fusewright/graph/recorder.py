@@ -29,7 +29,7 @@ from fusewright.graph.schema import OperatorFacts, argument, facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
 from fusewright.graph.symint import dim_of, size_of
-from fusewright.graph.traced_tensor import TracedTensor, make_traced
+from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata
 from fusewright.graph.types import Location, TensorType
 
 Level = Literal["aten", "torch"]
@@ -127,6 +127,7 @@ class Recorder:
             if requires_grad and not tensor.is_leaf:
                 traced = _NonLeaf.apply(traced)
                 traced.node, traced.tensor_type = node, type_
+        traced.input_storage = traced.is_input = True
         traced.original_class = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
         node.meta["example_value"] = traced
         return traced
@@ -175,6 +176,7 @@ class Recorder:
         type_ = replace(type_of(tensor), requires_grad=False)
         node.meta.update(type=type_, location=self._here)
         traced = make_traced(self, node, type_)
+        traced.input_storage = traced.is_input = True
         node.meta["example_value"] = traced
         self._constant_nodes[id(tensor)] = traced
         return traced
@@ -205,6 +207,8 @@ class Recorder:
         Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it then gives the genuine result or error.
         """
         kwargs = kwargs or {}
+        if args and isinstance(args[0], TracedTensor):
+            fn = _refusing(fn)
         self.op_count += 1
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they are now.
         node = self._torch_node(fn, args, kwargs) if self.level == "torch" and not self._depth else None
@@ -224,14 +228,17 @@ class Recorder:
         """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
         if not isinstance(func, OpOverload):
             raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, args, kwargs)
         known = facts(func)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
             with _RecordingMode(self):
                 return func.decompose(*args, **kwargs)
-        special = _SPECIAL.get(func)
-        if special is not None:
-            return special(self, args, kwargs)
-        self._refuse_data_dependent(func, args, kwargs)
+        form = _IN_PLACE_VIEWS.get(func)
+        if form is not None:
+            return self._view_in_place(func, form, args, kwargs)
+        self._refuse(func, args, kwargs)
         node_args, type_args = self._convert_sequence(args)
         node_kwargs: dict[str, object] = {}
         type_kwargs: dict[str, object] = {}
@@ -272,7 +279,25 @@ class Recorder:
 
     # --- dispatch, step by step
 
-    def _refuse_data_dependent(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _view_in_place(self, func: OpOverload, form: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """x.squeeze_() and its kin: from now on the same object stands for the view."""
+        traced = args[0]
+        assert isinstance(traced, TracedTensor)
+        if traced.is_input:
+            raise GraphBreak("inplace-metadata", f"{func} on an input")
+        view = self.dispatch(form, args, kwargs)
+        assert isinstance(view, TracedTensor)
+        move_metadata(traced, func, args, kwargs)
+        traced.node, traced.tensor_type, traced.input_storage = view.node, view.tensor_type, view.input_storage
+        return traced
+
+    def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        for index in facts(func).written:
+            target = argument(func, args, kwargs, index)
+            if type(target) is TracedTensor and _overlaps(target.tensor_type):
+                raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
+        if func is aten.as_strided.default and args[0].input_storage and argument(func, args, kwargs, 3) is not None:  # type: ignore[attr-defined]
+            raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
         refused = _refusal(func)
         if refused is None:
             return
@@ -350,7 +375,12 @@ class Recorder:
             alias = returned[0]
             if alias is not None and alias[0] == "same":
                 return argument(func, args, kwargs, alias[1])
-            return make_traced(self, node, result_type) if isinstance(result_type, TensorType) else self._plain_result(result_type)
+            if not isinstance(result_type, TensorType):
+                return self._plain_result(result_type)
+            traced = make_traced(self, node, result_type)
+            if alias is not None:
+                traced.input_storage = argument(func, args, kwargs, alias[1]).input_storage  # type: ignore[attr-defined]
+            return traced
         assert isinstance(result_type, tuple)
         results: list[object] = []
         for index, item in enumerate(result_type):
@@ -358,7 +388,10 @@ class Recorder:
             if alias is not None and alias[0] == "same":
                 results.append(argument(func, args, kwargs, alias[1]))
             elif isinstance(item, TensorType):
-                results.append(make_traced(self, None if node is None else self._getitem(node, index, item), item))
+                traced = make_traced(self, None if node is None else self._getitem(node, index, item), item)
+                if known.is_view:
+                    traced.input_storage = any(isinstance(a, TracedTensor) and a.input_storage for a in args)
+                results.append(traced)
             else:
                 results.append(self._plain_result(item))
         return results if len(returned) == 1 else tuple(results)
@@ -452,6 +485,14 @@ class Recorder:
 _SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {FloorDiv: operator.floordiv, Mod: operator.mod, Min: min, Max: max}
 
 
+def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
+    """`fn`, or the refusal of TracedTensor that stands for it."""
+    try:
+        return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
+    except TypeError:  # not hashable, so none of ours
+        return fn
+
+
 def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """The operator checks what the types already say."""
 
@@ -464,10 +505,54 @@ def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, 
     return recorder.dispatch(aten.clone.default, (tensor,), {})
 
 
+def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
+    """conj() and its kin give a view with a bit that kernels must heed; traced tensors have no such bit, so the values are computed. The
+    node is marked: for the functionalise pass it still is a view."""
+
+    def lazy(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        traced = recorder.dispatch(form, args, kwargs)
+        if recorder.level == "aten":
+            traced.node.meta["lazy_view"] = True  # type: ignore[attr-defined]
+        return traced
+
+    return lazy
+
+
 _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
     aten.lift_fresh.default: _lift_fresh,
+    aten._conj.default: _resolved(aten._conj_physical.default),
+    aten._neg_view.default: _resolved(aten.neg.default),
+    # With symbolic sizes some native code asks the dispatcher for them.
+    aten.size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
+    aten.size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]
+    aten.sym_size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
+    aten.sym_size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]
+    aten.stride.default: lambda recorder, args, kwargs: list(args[0].stride()),  # type: ignore[attr-defined]
+    aten.stride.int: lambda recorder, args, kwargs: args[0].stride(args[1]),  # type: ignore[attr-defined]
+    aten.sym_stride.default: lambda recorder, args, kwargs: list(args[0].stride()),  # type: ignore[attr-defined]
+    aten.sym_stride.int: lambda recorder, args, kwargs: args[0].stride(args[1]),  # type: ignore[attr-defined]
+    aten.numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
+    aten.sym_numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
+    aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
 }
+
+# In-place operators that change sizes and strides, and the views that they turn their tensor into.
+_IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+
+
+def _overlaps(type_: TensorType) -> bool:
+    """Whether an expanded dimension makes elements share memory (eager then refuses to write)."""
+    return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in zip(type_.shape, type_.stride, strict=True))
+
 
 _refusals: dict[OpOverload, tuple[str, str] | None] = {}
 

@@ -180,6 +180,12 @@ class Sum(Expr):
         for monomial, coefficient_ in self._terms:
             low_term, high_term = _interval_product([(coefficient_, coefficient_), *(interval(atom) for atom in monomial)])
             low, high = low + low_term, high + high_term
+        shared = _shared_atoms(self._terms) if len(self._terms) > 1 else ()
+        if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
+            counts = {_monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
+            quotient = _sum(counts, counts.pop((), 0))
+            low_product, high_product = _interval_product([interval(quotient), *(interval(atom) for atom in shared)])
+            low, high = max(low, low_product + self._constant), min(high, high_product + self._constant)
         if any(_is_relational(atom) for monomial, _ in self._terms for atom in monomial):
             low = max(low, _tighten(self, want_high=False))
             high = min(high, _tighten(self, want_high=True))
@@ -628,10 +634,8 @@ def _monomial_quotient(monomial: Monomial, divisor: Monomial) -> Monomial | None
     return tuple(left_over)
 
 
-def _cancel(a: Dim, k: Expr) -> tuple[Dim, Dim, Dim]:
-    """(a/f, k/f, f) for the largest common factor f that every term of both shows; f is 1 when there is none."""
-    terms = [term for term in (*_all_terms(a), *_all_terms(k)) if term[1]]
-    number = math.gcd(*(count for _, count in terms))
+def _shared_atoms(terms: Sequence[tuple[Monomial, int]]) -> Monomial:
+    """The greatest common monomial of the terms."""
     shared = list(terms[0][0])
     for monomial, _ in terms[1:]:
         pool = list(monomial)
@@ -641,6 +645,14 @@ def _cancel(a: Dim, k: Expr) -> tuple[Dim, Dim, Dim]:
                 pool.remove(atom)
                 kept.append(atom)
         shared = kept
+    return tuple(shared)
+
+
+def _cancel(a: Dim, k: Expr) -> tuple[Dim, Dim, Dim]:
+    """(a/f, k/f, f) for the largest common factor f that every term of both shows; f is 1 when there is none."""
+    terms = [term for term in (*_all_terms(a), *_all_terms(k)) if term[1]]
+    number = math.gcd(*(count for _, count in terms))
+    shared = _shared_atoms(terms)
     if number == 1 and not shared:
         return a, k, 1
     factor = multiply(product(shared), number)
@@ -651,7 +663,7 @@ def _cancel(a: Dim, k: Expr) -> tuple[Dim, Dim, Dim]:
         counts: dict[Monomial, int] = {}
         for monomial, count in _all_terms(d):
             if count:
-                left_over = _monomial_quotient(monomial, tuple(shared))
+                left_over = _monomial_quotient(monomial, shared)
                 assert left_over is not None
                 counts[left_over] = count // number
         return _sum(counts, counts.pop((), 0))

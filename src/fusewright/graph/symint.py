@@ -14,7 +14,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Dim, Relation, maximum, minimum
+from fusewright.graph.sizes import Dim, Expr, Relation, maximum, minimum
+
+
+class _NoUnbackedSymbols:
+    """What PyTorch's helpers see as `node.expr`: they look only for sizes that have no example value, and there are none here."""
+
+    __slots__ = ()
+    free_symbols: frozenset[object] = frozenset()
+
+
+_EXPR = _NoUnbackedSymbols()
 
 
 class SymNode:
@@ -27,12 +37,20 @@ class SymNode:
         self.env = env
 
     shape_env = None  # PyTorch's own environment; its helpers fall back to `guard_bool` when there is none
+    _hint = None  # PyTorch's cache of the example's value; None means not cached
 
     # --- what it is
 
     @property
-    def expr(self) -> Dim:
-        """The symbolic integer (of a boolean node the relation; PyTorch's helpers read it before they ask what it is)."""
+    def expr(self) -> object:
+        """For PyTorch's helpers only; the value is `value`."""
+        return _EXPR
+
+    @property
+    def dim(self) -> Dim:
+        """The symbolic integer. Raises TypeError for a boolean or a float."""
+        if not self.is_int():
+            raise TypeError(f"{self.value} is not an integer")
         return self.value  # type: ignore[return-value]
 
     @property
@@ -97,7 +115,7 @@ class SymNode:
         return self.guard_bool("", 0)
 
     def guard_int(self, file: str, line: int) -> int:
-        return int(self.value) if isinstance(self.value, (bool, float)) else self.env.specialise(self.expr)
+        return int(self.value) if isinstance(self.value, (bool, float)) else self.env.specialise(self.dim)
 
     def guard_float(self, file: str, line: int) -> float:
         return self.value if isinstance(self.value, float) else float(self.guard_int(file, line))
@@ -138,7 +156,7 @@ class SymNode:
 
     def _arithmetic(self, other: SymNode, operation: Callable[[Dim, Dim], Dim]) -> SymNode:
         if self._integers(other):
-            return SymNode(self.env.simplify(operation(self.expr, other.expr)), self.env)
+            return SymNode(self.env.simplify(operation(self.dim, other.dim)), self.env)
         return SymNode(operation(self._number(), other._number()), self.env)  # type: ignore[arg-type]
 
     def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
@@ -157,7 +175,7 @@ class SymNode:
         return self._arithmetic(other, operator.mul)
 
     def _divide(self, other: SymNode, operation: Callable[[Dim, Dim], Dim]) -> SymNode:
-        if self._integers(other) and not self.env.guard(Relation("!=", other.expr, 0)):
+        if self._integers(other) and not self.env.guard(Relation("!=", other.dim, 0)):
             raise ZeroDivisionError("integer division or modulo by zero")
         return self._arithmetic(other, operation)
 
@@ -178,19 +196,19 @@ class SymNode:
         if self._integers(other):
             power = other.guard_int("", 0)
             if power >= 0:
-                return SymNode(self.expr**power, self.env)
+                return SymNode(self.dim**power, self.env)
         return SymNode(float(self._number()) ** other._number(), self.env)
 
     float_pow = pow_by_natural = pow
 
     def neg(self) -> SymNode:
-        return SymNode(-self.value if isinstance(self.value, float) else -self.expr, self.env)
+        return SymNode(-self.value if isinstance(self.value, float) else -self.dim, self.env)
 
     def pos(self) -> SymNode:
         return self
 
     def abs(self) -> SymNode:
-        return SymNode(abs(self.value), self.env) if isinstance(self.value, float) else SymNode(maximum(self.expr, -self.expr), self.env)
+        return SymNode(abs(self.value), self.env) if isinstance(self.value, float) else SymNode(maximum(self.dim, -self.dim), self.env)
 
     def _rounded(self, rounding: Callable[[float], int]) -> SymNode:
         return SymNode(rounding(self.value), self.env) if isinstance(self.value, float) else self
@@ -221,7 +239,7 @@ class SymNode:
     def _relation(self, other: SymNode, op: str, swap: bool = False) -> SymNode:
         left, right = (other, self) if swap else (self, other)
         if left.is_int() and right.is_int():
-            relation = Relation(op, left.expr, right.expr)  # type: ignore[arg-type]
+            relation = Relation(op, left.dim, right.dim)  # type: ignore[arg-type]
             answer = self.env.known(relation)
             return SymNode(relation if answer is None else answer, self.env)
         plain = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le}[op]
@@ -327,18 +345,17 @@ def dim_of(size: object) -> Dim:
     if isinstance(size, torch.SymInt):
         size = size.node
     if isinstance(size, SymNode):
-        if not size.is_int():
-            raise TypeError(f"{size.value} is not an integer")
-        return size.expr
+        return size.dim
     if isinstance(size, int):
         return size
-    python_node = getattr(size, "expr", None)
-    if python_node is None:
-        constant = getattr(size, "maybe_as_int", lambda: None)()
-        if constant is None:
-            raise TypeError(f"{size!r} is not a size of this capture")
+    constant = getattr(size, "maybe_as_int", lambda: None)()
+    if constant is not None:
         return constant
-    return python_node
+    # A node of ours that C++ hands back in its own wrapper.
+    value = getattr(size, "value", None)
+    if not isinstance(value, (int, Expr)):
+        raise TypeError(f"{size!r} is not a size of this capture")
+    return value
 
 
 def size_of(d: Dim, env: ShapeEnv | None) -> int | torch.SymInt:

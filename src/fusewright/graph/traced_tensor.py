@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.symint import size_of
@@ -34,12 +35,16 @@ class TracedTensor(torch.Tensor):
     node            its node in the recorder's graph (None only inside a torch-level call)
     tensor_type     its TensorType when it was made (not called `type`: torch.Tensor.type is a method that user code calls)
     original_class  torch.Tensor or torch.nn.Parameter: the class of the real input that it stands for
+    input_storage   it is an input or a view of one, so its storage is larger and starts earlier than its type tells
+    is_input        it is an input itself: an object that exists outside
     """
 
     recorder: Recorder
     node: torch.fx.Node
     tensor_type: TensorType
     original_class: type
+    input_storage: bool
+    is_input: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -66,6 +71,13 @@ class TracedTensor(torch.Tensor):
     untyped_storage = _data_method("untyped_storage", "operator-failed")
 
 
+# Called through the class (torch.Tensor.tolist(x)) these would miss the refusals above.
+DATA_METHODS: dict[object, object] = {
+    getattr(torch.Tensor, name): getattr(TracedTensor, name)
+    for name in ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "__repr__")
+}
+
+
 def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorType, requires_grad: bool = False) -> TracedTensor:
     """A traced tensor of this type, standing for `node`."""
     shape, stride, offset = type_.shape, type_.stride, type_.offset
@@ -87,7 +99,14 @@ def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorTyp
     traced.node = node  # type: ignore[assignment]
     traced.tensor_type = type_
     traced.original_class = torch.Tensor
+    traced.input_storage = traced.is_input = False
     return traced
+
+
+def move_metadata(traced: TracedTensor, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """Let an in-place view operator (squeeze_, transpose_, …) change the sizes and strides of the traced tensor itself."""
+    with torch._C._DisableTorchDispatch():
+        func(*args, **kwargs)
 
 
 def _recorder_of(values: tuple[object, ...]) -> Recorder:

@@ -152,8 +152,13 @@ def index_put_and_diagonal(r, x, y):
     return [r.call(torch.add, (x, y))]
 
 
+LIBRARY = torch.library.Library("fusewright_test", "DEF")
+LIBRARY.define("bump_(Tensor(a!) x, Tensor y) -> ()")
+LIBRARY.impl("bump_", lambda x, y: (x.add_(y), None)[1], "CompositeExplicitAutograd")
+
+
 def no_pure_form(r, x, y):
-    r.call(torch.ops.aten.fill_diagonal_.default, (x, 3.0))
+    r.call(torch.ops.fusewright_test.bump_.default, (x, y))
     return [x, r.call(torch.add, (x, y))]
 
 
@@ -187,6 +192,25 @@ def test_program(program: Program, layout: str) -> None:
         inputs = [torch.randn(4, 8)[:, ::2] for _ in inputs]
     check(program, inputs)
     check(program, inputs, functionalise)
+
+
+def test_refused_conjugate_of_an_input() -> None:
+    def program(r, x):
+        return [r.call(torch.Tensor.conj, (x,))]
+
+    graph, _ = record(program, [torch.randn(4, dtype=torch.complex64)])
+    with pytest.raises(passes.CannotFunctionalise, match="conjugate"):
+        passes.run(graph)
+
+
+def test_conjugate_follows_its_base() -> None:
+    def program(r, x):
+        y = r.call(torch.clone, (x,))
+        conjugate = r.call(torch.Tensor.conj, (y,))
+        r.call(torch.Tensor.mul_, (y, 2j))
+        return [r.call(torch.add, (conjugate, 1))]
+
+    check(program, [torch.randn(4, dtype=torch.complex64)])
 
 
 def test_refused() -> None:

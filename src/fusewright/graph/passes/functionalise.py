@@ -19,7 +19,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.builder import Builder, is_dense, same_strides
+from fusewright.graph.builder import Builder, env_of, is_dense, same_strides
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.views import PARTS, SCATTERS, CannotFunctionalise, ViewStep
 from fusewright.graph.schema import facts
@@ -104,7 +104,7 @@ class _Functionaliser:
     def __init__(self, old: torch.fx.Graph) -> None:
         self.old = old
         self.new = torch.fx.Graph()
-        self.build = Builder(self.new)
+        self.build = Builder(self.new, env_of(old))
         self.refs: dict[torch.fx.Node, _Ref] = {}  # recorded tensors
         self.plain: dict[torch.fx.Node, torch.fx.Node] = {}  # recorded tuples and sizes
         self.inputs: list[_Storage] = []
@@ -149,6 +149,8 @@ class _Functionaliser:
             self._mutation(node)
         elif op in PARTS and node.args[0] in self.refs:
             pass  # its items are views of their own
+        elif node.meta.get("lazy_view"):
+            self._view(node, self.refs[node.args[0]], ViewStep(op, ()))  # type: ignore[index]
         elif known.is_view and isinstance(node.meta["type"], TensorType) and known.returned[0] == ("view", 0):
             parent = self.refs[node.args[0]]  # type: ignore[index]
             self._view(node, parent, ViewStep(op, node.args[1:], dict(node.kwargs)))
@@ -358,6 +360,8 @@ class _Functionaliser:
             ref = self.refs.get(old)
             if ref is None:
                 return self.plain[old]
+            if _is_lazy(ref) and any(ref.storage is storage for storage in self.inputs):
+                raise CannotFunctionalise("a result is a conjugate or negative view of an input")
             if ref.storage.version == 0:
                 return self._read(ref)
             is_input = any(ref.storage is storage for storage in mutated)
@@ -400,6 +404,11 @@ _SPECIAL = {
     aten.fill_.Scalar: lambda self, node, target: _full(self, target, node.args[1]),
     aten.zero_.default: lambda self, node, target: _full(self, target, 0),
 }
+
+
+def _is_lazy(ref: _Ref) -> bool:
+    """Whether a step on the way computes, so that the tensor is no true view of its root."""
+    return ref.step is not None and ref.parent is not None and (not facts(ref.step.op).is_view or _is_lazy(ref.parent))
 
 
 def _argument(node: torch.fx.Node, op: OpOverload, index: int) -> object:

@@ -60,7 +60,7 @@ def _reshape_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: to
 
 
 def _same_op(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
-    """Operators that are their own inverse: t, transpose, conjugate and negative views."""
+    """Operators that are their own inverse: t, transpose, conjugation, negation."""
     return build.call(step.op, value, *step.args, **step.kwargs)
 
 
@@ -119,8 +119,8 @@ SCATTERS: dict[OpOverload, Scatter] = {
     aten.view.dtype: _dtype_back,
     aten.t.default: _same_op,
     aten.transpose.int: _same_op,
-    aten._conj.default: _same_op,
-    aten._neg_view.default: _same_op,
+    aten._conj_physical.default: _same_op,
+    aten.neg.default: _same_op,
     aten.permute.default: _permute_back,
     aten.unsqueeze.default: _unsqueeze_back,
     aten.squeeze.default: _squeeze_back,

@@ -142,7 +142,7 @@ def _to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non
     return TensorType(self.shape, strides, dtype or self.dtype, self.device if device is None else exact_device(device))
 
 
-def _draw(self: TensorType, *options: object, generator: None = None) -> TensorType:
+def _draw(self: TensorType, p: object, *, generator: None = None) -> TensorType:
     return TensorType(self.shape, contiguous_strides(self.shape), self.dtype, self.device)
 
 

@@ -17,6 +17,7 @@ from fusewright.graph.rules.common import (
     same,
     same_shape,
     suggested_strides,
+    suggests_channels_last,
 )
 from fusewright.graph.rules.views import _transpose
 from fusewright.graph.sizes import Dim, floor_div, maximum
@@ -102,10 +103,9 @@ def _convolution(
             shape.append(floor_div(size + 2 * pad - reach - 1, step) + 1)
     if any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
-    if is_contiguous(input) and is_contiguous(weight):
-        ambiguous = (is_channels_last(input) or is_channels_last(weight)) and not (is_channels_last(input) and is_contiguous(input))
-        return NotImplemented if ambiguous else fresh(shape, input)
-    return NotImplemented
+    if not is_contiguous(input) or not is_contiguous(weight) or suggests_channels_last(input) or suggests_channels_last(weight):
+        return NotImplemented  # the layout depends on the library that computes it
+    return fresh(shape, input)
 
 
 def _window(size: Dim, kernel: int, step: int, pad: int, gap: int, ceil_mode: bool) -> Dim:

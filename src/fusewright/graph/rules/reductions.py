@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
-from fusewright.graph.rules.common import Rule, axis_of, fresh, is_contiguous, is_integral, same_shape, suggested_strides
+from fusewright.graph.rules.common import Rule, axis_of, fresh, is_contiguous, is_integral, same_shape
 from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType
 
@@ -86,7 +86,7 @@ def _softmax(self: TensorType, dim: int, half_to_float: bool) -> object:
     if not self.dtype.is_floating_point:
         return NotImplemented
     axis_of(dim, self.ndim)
-    return TensorType(self.shape, suggested_strides(self), torch.float32 if half_to_float else self.dtype, self.device)
+    return fresh(self.shape, self, torch.float32 if half_to_float else self.dtype)
 
 
 def _safe_softmax(self: TensorType, dim: int, dtype: torch.dtype | None = None) -> object:

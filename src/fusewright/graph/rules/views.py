@@ -244,7 +244,15 @@ def _scattered(self: TensorType, src: TensorType, place: TensorType) -> object:
     return dense if dense.stride == self.stride else NotImplemented
 
 
+def _backward_of_view(grad_output: TensorType, input_sizes: Sequence[Dim], *place: object) -> TensorType:
+    """The gradient of a slice, select or diagonal: zeros of the input's size, written in part."""
+    return fresh(input_sizes, grad_output)
+
+
 RULES: dict[OpOverload, Rule] = {
+    aten.slice_backward.default: _backward_of_view,
+    aten.select_backward.default: _backward_of_view,
+    aten.diagonal_backward.default: _backward_of_view,
     aten.alias.default: _identity,
     aten.detach.default: _identity,
     aten.view.default: _reshape,

@@ -1,0 +1,73 @@
+"""Guards on symbolic sizes: asked once, answered from what was learnt, never guessed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusewright.capture.signals import GraphBreak
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.sizes import Relation, symbol
+from fusewright.graph.symint import dim_of, size_of
+
+
+def test_guard_is_recorded_once_and_learnt_from() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 8, "source")
+    assert env.guard(Relation("<", 5, s)) and env.guard(Relation("<", 4, s)) and env.guard(Relation("<=", 6, s))
+    assert not env.guard(Relation("<", s, 3))
+    assert [str(g) for g in env.guards] == ["5 < s0"]
+    assert env.known(Relation("==", s, 2)) is False and env.known(Relation("==", s, 9)) is None
+
+
+def test_equality_replaces_the_symbol() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 8, None), env.create("s1", 8, None)
+    assert env.guard(Relation("==", s, t)) and env.known(Relation("==", s * 2, t * 2)) is True
+    assert env.specialise(t) == 8 and env.simplify(s * 3 + t) == 32
+    assert not env.guard(Relation("==", s, 9)) and len(env.guards) == 2
+
+
+def test_inequality_is_learnt() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 8, None), env.create("s1", 7, None)
+    assert not env.guard(Relation("==", s, t)) and env.known(Relation("==", t, s)) is False
+    assert [str(g) for g in env.guards] == ["s0 != s1"]
+
+
+def test_divisibility_is_learnt() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 24, None)
+    assert env.guard(Relation("==", s % 8, 0)) and env.is_multiple(s, 4) and not env.is_multiple(s, 16)
+    assert env.known(Relation("==", (s // 8) * 8, s)) is True
+    assert env.known(Relation("==", s, 20)) is False
+    assert len(env.guards) == 1
+
+
+def test_hints_and_ranges() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 8, None)
+    assert env.hint(s * 2 + 1) == 17 and env.known(Relation("!=", s, 1)) is True
+    with pytest.raises(ValueError, match="outside"):
+        env.create("s1", 1, None)
+    with pytest.raises(GraphBreak):
+        env.hint(symbol("other"))
+
+
+def test_symint_arithmetic() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 8, None)
+    n = size_of(s, env)
+    assert str(n * 3 + 1) == "s0*3 + 1" and str((n * 6) // 3) == "s0*2" and (n * 6) % 3 == 0 and n - n == 0
+    assert dim_of(7 - n) == 7 - s and dim_of(torch.sym_max(n, 9)) == dim_of(torch.sym_max(9, n)) and dim_of(n**2) == s * s
+    assert not env.guards and (n > 1) and not (n < 2) and not env.guards
+    assert n > 4 and [str(g) for g in env.guards] == ["4 < s0"]
+    assert n / 2 == 4.0 and range(n)[-1] == 7 and len(env.guards) == 2
+    with pytest.raises(ZeroDivisionError):
+        n // 0
+
+
+def test_zero_divisor_is_guarded() -> None:
+    env = ShapeEnv()
+    n = size_of(env.create("s0", 8, None, lower=0), env)
+    assert str(16 // n) == "16//s0" and [str(g) for g in env.guards] == ["s0 != 0"]
