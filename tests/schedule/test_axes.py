@@ -29,7 +29,7 @@ def nest_of(build: object) -> object:
     b = Builder()
     build(b)  # type: ignore[operator]
     operation = b.program.operations[-1]
-    return make_nest(0, operation, touch(operation))
+    return make_nest(0, operation, touch(operation, {}))
 
 
 def test_contiguous_axes_merge_and_broadcasts_do_not() -> None:

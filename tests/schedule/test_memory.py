@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,3 +102,23 @@ def test_verify_finds_an_overlap() -> None:
         plan.placements[name] = memory.Placement(0, plan.placements[name].size)
     with pytest.raises(PlanError, match="overlap"):
         verify(plan)
+
+
+def test_the_result_of_an_in_place_call_keeps_its_memory_alive() -> None:
+    """add_ returns its argument: while the result is read, nothing else may be placed there, nor run across the call."""
+    b = Builder()
+    x, y = b.input(64, 32), b.input(64, 32)
+    first = b.pointwise("first", p.relu, x)
+    before = b.pointwise("before", p.tanh, first)
+    same = b.extern("add_", torch.ops.aten.add_.Tensor, first, y, shape=(64, 32))
+    (call,) = [k for k, operation in enumerate(b.program.operations) if operation.name == "add_"]
+    b.program.operations[call] = replace(b.program.operations[call], mutates=(first.buffer,))
+    between = b.extern("sigmoid", SIGMOID, before, shape=(64, 32), placement="out")
+    program = b.done(b.pointwise("last", p.add, same, between))
+    plan = schedule(program)
+    verify(plan)
+    last_read = max(k for k, step in enumerate(plan.steps) if hasattr(step, "kernel") and same.buffer in plan.kernels[step.kernel].buffers)
+    clash = [
+        name for name, place in plan.placements.items() if place.offset == plan.placements[first.buffer].offset and name != first.buffer
+    ]
+    assert last_read == len(plan.steps) - 1 and not clash

@@ -6,9 +6,12 @@ valid order, and an edge always leads from an earlier operation to a later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+import torch
 
 from fusewright.loops import ir
 from fusewright.loops.ir import BufferRef, Expression, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
@@ -27,7 +30,8 @@ class Touch:
 @dataclass(slots=True)
 class Dependencies:
     """predecessors[k]: positions of the operations that must run before operation k (direct ones). kept: buffers that outlive the program
-    (outputs, inputs that are written). readers: positions that read each buffer; writers: positions that write it."""
+    (outputs, inputs that are written). shared: see `shared_memory`. readers: positions that read each buffer; writers: positions that
+    write it."""
 
     operations: list[Operation]
     touches: list[Touch]
@@ -35,6 +39,7 @@ class Dependencies:
     kept: frozenset[str]
     readers: dict[str, list[int]]
     writers: dict[str, list[int]]
+    shared: dict[str, frozenset[str]]
 
 
 def roots(operation: Pointwise | Reduction | Scan) -> Iterator[Expression]:
@@ -62,7 +67,39 @@ def extern_reads(extern: Extern) -> list[str]:
     return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs)))]
 
 
-def touch(operation: Operation) -> Touch:
+@lru_cache(maxsize=1 << 10)
+def _returns_alias(target: torch._ops.OpOverload) -> bool:
+    """Whether some result of the operator shares memory with an argument (an in-place operator returns its argument)."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def shared_memory(operations: Iterable[Operation]) -> dict[str, frozenset[str]]:
+    """The buffers whose memory a returned result of an extern may be: who reads the result reads those too, and keeps them alive."""
+    shared: dict[str, frozenset[str]] = {}
+    for operation in operations:
+        if isinstance(operation, Extern) and operation.placement == "returned" and _returns_alias(operation.target):
+            bases = {*extern_reads(operation), *operation.mutates}
+            for name in tuple(bases):
+                bases |= shared.get(name, frozenset())
+            for output in operation.outputs:
+                if output is not None:
+                    shared[output] = frozenset(bases) - {output}
+    return shared
+
+
+def touch(operation: Operation, shared: Mapping[str, frozenset[str]]) -> Touch:
+    """Names in `shared` count with the buffers whose memory they are."""
+    entry = _touch(operation)
+    if shared:
+        for name in entry.reads & shared.keys():
+            entry.reads |= shared[name]
+        for name in entry.writes & shared.keys():
+            entry.writes |= shared[name]
+    return entry
+
+
+def _touch(operation: Operation) -> Touch:
     if isinstance(operation, Extern):
         writes = [name for name in operation.outputs if name is not None]
         return Touch(frozenset(extern_reads(operation)), frozenset([*writes, *operation.mutates]), None)
@@ -94,13 +131,16 @@ def output_buffers(program: LoopProgram) -> set[str]:
 def analyse(program: LoopProgram) -> Dependencies:
     """Dead operations dropped, duplicates merged, edges drawn."""
     operations = list(program.operations)
-    touches = [touch(operation) for operation in operations]
+    shared = shared_memory(operations)
+    touches = [touch(operation, shared) for operation in operations]
     kept = output_buffers(program)
+    for name in tuple(kept):
+        kept |= shared.get(name, frozenset())
     for entry in touches:
         kept.update(name for name in entry.writes if program.buffers[name].role in ("input", "constant", "output"))
-    operations, touches = _merge_duplicates(program, operations, touches, kept)
+    operations, touches = _merge_duplicates(program, operations, touches, kept, shared)
     operations, touches = _drop_dead(operations, touches, kept)
-    return _edges(operations, touches, frozenset(kept))
+    return _edges(operations, touches, frozenset(kept), shared)
 
 
 def _drop_dead(operations: list[Operation], touches: list[Touch], kept: set[str]) -> tuple[list[Operation], list[Touch]]:
@@ -117,7 +157,7 @@ def _drop_dead(operations: list[Operation], touches: list[Touch], kept: set[str]
 
 
 def _merge_duplicates(
-    program: LoopProgram, operations: list[Operation], touches: list[Touch], kept: set[str]
+    program: LoopProgram, operations: list[Operation], touches: list[Touch], kept: set[str], shared: Mapping[str, frozenset[str]]
 ) -> tuple[list[Operation], list[Touch]]:
     """An operation that computes what an earlier one already stored into another temporary disappears; its readers read that one.
 
@@ -134,7 +174,7 @@ def _merge_duplicates(
     for operation, entry in zip(operations, touches):
         if renamed and not entry.reads.isdisjoint(renamed):
             operation = rename_reads(operation, renamed)
-            entry = touch(operation)
+            entry = touch(operation, shared)
         result = _only_result(operation)
         if result is not None and writers[result] == 1 and all(_written_once(program, writers, read) for read in entry.reads):
             name = result
@@ -201,7 +241,7 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
     return replace(operation, value=rewriter.visit(operation.value), finish=rewriter.visit(operation.finish))
 
 
-def _edges(operations: list[Operation], touches: list[Touch], kept: frozenset[str]) -> Dependencies:
+def _edges(operations: list[Operation], touches: list[Touch], kept: frozenset[str], shared: dict[str, frozenset[str]]) -> Dependencies:
     last_writer: dict[str, int] = {}
     readers_since: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}
@@ -230,4 +270,4 @@ def _edges(operations: list[Operation], touches: list[Touch], kept: frozenset[st
             readers_since[name] = []
         before.discard(position)
         predecessors.append(frozenset(before))
-    return Dependencies(operations, touches, predecessors, kept, readers, writers)
+    return Dependencies(operations, touches, predecessors, kept, readers, writers, shared)

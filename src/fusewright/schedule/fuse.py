@@ -183,6 +183,8 @@ class Fuser:
             return False
         if sum(nest.masks for group in (a, b) for nest in group.nests) > 32 or sum(n.nodes for g in (a, b) for n in g.nests) > 2000:
             return False
+        if self.dependencies.shared and (self._meets(a, b) or self._meets(b, a)):
+            return False
         names = a.touching.keys() | b.touching.keys()
         tiny = a.flat and b.flat and max(hint(product(a.outer)), hint(product(b.outer))) <= options.tiny_points
         most = options.max_buffers * (4 if tiny else 1)  # where hardly any data moves, only the launch counts
@@ -190,6 +192,13 @@ class Fuser:
             return True
         inside = set(a.positions) | set(b.positions)
         return sum(1 for name in names if not self._internal(name, inside)) <= most
+
+    def _meets(self, writer: Group, other: Group) -> bool:
+        """Whether one writes memory that the other knows by another name (the result of an in-place library call)."""
+        shared = self.dependencies.shared
+        if any(shared.get(name, frozenset()) & other.touching.keys() for name in writer.written):
+            return True
+        return any(shared[name] & writer.written for name in other.touching if name in shared)
 
     def _device(self, group: Group) -> torch.device:
         return self.buffers[next(iter(group.written))].device

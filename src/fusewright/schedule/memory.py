@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Buffer, Expression, Output, Store
 from fusewright.schedule.axes import same
-from fusewright.schedule.dependencies import extern_reads
+from fusewright.schedule.dependencies import extern_reads, shared_memory
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Kernel, Placement, RunExtern, Step
 
@@ -62,6 +62,9 @@ def plan_memory(
         name = output.buffer if output.kind == "buffer" else output.ref.buffer if output.ref is not None else ""
         if name in lifetimes:
             lifetimes[name].last = len(steps)
+    for result, bases in shared_memory(step.extern for step in steps if isinstance(step, RunExtern)).items():
+        for name in bases & lifetimes.keys():
+            lifetimes[name].last = max(lifetimes[name].last, lifetimes[result].last if result in lifetimes else len(steps))
     last_use = {name: life.last for name, life in lifetimes.items() if name in returned}
     placed = {name: life for name, life in lifetimes.items() if name not in returned}
     sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in placed}
