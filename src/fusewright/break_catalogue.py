@@ -34,6 +34,15 @@ BREAKS: dict[str, tuple[str, str]] = {
     "autograd-call": ("the autograd engine is called inside the compiled function", "call backward() and torch.autograd.grad outside of it"),
     "operator-failed": ("an operator could not be traced", "run the function eagerly to see whether it is an error of the program"),
     "inline-depth": ("calls are nested too deeply", "turn deep recursion into a loop"),
+    "autograd-function": (
+        "a custom torch.autograd.Function is applied",
+        "register it with torch.library.custom_op and register_autograd, or leave it: the code around it is compiled",
+    ),
+    "checkpoint": ("activation checkpointing is used inside", "compile the checkpointed block itself, or checkpoint around the compiled module"),
+    "functorch-transform": ("vmap, grad or jvp is called inside", "apply the transform outside of the compiled function, or batch by hand"),
+    "distributed-call": ("a collective is called", "call it between compiled functions"),
+    "random-state": ("the random generator is seeded, or its state read or set", "seed before calling the compiled function"),
+    "inference-mode": ("inference_mode is entered inside", "enter it around the compiled function, or use torch.no_grad inside"),
     # Python objects
     "opaque-object": ("an object whose behaviour is unknown (a C extension, a file, a lock, a generator from outside) is used", _MOVE_OUT),
     "cannot-rebuild": ("an object made in the compiled function cannot be made again outside of it", "return or keep plain containers, dataclasses and tensors"),
