@@ -144,8 +144,8 @@ class _Emitter:
             vector = nest.table.get(index)
             if vector is not None:
                 return _rebuild_index(vector[0], vector[1][:width], symbols)
-            places = nest.table
-            mapping: dict[Expr, Dim] = {sym: _rebuild_index(0, places[sym][1][:width], symbols) for sym in free_symbols(index) if sym in places}
+            places = {sym: nest.table[sym][1][:width] for sym in free_symbols(index) if sym in nest.table}
+            mapping: dict[Expr, Dim] = {sym: _rebuild_index(0, place, symbols) for sym, place in places.items()}
             return substitute(index, mapping)
 
         def load(node: Load) -> Expression | None:

@@ -46,8 +46,7 @@ def at_inner(nest: Nest, access: Access) -> tuple[Dim, tuple[Dim, ...]]:
 
 
 def elementwise(writer: Nest, stored: Access, reader: Nest, loaded: Access) -> bool:
-    """Whether both touch the same element at the same inner point (their inner axes being the same loops, unless neither moves along
-    any)."""
+    """Whether both touch the same element at the same inner point (along the same loops, or along none)."""
     (offset_w, w), (offset_r, r) = at_inner(writer, stored), at_inner(reader, loaded)
     return same(offset_w, offset_r) and (same_all(w, r) or (all(map(is_zero, w)) and all(map(is_zero, r))))
 
