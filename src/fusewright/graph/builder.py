@@ -111,5 +111,5 @@ def is_dense(type_: TensorType) -> bool:
             continue
         if type_.stride[axis] != expected:
             return False
-        expected = expected * type_.shape[axis]  # type: ignore[operator]
+        expected = expected * type_.shape[axis]
     return True

@@ -49,7 +49,7 @@ def type_text(type_: object) -> str:
         dense = True
         for size, stride in zip(reversed(type_.shape), reversed(type_.stride), strict=True):
             dense = dense and (size == 1 or stride == running)
-            running = running * size  # type: ignore[operator]
+            running = running * size  # type: ignore[arg-type, operator]
         if not dense:
             text += " | " + ", ".join(str(d) for d in type_.stride)
         device = "" if type_.device.type == "cpu" else f"@{type_.device}"

@@ -66,11 +66,11 @@ class _NonLeaf(torch.autograd.Function):
     """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place operators)."""
 
     @staticmethod
-    def forward(context: object, leaf: TracedTensor) -> TracedTensor:  # type: ignore[override]
+    def forward(context: object, leaf: TracedTensor) -> TracedTensor:
         return make_traced(leaf.recorder, leaf.node, leaf.tensor_type)
 
     @staticmethod
-    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
@@ -422,7 +422,7 @@ class Recorder:
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
             return self._convert(value)[0]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._torch_argument(item) for item in value))
+            return type(value)(*(self._torch_argument(item) for item in value))  # type: ignore[arg-type]
         if isinstance(value, (list, tuple)):
             made = [self._torch_argument(item) for item in value]
             return made if isinstance(value, list) else tuple(made)

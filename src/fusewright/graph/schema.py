@@ -58,7 +58,7 @@ def facts(op: OpOverload) -> OperatorFacts:
         if source is None:
             returned.append(None)
         else:
-            returned.append(("same" if source in written and result.alias_info.is_write else "view", source))
+            returned.append(("same" if source in written and result.alias_info.is_write else "view", source))  # type: ignore[union-attr]
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return OperatorFacts(
         arguments=tuple(a.name for a in schema.arguments),

@@ -26,6 +26,10 @@ class Expr:
     """A symbolic integer. Compare with `known_eq` and its kin for values; `==` asks only whether the forms are the same."""
 
     __slots__ = ("__weakref__", "_interval", "_key", "_symbols", "_text")
+    _interval: Interval
+    _key: tuple[int, int, str]
+    _symbols: frozenset[Symbol]
+    _text: str
 
     # What an atom looks like as a sum; `Sum` overrides both.
     @property
@@ -150,6 +154,8 @@ class Sum(Expr):
     """constant + sum of coefficient * monomial, with at least one monomial; never a single monomial atom alone."""
 
     __slots__ = ("_constant", "_terms")
+    _constant: int
+    _terms: tuple[tuple[Monomial, int], ...]
 
     @property
     def terms(self) -> tuple[tuple[Monomial, int], ...]:
@@ -320,7 +326,7 @@ def symbol(name: str, lower: int | None = 0, upper: Dim | None = None) -> Symbol
         made.name, made.lower, made.upper = name, lower, upper
         return made
 
-    return intern((Symbol, name, lower, upper), build)
+    return intern((Symbol, name, lower, upper), build)  # type: ignore[return-value]
 
 
 def loop_symbol(name: str, extent: Dim) -> Symbol:
@@ -471,7 +477,7 @@ def floor_div(a: Dim, k: Dim) -> Dim:
         return add(quotient, floor_div(shared_a, shared_k))
     block = _binary(FloorDiv, rest, k)
     low, high = interval(block)
-    return add(quotient, low if low == high else block)
+    return add(quotient, int(low) if low == high else block)
 
 
 def _floor_div_constant(a: Expr, k: int) -> Dim:
@@ -486,7 +492,7 @@ def _floor_div_constant(a: Expr, k: int) -> Dim:
         return quotient  # _split_constant leaves 0 <= rest < k
     low, high = interval(rest)
     if -INFINITY < low and high < INFINITY and low // k == high // k:
-        return add(quotient, low // k)
+        return add(quotient, int(low // k))
     for divisor in _shared_divisors(rest, k):
         multiple, small = _split_constant(rest, divisor)
         if _fits(small, divisor):
@@ -495,7 +501,7 @@ def _floor_div_constant(a: Expr, k: int) -> Dim:
     for monomial, count in rest.terms:
         if count == 1 and len(monomial) == 1 and type(monomial[0]) is FloorDiv and isinstance(monomial[0].right, int):
             inner = monomial[0]
-            if inner.right > 0:
+            if inner.right > 0:  # type: ignore[operator]
                 others = multiply(add(rest, multiply(inner, -1)), inner.right)
                 return add(quotient, floor_div(add(inner.left, others), inner.right * k))
     if type(rest) is Mod and isinstance(rest.right, int) and rest.right > 0 and rest.right % k == 0:
@@ -539,8 +545,8 @@ def _modulo_constant(a: Expr, k: int) -> Dim:
             return rest % k
         low, high = interval(rest)
         if -INFINITY < low and high < INFINITY and low // k == high // k:
-            return add(rest, -(low // k) * k)
-    for divisor in _shared_divisors(rest, k):
+            return add(rest, -int(low // k) * k)
+    for divisor in _shared_divisors(rest, k):  # type: ignore[arg-type]
         multiple, small = _split_constant(rest, divisor)
         if _fits(small, divisor):
             return add(multiply(modulo(multiple, k // divisor), divisor), small)

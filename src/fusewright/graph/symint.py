@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Dim, Expr, Relation, maximum, minimum
+from fusewright.graph.sizes import Dim, Expr, Relation, RelationOp, maximum, minimum
 
 
 class _NoUnbackedSymbols:
@@ -92,10 +92,10 @@ class SymNode:
     def maybe_as_int(self) -> int | None:
         return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
 
-    def str(self) -> str:
+    def str(self) -> object:
         return f"{self.value}"
 
-    __str__ = __repr__ = _graph_repr = str
+    __str__ = __repr__ = _graph_repr = str  # type: ignore[assignment]
 
     def _concrete_hint(self) -> int | float | bool:
         if isinstance(self.value, Relation):
@@ -114,13 +114,13 @@ class SymNode:
     def bool_(self) -> bool:
         return self.guard_bool("", 0)
 
-    def guard_int(self, file: str, line: int) -> int:
+    def guard_int(self, file: object, line: int) -> int:
         return int(self.value) if isinstance(self.value, (bool, float)) else self.env.specialise(self.dim)
 
-    def guard_float(self, file: str, line: int) -> float:
+    def guard_float(self, file: object, line: int) -> float:
         return self.value if isinstance(self.value, float) else float(self.guard_int(file, line))
 
-    def guard_bool(self, file: str, line: int) -> bool:
+    def guard_bool(self, file: object, line: int) -> bool:
         if isinstance(self.value, Relation):
             return self.env.guard(self.value)
         if isinstance(self.value, (bool, int, float)):
@@ -129,7 +129,7 @@ class SymNode:
 
     expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
 
-    def statically_known_true(self, file: str, line: int) -> bool:
+    def statically_known_true(self, file: object, line: int) -> bool:
         return self.env.known(self.value) is True if isinstance(self.value, Relation) else self.value is True
 
     # --- making nodes
@@ -236,10 +236,10 @@ class SymNode:
 
     # --- relations
 
-    def _relation(self, other: SymNode, op: str, swap: bool = False) -> SymNode:
+    def _relation(self, other: SymNode, op: RelationOp, swap: bool = False) -> SymNode:
         left, right = (other, self) if swap else (self, other)
         if left.is_int() and right.is_int():
-            relation = Relation(op, left.dim, right.dim)  # type: ignore[arg-type]
+            relation = Relation(op, left.dim, right.dim)
             answer = self.env.known(relation)
             return SymNode(relation if answer is None else answer, self.env)
         plain = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le}[op]

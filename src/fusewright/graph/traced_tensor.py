@@ -46,10 +46,10 @@ class TracedTensor(torch.Tensor):
     input_storage: bool
     is_input: bool
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
         recorder = _recorder_of((*args, *(kwargs or {}).values()))
         return recorder.dispatch(func, args, kwargs or {})
 
@@ -62,13 +62,13 @@ class TracedTensor(torch.Tensor):
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise GraphBreak("operator-failed", "copy.deepcopy of a tensor")
 
-    tolist = _data_method("tolist", "data-dependent-scalar")
-    numpy = _data_method("numpy", "operator-failed")
-    __array__ = _data_method("__array__", "operator-failed")
-    __dlpack__ = _data_method("__dlpack__", "operator-failed")
-    data_ptr = _data_method("data_ptr", "operator-failed")
-    storage = _data_method("storage", "operator-failed")
-    untyped_storage = _data_method("untyped_storage", "operator-failed")
+    tolist = _data_method("tolist", "data-dependent-scalar")  # type: ignore[assignment]
+    numpy = _data_method("numpy", "operator-failed")  # type: ignore[assignment]
+    __array__ = _data_method("__array__", "operator-failed")  # type: ignore[assignment]
+    __dlpack__ = _data_method("__dlpack__", "operator-failed")  # type: ignore[assignment]
+    data_ptr = _data_method("data_ptr", "operator-failed")  # type: ignore[assignment]
+    storage = _data_method("storage", "operator-failed")  # type: ignore[assignment]
+    untyped_storage = _data_method("untyped_storage", "operator-failed")  # type: ignore[assignment]
 
 
 # Called through the class (torch.Tensor.tolist(x)) these would miss the refusals above.

@@ -76,7 +76,7 @@ def _check_type(node: torch.fx.Node, type_: object) -> None:
 
 def _check_item(node: torch.fx.Node) -> None:
     source, index = node.args
-    if source.meta["type"][index] != node.meta["type"]:  # type: ignore[union-attr, index]
+    if source.meta["type"][index] != node.meta["type"]:  # type: ignore[union-attr]
         raise GraphError(f"{node.name}: {node.meta['type']} is not what its tuple holds")
 
 
@@ -100,7 +100,7 @@ def _check_derived(node: torch.fx.Node, env: ShapeEnv | None) -> None:
     kwargs = {k: argument_types(v) for k, v in node.kwargs.items()}
     found = derive(node.target, args, kwargs, env)
     recorded = node.meta["type"]
-    pairs = zip(found, recorded, strict=True) if isinstance(found, tuple) else [(found, recorded)]  # type: ignore[arg-type]
+    pairs = zip(found, recorded, strict=True) if isinstance(found, tuple) else [(found, recorded)]
     for ours, theirs in pairs:
         if isinstance(ours, TensorType) != isinstance(theirs, TensorType):
             raise GraphError(f"{node.name}: recorded as {theirs}, derived as {ours}")

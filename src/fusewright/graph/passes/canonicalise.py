@@ -29,7 +29,7 @@ def canonicalise(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     returned = set(output.all_input_nodes)
     build = Builder(graph)
     for node in list(graph.nodes):
-        rules = RULES.get(node.target) if node.op == "call_function" else None  # type: ignore[arg-type]
+        rules = RULES.get(node.target) if node.op == "call_function" else None
         if rules is None or not node.users:
             continue
         rule, shares = rules
@@ -104,7 +104,7 @@ def _row_major(type_: TensorType | None) -> bool:
     for size, stride in zip(reversed(type_.shape), reversed(type_.stride), strict=True):
         if size != 1 and stride != running:
             return False
-        running = running * size  # type: ignore[operator]
+        running = running * size  # type: ignore[arg-type, operator]
     return True
 
 
@@ -115,12 +115,12 @@ def _order(node: object) -> tuple[torch.fx.Node, list[int]] | None:
     source = node.args[0]
     rank = _type(node).ndim  # type: ignore[union-attr]
     if node.target is aten.permute.default:
-        return source, [axis % rank for axis in node.args[1]]  # type: ignore[return-value, union-attr, operator]
+        return source, [axis % rank for axis in node.args[1]]  # type: ignore[misc, operator, return-value, union-attr]
     order = list(range(rank))
     if rank:
         a, b = (0, 1) if node.target is aten.t.default else (node.args[1] % rank, node.args[2] % rank)  # type: ignore[operator]
         if rank > 1:
-            order[a], order[b] = order[b], order[a]
+            order[a], order[b] = order[b], order[a]  # type: ignore[index]
     return source, order  # type: ignore[return-value]
 
 

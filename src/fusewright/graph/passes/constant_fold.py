@@ -103,12 +103,12 @@ def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
         if node.op != "call_function" or not isinstance(type_, TensorType) or type_.dtype.is_complex or node.meta.get("private"):
             continue
         if node.target in _FILLS:
-            number = _FILLS[node.target](node)  # type: ignore[index]
+            number = _FILLS[node.target](node)
             if isinstance(number, (int, float, bool)):
                 numbers[node] = _rounded(number, type_.dtype)
         elif node.target in _REARRANGES:
             if node.args[0] in numbers:
-                numbers[node] = numbers[node.args[0]]  # type: ignore[index]
+                numbers[node] = numbers[node.args[0]]
         elif node.target in _EXACT:
             result = _compute(node, type_, numbers)
             if result is None:
@@ -152,5 +152,5 @@ def _compute(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node
     args = torch.fx.node.map_arg(node.args, small)
     kwargs = {name: torch.fx.node.map_arg(value, small) for name, value in node.kwargs.items() if name != "device"}
     kwargs.pop("memory_format", None)
-    result = node.target(*args, **kwargs)  # type: ignore[operator, misc]
+    result = node.target(*args, **kwargs)  # type: ignore[operator]
     return result.item() if result.dtype == type_.dtype else None

@@ -181,14 +181,14 @@ class _Functionaliser:
 
     def _pure(self, node: torch.fx.Node) -> None:
         args, kwargs = self._arguments(node.args), self._arguments(node.kwargs)
-        self._define(node, self._emit(node.target, args, kwargs, node))
+        self._define(node, self._emit(node.target, args, kwargs, node))  # type: ignore[arg-type]
 
     def _emit(self, op: OpOverload, args: object, kwargs: object, like: torch.fx.Node | None = None) -> torch.fx.Node:
         """One pure operator; its type is that of the recorded node `like` when the arguments' types are the recorded ones."""
         if like is not None and _types(args) == _types(like.args) and _types(kwargs) == _types(like.kwargs):
             made = self.build.node(op, args, kwargs, like.meta["type"])  # type: ignore[arg-type]
         else:
-            made = self.build.call(op, *args, **kwargs)  # type: ignore[misc]
+            made = self.build.call(op, *args, **kwargs)  # type: ignore[arg-type, misc]
         return made
 
     # --- mutation
@@ -208,12 +208,12 @@ class _Functionaliser:
             return
         targets = [_argument(node, op, i) for i in known.written]
         if known.random:
-            for target in _flat(targets):
-                if not is_dense(self.refs[target].type):
+            for target in _flat(targets):  # type: ignore[assignment]
+                if not is_dense(self.refs[target].type):  # type: ignore[index]
                     raise CannotFunctionalise(f"{op} on a tensor with gaps draws its numbers in another order")
         kwargs = {name: value for name, value in node.kwargs.items() if not _is_out(op, name)}
-        kwargs |= _lost_defaults(node, op, form)
-        made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore[arg-type]
+        kwargs |= _lost_defaults(node, op, form)  # type: ignore[arg-type]
+        made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore[arg-type, misc]
         type_ = made.meta["type"]
         if known.random and not (isinstance(type_, TensorType) and same_strides(type_, self.refs[_flat(targets)[0]].type)):
             self.new.erase_node(made)  # another layout would draw the numbers in another order
@@ -227,13 +227,13 @@ class _Functionaliser:
         written = _flat(targets)
         fresh, new_values = values[:extra], values[extra:]
         assert len(new_values) == len(written), f"{op}: {len(new_values)} new values for {len(written)} arguments"
-        for target, value in zip(written, new_values, strict=True):
-            self._write(self.refs[target], self._conform(value, self.refs[target].type))
+        for target, value in zip(written, new_values, strict=True):  # type: ignore[assignment]
+            self._write(self.refs[target], self._conform(value, self.refs[target].type))  # type: ignore[index]
         self._returns(node, written, fresh)
 
     def _returns(self, node: torch.fx.Node, written: list[torch.fx.Node], fresh: list[torch.fx.Node]) -> None:
         """Say what the results of a mutating node are: the written tensors themselves, or fresh values."""
-        known = facts(node.target)  # type: ignore[arg-type]
+        known = facts(node.target)
         if not isinstance(node.meta["type"], tuple):
             if written and known.returned and known.returned[0] is not None:
                 self.refs[node] = self.refs[written[0]]
@@ -314,7 +314,7 @@ class _Functionaliser:
                 return copies[node]
             return self._read(self.refs[node]) if node in self.refs else self.plain[node]
 
-        return torch.fx.node.map_arg(value, convert)  # type: ignore[arg-type]
+        return torch.fx.node.map_arg(value, convert)  # type: ignore[type-var]
 
     def _read(self, ref: _Ref) -> torch.fx.Node:
         """The node that holds the tensor's value now."""

@@ -66,7 +66,7 @@ def _same_op(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.f
 
 def _permute_back(build: Builder, step: ViewStep, base: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
     rank = len(_shape(base))
-    order = [axis % rank for axis in step.argument(1, "dims")]  # type: ignore[attr-defined, operator]
+    order = [axis % rank for axis in step.argument(1, "dims")]  # type: ignore[attr-defined]
     return build.call(aten.permute.default, value, [order.index(axis) for axis in range(rank)])
 
 
@@ -140,7 +140,7 @@ def _split_steps(node: torch.fx.Node, index: int, size: Dim) -> ViewStep:
     type_: TensorType = node.args[0].meta["type"]  # type: ignore[union-attr]
     axis = (node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)) % type_.ndim  # type: ignore[operator]
     start = size * index
-    return ViewStep(aten.slice.Tensor, (axis, start, minimum(start + size, type_.shape[axis])))
+    return ViewStep(aten.slice.Tensor, (axis, start, minimum(start + size, type_.shape[axis])))  # type: ignore[index]
 
 
 def _split(node: torch.fx.Node, index: int) -> ViewStep:

@@ -55,7 +55,7 @@ def axis_of(dim: int, rank: int) -> int:
 
 def broadcast(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The broadcast shape."""
-    result: list[Dim] = list(max(shapes, key=len))
+    result: list[Dim] = list(max(shapes, key=len))  # type: ignore[arg-type]
     for shape in shapes:
         start = len(result) - len(shape)
         for axis, size in enumerate(shape, start):
@@ -115,13 +115,13 @@ def is_dense(t: TensorType) -> bool:
         return is_contiguous(t) or is_channels_last(t)
     axes = sorted((axis for axis in range(t.ndim) if t.shape[axis] >= 2), key=lambda axis: t.stride[axis])  # type: ignore[operator, return-value, arg-type]
     if any(size == 0 for size in t.shape):
-        axes = sorted(range(t.ndim), key=lambda axis: (t.shape[axis] < 2, t.stride[axis]))  # type: ignore[operator, return-value, arg-type]
+        axes = sorted(range(t.ndim), key=lambda axis: (t.shape[axis] < 2, t.stride[axis]))  # type: ignore[operator]
     running = 1
     for axis in axes:
         if t.shape[axis] >= 2:  # type: ignore[operator]
             if t.stride[axis] != running:
                 return False
-            running *= t.shape[axis]  # type: ignore[assignment, operator]
+            running *= t.shape[axis]  # type: ignore[assignment]
     return True
 
 

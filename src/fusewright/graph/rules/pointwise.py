@@ -119,7 +119,7 @@ def _lerp(self: TensorType, end: TensorType, weight: object) -> object:
     operands = [self, end, *([weight] if isinstance(weight, TensorType) else [])]
     if any(t.dtype != self.dtype for t in operands) or not self.dtype.is_floating_point:
         return NotImplemented
-    return iterate(operands, self.dtype)
+    return iterate(operands, self.dtype)  # type: ignore[arg-type]
 
 
 def _backward(*tensors: object, **named: object) -> object:
@@ -130,7 +130,7 @@ def _backward(*tensors: object, **named: object) -> object:
         if all(t.dtype == first.dtype and same_shape(t.shape, first.shape) and is_contiguous(t) for t in given):
             return fresh(first.shape, first)
         return NotImplemented
-    return iterate(given, first.dtype) if first.dtype.is_floating_point else NotImplemented
+    return iterate(given, first.dtype) if first.dtype.is_floating_point else NotImplemented  # type: ignore[arg-type]
 
 
 def _pow(self: object, exponent: object) -> object:

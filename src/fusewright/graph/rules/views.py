@@ -197,8 +197,8 @@ def _split(self: TensorType, split_size: Dim, dim: int = 0) -> object:
     if not self.shape or not isinstance(split_size, int) or not isinstance(self.shape[axis], int) or split_size <= 0:
         return NotImplemented
     size = self.shape[axis]
-    count = max(-(-size // split_size), 1)
-    return tuple(_slice(self, axis, i * split_size, min((i + 1) * split_size, size)) for i in range(count))
+    count = max(-(-size // split_size), 1)  # type: ignore[type-var]
+    return tuple(_slice(self, axis, i * split_size, min((i + 1) * split_size, size)) for i in range(count))  # type: ignore[arg-type, type-var]
 
 
 def _split_with_sizes(self: TensorType, split_sizes: Sequence[Dim], dim: int = 0) -> object:
@@ -218,7 +218,7 @@ def _unbind(self: TensorType, dim: int = 0) -> object:
     axis = axis_of(dim, self.ndim)
     if not self.shape or not isinstance(self.shape[axis], int):
         return NotImplemented
-    return tuple(_select(self, axis, index) for index in range(self.shape[axis]))
+    return tuple(_select(self, axis, index) for index in range(self.shape[axis]))  # type: ignore[arg-type]
 
 
 def _as_strided(self: TensorType, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None) -> object:
