@@ -154,6 +154,7 @@ IMAGE_PROGRAMS = {
     "picks": lambda x: (x.index_select(1, torch.tensor([0])), x[torch.tensor([0])], x.gather(1, torch.zeros_like(x, dtype=torch.long))),
     "products": lambda x: (x @ x.transpose(-1, -2), F.linear(x, x.new_ones(3, x.shape[-1]))),
     "writes": lambda x: (x.clone().add_(x), x.clone().mul_(x[:1]), x.clone().relu_(), x.clone().copy_(x[:1])),
+    "dropout": lambda x: (torch.native_dropout(x, 0.5, True), torch.native_dropout(x, 0.0, True), torch.native_dropout(x, 0.5, False)),
     "pad": lambda x: F.pad(x, (1, 1)),
     "attention": lambda x: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x),
     "views": lambda x: (x.permute(3, 1, 0, 2), x.unsqueeze(2), x.squeeze(), x[:, :, ::2], x.expand(2, *x.shape), x.flatten(1)),

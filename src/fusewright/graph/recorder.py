@@ -234,7 +234,8 @@ class Recorder:
         known = facts(func)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
             with _RecordingMode(self):
-                return func.decompose(*args, **kwargs)
+                # Not func.decompose: it prefers PyTorch's Python versions, which are slow and import sympy.
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         form = _IN_PLACE_VIEWS.get(func)
         if form is not None:
             return self._view_in_place(func, form, args, kwargs)

@@ -146,6 +146,13 @@ def _draw(self: TensorType, p: object, *, generator: None = None) -> TensorType:
     return TensorType(self.shape, contiguous_strides(self.shape), self.dtype, self.device)
 
 
+def _dropout(input: TensorType, p: float, train: bool | None) -> object:
+    if not input.dtype.is_floating_point:
+        return NotImplemented
+    strides = preserved_strides(input)
+    return TensorType(input.shape, strides, input.dtype, input.device), TensorType(input.shape, strides, torch.bool, input.device)
+
+
 RULES: dict[OpOverload, Rule] = {
     aten.empty.memory_format: _empty,
     aten.zeros.default: _empty,
@@ -173,4 +180,5 @@ RULES: dict[OpOverload, Rule] = {
     aten.lift_fresh_copy.default: _clone,
     aten._to_copy.default: _to_copy,
     aten.bernoulli.p: _draw,
+    aten.native_dropout.default: _dropout,
 }
