@@ -16,6 +16,7 @@ from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.expressions import EMITTERS
 from fusewright.codegen.llvm.indexing import Bound, Indexer
 from fusewright.codegen.llvm.memory import Memory, Pointer, register_literal
+from fusewright.codegen.llvm.transpose import Staged
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph.sizes import Expr
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
@@ -30,6 +31,7 @@ class Evaluator:
         self.indexer = Indexer(b)
         self.memory = Memory(b, self.indexer)
         self.view: StageView
+        self.staged: dict[Expression, Staged] = {}  # loads to be taken from a transposed tile
         self._handlers: dict[type, Callable[[Context, int, Expression], Value]] = {
             IndexValue: self._index_value,
             Apply: self._apply,
@@ -99,9 +101,19 @@ class Evaluator:
 
     def _load(self, ctx: Context, level: int, expr: Expression) -> Value:
         assert isinstance(expr, Load)
+        staged = self.staged.get(expr)
+        if staged is not None and ctx.chain[level].lane:
+            return self._load_staged(ctx, expr, staged)
         at = ctx if ctx.chain[level].lane else ctx.uniform
         bound = self.bindings(ctx, expr.bindings)
         return self.memory.load(at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask)
+
+    def _load_staged(self, ctx: Context, expr: Load, staged: Staged) -> Value:
+        b = self.b
+        row = b.op("sub nsw", self.indexer.scalar(ctx.uniform, staged.row.symbol), staged.row_start)
+        column = b.op("sub nsw", self.indexer.base(ctx), staged.column_start)
+        index = b.op("add nsw", b.op("mul nsw", row, b.const(staged.columns, "i64")), column)
+        return self.memory.load_tile_row(staged.text, expr.dtype, index, ctx.lanes)
 
     def store(self, ctx: Context, store: Store, value: Value) -> None:
         """Writes `value` at the innermost point of `ctx`."""

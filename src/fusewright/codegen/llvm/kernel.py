@@ -17,8 +17,9 @@ from fusewright.codegen.llvm.cost import grain_of
 from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
 from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
-from fusewright.codegen.llvm.strategy import TILE, Strategy, choose, operation_cost
+from fusewright.codegen.llvm.strategy import Strategy, choose, operation_cost
 from fusewright.codegen.llvm.target import Target
+from fusewright.codegen.llvm.transpose import Staged, staged_loads
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim
@@ -246,17 +247,69 @@ class KernelEmitter:
         axis, block = strategy.domain[-1]
         start = starts[-1]
 
-        def block_of_vectors(contexts: list[Context], _: list[Value]) -> list[Value]:
-            self._block(contexts[0], axis, block, start)
-            return []
-
         if strategy.rows is None:
-            block_of_vectors([context], [])
+            self._block(context, axis, block, start)
             return
         position = next(i for i, (candidate, _) in enumerate(strategy.domain) if candidate is strategy.rows)
         first = starts[position]
-        last = self._clipped(context, first, TILE, strategy.rows.extent)
-        self.loops.counted([context], strategy.rows.symbol, first, last, [], block_of_vectors, runs=True)
+        self._tile(context, strategy.rows, axis, block, first, start)
+
+    def _tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> None:
+        """Rows of vectors: where the tile is whole, through a transposed copy on the stack; else by gathering."""
+        b, lanes = self.b, self.strategy.lanes
+
+        def walk(inside: Context, extent: Dim, full: bool) -> None:
+            def row(contexts: list[Context], _: list[Value]) -> list[Value]:
+                self._block(contexts[0], axis, block, start, full)
+                return []
+
+            self.loops.counted([inside], rows.symbol, row_start, self._clipped(inside, row_start, lanes, extent), [], row, runs=True)
+
+        def whole(inside: Context, _: list[Value]) -> list[Value]:
+            self.evaluator.staged = self._stage_tile(inside, rows, axis, block, row_start, start)
+            walk(inside, lanes, full=True)
+            self.evaluator.staged = {}
+            return []
+
+        def ragged(inside: Context, _: list[Value]) -> list[Value]:
+            walk(inside, rows.extent, full=False)
+            return []
+
+        if sizes.is_multiple(rows.extent, lanes) and sizes.is_multiple(axis.extent, block):
+            whole(context, [])
+            return
+        if sizes.known_lt(rows.extent, lanes) or sizes.known_lt(axis.extent, block):
+            ragged(context, [])
+            return
+        saved, b.scope = b.scope, context.here
+        rows_left = b.op("sub nsw", self.indexer.scalar(context.uniform, rows.extent), row_start)
+        columns_left = b.op("sub nsw", self.indexer.scalar(context.uniform, axis.extent), start)
+        fits = b.op("and", b.compare("icmp sge", rows_left, b.const(lanes, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64")))
+        is_whole = b.convert("zext", fits, "i64")
+        partial = b.op("xor", is_whole, b.const(1, "i64"))
+        self.loops.maybe(context, is_whole, [], whole)
+        self.loops.maybe(context, partial, [], ragged)
+        b.scope = saved
+
+    def _stage_tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> dict[Expression, Staged]:
+        b, memory, lanes = self.b, self.evaluator.memory, self.strategy.lanes
+        origin = Scope(
+            context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start}
+        )
+        inside = context.enter(origin)
+        saved, b.scope = b.scope, origin
+        staged: dict[Expression, Staged] = {}
+        for view, load in staged_loads(self.shape, axis, rows):
+            pointer = self.pointers[load.buffer]
+            tile = b.name()
+            b.blocks[0].lines.insert(0, f"  {tile} = alloca [{lanes * block} x {pointer.element.memory}], align 64")
+            index = view.dim(load.index)
+            for first in range(0, block, lanes):
+                addresses = [memory.address(inside, pointer, sizes.substitute(index, {axis.symbol: axis.symbol + first + k})) for k in range(lanes)]
+                memory.fill_tile(tile, block, pointer, addresses, first)
+            staged[load] = Staged(tile, block, rows, row_start, start)
+        b.scope = saved
+        return staged
 
     def _clipped(self, context: Context, first: Value, count: int, extent: Dim) -> Value:
         """min(first + count, extent)."""
@@ -268,7 +321,8 @@ class KernelEmitter:
         b.scope = saved
         return last
 
-    def _block(self, context: Context, axis: Axis, block: int, start: Value) -> None:
+    def _block(self, context: Context, axis: Axis, block: int, start: Value, full: bool = False) -> None:
+        """The stages over `block` elements of the vector axis from `start`, or what is left of it. `full`: the block is known to be whole."""
         strategy, b = self.strategy, self.b
 
         def body(contexts: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
@@ -277,7 +331,9 @@ class KernelEmitter:
 
         length: int | Value
         whole = any(view.axes for view in self.shape.views)
-        if isinstance(axis.extent, int) and axis.extent <= block:
+        if full:
+            length = block
+        elif isinstance(axis.extent, int) and axis.extent <= block:
             length = axis.extent
         elif sizes.is_multiple(axis.extent, block):
             length = block

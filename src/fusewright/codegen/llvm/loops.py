@@ -246,7 +246,7 @@ class Loops:
             at = stop
         if not no_tail:
             rest = b.op("and", length, b.const(lanes - 1, "i64"))
-            groups = [self._maybe(ctx, rest, groups[0], lambda inside, group: self._tail(inside, axis, at, rest, lanes, group, body)), *groups[1:]]
+            groups = [self.maybe(ctx, rest, groups[0], lambda inside, group: self._tail(inside, axis, at, rest, lanes, group, body)), *groups[1:]]
         b.scope = saved
         return groups
 
@@ -265,7 +265,7 @@ class Loops:
         b.scope = saved
         return mask
 
-    def _maybe(self, ctx: Context, condition: Value, carried: list[Value], body: Callable[[Context, list[Value]], list[Value]]) -> list[Value]:
+    def maybe(self, ctx: Context, condition: Value, carried: list[Value], body: Callable[[Context, list[Value]], list[Value]]) -> list[Value]:
         """`body` if the i64 `condition` is not 0."""
         b = self.b
         saved, b.scope = b.scope, ctx.here
@@ -323,8 +323,8 @@ class Loops:
             self._straight(inside, axis, start, lanes, masks, groups, body)
             return []
 
-        self._maybe(ctx, is_full, [], full)
-        self._maybe(ctx, partial, [], masked)
+        self.maybe(ctx, is_full, [], full)
+        self.maybe(ctx, partial, [], masked)
         b.scope = saved
         return groups
 

@@ -34,14 +34,10 @@ _LOG = (
 )  # fmt: skip
 # (tanh(x)/x - 1) / x^2 in x^2 for |x| <= 0.625
 _TANH = (-0.3333333134651184, 0.13333220779895782, -0.05394819751381874, 0.021707117557525635, -0.008190861903131008, 0.0021537139546126127)
-# erf(x)/x - 1 in x^2 for |x| < 0.96, and log(erfc(x)) on 0.95 .. 4
-_ERF_SMALL = (
-    0.12837916612625122, -0.3761262893676758, 0.11283626407384872, -0.026855802163481712,
-    0.005192634183913469, -0.0008052841876633465, 8.011276077013463e-05,
-)  # fmt: skip
-_ERF_LARGE = (
-    0.00018247733532916754, -1.1295521259307861, -0.6332722306251526, -0.10836178064346313,
-    0.02517198584973812, -0.004190940875560045, 0.00043855313560925424, -2.1448295228765346e-05,
+# log2(erfc(a)) / a on 0 .. 3.95, relative to erf
+_ERF = (
+    -1.6279070377349854, -0.9184474945068359, -0.14827850461006165, 0.027638297528028488, 0.00021804262360092252,
+    -0.0023898123763501644, 0.0009036210831254721, -0.0001667840697336942, 1.2989032256882638e-05,
 )  # fmt: skip
 
 
@@ -51,6 +47,12 @@ def polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
     for c in reversed(coefficients[:-1]):
         result = b.fma(result, x, b.constant_like(c, x))
     return result
+
+
+def _times_polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
+    """x * polynomial(x) with the leading term last, so that one rounding dominates the error."""
+    rest = b.op("fmul", b.op("fmul", x, x), polynomial(b, x, coefficients[1:]))
+    return b.fma(x, b.constant_like(coefficients[0], x), rest)
 
 
 def maximum_number(b: Builder, limit: float, x: Value) -> Value:
@@ -147,19 +149,15 @@ def tanh(b: Builder, x: Value) -> Value:
 
 
 def erf(b: Builder, x: Value) -> Value:
-    """x (1 + P(x^2)) near 0, else 1 - exp(Q(|x|)); both are computed, one is taken."""
-    a = b.intrinsic("fabs", x)
-    s = b.op("fmul", x, x)
-    small = b.fma(x, polynomial(b, s, _ERF_SMALL), x)
-    q = polynomial(b, minimum_number(b, 4.0, a), _ERF_LARGE)
-    t, _, r = _reduce_exp(b, q)
-    p = b.fma(polynomial(b, r, _EXP), b.op("fmul", r, r), r)
-    power = _power_of_two(b, t)
-    one = b.constant_like(1.0, x)
-    large = b.op("fsub", one, b.fma(power, p, power))
-    large = b.intrinsic("copysign", large, x)
-    large = b.select(b.compare("fcmp uno", x, x), x, large)
-    return b.select(b.compare("fcmp olt", a, b.constant_like(0.95, x)), small, large)
+    """1 - 2^t with t = log2(erfc(|x|)), as -(2^n (2^r - 1) + 2^n - 1): precise near 0 too, where n is 0. NaN passes through the polynomial."""
+    a = minimum_number(b, 3.95, b.intrinsic("fabs", x))
+    t = _times_polynomial(b, a, _ERF)
+    magic = b.constant_like(_ROUND, x)
+    shifted = b.op("fadd", t, magic)
+    r = b.op("fsub", t, b.op("fsub", shifted, magic))
+    p = _times_polynomial(b, r, _EXP2)
+    power = _power_of_two(b, shifted)
+    return b.intrinsic("copysign", b.fma(power, p, b.op("fsub", power, b.constant_like(1.0, x))), x)
 
 
 def log(b: Builder, x: Value) -> Value:

@@ -14,6 +14,7 @@ from fusewright.codegen.llvm.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.expressions import extreme
 from fusewright.codegen.llvm.indexing import Bound, Indexer, vector_of_pointers
+from fusewright.codegen.llvm.transpose import transpose
 from fusewright.codegen.llvm.types import ELEMENT_TYPES, ElementType, literal, suffix, type_text
 from fusewright.graph.sizes import Dim
 
@@ -109,6 +110,24 @@ class Memory:
         if element.kind == "bool":
             return self.b.compare("icmp ne", raw, self.b.const(0, "i8"))
         return raw
+
+    def load_tile_row(self, tile: str, dtype: torch.dtype, index: Value, lanes: int) -> Value:
+        """A vector from a tile on the stack."""
+        element = ELEMENT_TYPES[dtype]
+        raw = self._load_row(element, self._at(element.memory, tile, index, 0), lanes, None)
+        return self.b.compare("icmp ne", raw, self.b.const(0, "i8")) if element.kind == "bool" else raw
+
+    def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first_column: int) -> None:
+        """Turns a square: vector k, read at address rows[k], becomes column `first_column` + k of the tile."""
+        element, lanes = pointer.element, len(rows)
+        turned = transpose(self.b, [self._load_row(element, address, lanes, None) for address in rows])
+        for row, value in enumerate(turned):
+            self._store_row(element, self._at(element.memory, tile, None, row * columns + first_column), value, None)
+
+    def address(self, ctx: Context, pointer: Pointer, d: Dim) -> str:
+        """Of one element, in a context without lanes."""
+        value, constant = self.indexer.scalar_parts(ctx, d)
+        return self._at(pointer.element.memory, pointer.text, value, constant)
 
     def _load_one(self, element: ElementType, address: str, mask: Value | None) -> Value:
         b = self.b

@@ -15,6 +15,7 @@ import torch
 
 from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
 from fusewright.codegen.llvm.target import Target
+from fusewright.codegen.llvm.transpose import staged_loads
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
@@ -22,7 +23,7 @@ from fusewright.loops.ir import Apply, Axis
 from fusewright.schedule.plan import Store
 
 BLOCK = 1024  # elements of a contiguous pointwise axis that one iteration of the parallel domain takes
-TILE = 16  # rows of a transposing tile: a cache line of float32
+TILE_VECTORS = 4  # vectors side by side in a transposing tile (which has as many rows as a vector has lanes)
 UNKNOWN = 128  # what a symbolic extent is taken for
 EXPENSIVE = {  # in simple vector operations
     "exp": 14, "exp2": 12, "expm1": 16, "sigmoid": 22, "tanh": 26, "erf": 36, "log": 22, "div": 8, "sqrt": 8, "rsqrt": 14, "reciprocal": 8,
@@ -37,7 +38,7 @@ class Strategy:
     """lanes: elements of a vector. vector: the outer axis in lanes (mode "outer") or None. stage_axes: the vector axis of each stage (mode "inner").
 
     domain: (axis, block) in order, block 0 for single points; serial: outer axes run in order inside an iteration. copies: vectors side by side.
-    rows: the outer axis that a transposing tile walks inside an iteration, `TILE` points at a time.
+    rows: the outer axis that a transposing tile walks inside an iteration, `lanes` points at a time.
     """
 
     mode: str
@@ -99,11 +100,11 @@ def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: li
     if pointwise:
         copies = 1
         rows = _transposed_rows(shape, vector, others) if not serial else None
-        block = 4 * lanes if rows is not None else max(BLOCK, lanes)
+        block = TILE_VECTORS * lanes if rows is not None else max(BLOCK, lanes)
     else:
         copies = _tile_copies(shape, vector, lanes)
         block = copies * lanes
-    domain: list[tuple[Axis, int]] = [(axis, TILE if axis is rows else 0) for axis in others]
+    domain: list[tuple[Axis, int]] = [(axis, lanes if axis is rows else 0) for axis in others]
     return Strategy("outer", lanes, vector, [None] * len(shape.views), [*domain, (vector, block)], serial, copies, rows)
 
 
@@ -123,14 +124,8 @@ def _tile_copies(shape: Shape, vector: Axis, lanes: int) -> int:
 
 
 def _transposed_rows(shape: Shape, vector: Axis, others: list[Axis]) -> Axis | None:
-    """An axis along which accesses that are strided along `vector` are contiguous: walking it inside a tile uses whole cache lines."""
-    for axis in others:
-        for view in shape.views:
-            for access in view.accesses:
-                along, across = sizes.coefficient(access.index, vector.symbol), sizes.coefficient(access.index, axis.symbol)
-                if isinstance(across, int) and across == 1 and along is not None and not (isinstance(along, int) and abs(along) <= 1):
-                    return axis
-    return None
+    """An axis along which loads that are strided along `vector` are contiguous: walking it inside a tile uses whole cache lines."""
+    return next((axis for axis in others if staged_loads(shape, vector, axis)), None)
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------------
