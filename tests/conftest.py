@@ -8,11 +8,14 @@ import pytest
 import torch
 
 import fusewright
+from fusewright import _native
+from fusewright.errors import RuntimeFallback
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch.manual_seed(0)
+    _native.set_fallback_error(RuntimeFallback)  # tests of the native part set their own
     fusewright.reset()
     yield
     fusewright.set_stance("default")

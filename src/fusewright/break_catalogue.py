@@ -25,6 +25,7 @@ BREAKS: dict[str, tuple[str, str]] = {
     "unsupported-tensor": ("a kind of tensor that is not traced (sparse, quantised, nested, a subclass, ...)", "convert it to a plain dense tensor first"),
     "inplace-metadata": ("an in-place operator changes a tensor's shape or storage", "use the operator without the underscore and assign its result"),
     "overlapping-inputs": ("arguments that share memory are written to", "pass tensors that do not overlap, or clone one of them"),
+    "no-pure-form": ("tensors are written to in a way that has no pure equivalent", "write to fresh tensors instead of views, or use out-of-place operators"),
     # calls
     "untraceable-call": ("a call that cannot be traced", "wrap it with torch.library.custom_op if it works on tensors; otherwise " + _MOVE_OUT),
     "disabled-function": ("a function marked with disable is called", "remove the marker if it should be compiled"),

@@ -42,6 +42,7 @@ from fusewright.errors import (
     describe_break,
 )
 from fusewright.events import STREAM, Broken, Captured, Compiled, Event, InternalError, LimitReached, Recompiling, Skipped
+from fusewright.graph.passes import CannotFunctionalise
 from fusewright.options import Settings
 
 CompiledFunction = _native.CompiledFunction
@@ -178,7 +179,7 @@ class Compiler:
         self._announce(name, frame, captured - started)
         try:
             entry = self._entry(name, frame)
-        except (BackendError, OptionError):
+        except (BackendError, GraphBreakError, OptionError):
             raise
         except Exception as error:
             return self._failed(state, name, "compile", error)
@@ -210,14 +211,24 @@ class Compiler:
         self.notify(Captured(name, frame.graph, guards, inputs, frame.finish_text, frame.op_count, seconds))
 
     def _entry(self, name: str, frame: CapturedFrame) -> Any:
-        program = build_program(frame.guards, frame.inputs)
-        if frame.graph is None:
-            return _native.Entry(program, None, frame.finish)
         if frame.eager_reason:
-            self.notify(Skipped(name, describe_break("training-eager", frame.eager_reason, ())))
-            return _native.Entry(program, None, _eager_finish)
-        graph = GraphToCompile(frame.graph, frame.constants, frame.example_inputs, name, self.settings, self.notify, frame.backward)
-        return _native.Entry(program, self.backend.compile(graph), frame.finish)
+            return self._eager_entry(name, frame, "training-eager", frame.eager_reason)
+        compiled = None
+        if frame.graph is not None:
+            graph = GraphToCompile(frame.graph, frame.constants, frame.example_inputs, name, self.settings, self.notify, frame.backward)
+            try:
+                compiled = self.backend.compile(graph)
+            except CannotFunctionalise as error:
+                return self._eager_entry(name, frame, "no-pure-form", str(error))
+        return _native.Entry(build_program((*frame.guards, *frame.later_guards()), frame.inputs), compiled, frame.finish)
+
+    def _eager_entry(self, name: str, frame: CapturedFrame, code: str, detail: str) -> Any:
+        """An entry for calls that these guards accept, and that run eagerly."""
+        report = describe_break(code, detail, ())
+        self.notify(Skipped(name, report))
+        if self.settings.fullgraph and code != "training-eager":
+            raise GraphBreakError(f"fullgraph=True, but {name} cannot be compiled whole.\n{report}", code)
+        return _native.Entry(build_program(frame.guards, frame.inputs), None, _eager_finish)
 
     def notify(self, event: Event) -> None:
         STREAM.emit(event)

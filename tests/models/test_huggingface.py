@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -85,13 +86,16 @@ def test_whole_model_is_one_graph_and_equals_eager(build: Callable[[], Case], dt
     inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     with torch.no_grad():
         expected = model(**inputs)
+        exact = tensors(copy.deepcopy(model).double()(**{name: v.double() if v.is_floating_point() else v for name, v in inputs.items()}))
         compiled = fusewright.compile(model, fullgraph=True)
         for _ in range(2):
             got = compiled(**inputs)
             assert type(got) is type(expected)
             assert list(got.keys()) == list(expected.keys())
-            pairs = list(zip(tensors(got), tensors(expected), strict=True))
-            assert pairs
-            for mine, theirs in pairs:
+            triples = list(zip(tensors(got), tensors(expected), exact, strict=True))
+            assert triples
+            for mine, theirs, truth in triples:
                 assert mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
-                assert relative_error(mine, theirs) < (1e-5 if dtype is torch.float32 else 1e-2)
+                # bfloat16: eager itself rounds after every operator; where the two differ by more, ours must be as near to float64's result.
+                close = relative_error(mine, theirs) < (1e-5 if dtype is torch.float32 else 1e-2)
+                assert close or dtype is torch.bfloat16 and relative_error(mine, truth) <= 1.25 * relative_error(theirs, truth)

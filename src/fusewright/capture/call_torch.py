@@ -232,6 +232,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._jit_internal", "is_scripting"): _always(False),
     ("torch.jit._trace", "is_tracing"): _always(False),
     ("torch.jit._script", "is_scripting"): _always(False),
+    # Attention as one opaque operator would hide what can be fused; its decomposed form computes the same.
+    ("torch.backends.mha", "get_fastpath_enabled"): _always(False),
     ("torch", "is_tensor"): _is_tensor,
     ("torch", "is_storage"): _always(False),
     ("torch.fx._symbolic_trace", "is_fx_tracing"): _always(False),

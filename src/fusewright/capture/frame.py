@@ -23,7 +23,8 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """The backward half of a joint graph. Its placeholders are the forward's inputs, then the tangents; its outputs the forward's, then the gradients.
+    """The backward half of a joint graph: its placeholders are the forward's inputs, then the tangents; its outputs the forward's,
+    then the gradients.
 
     inputs, outputs  how many placeholders and outputs are the forward's
     tangents   positions of the outputs that have a tangent, in order
@@ -51,6 +52,7 @@ class CapturedFrame:
     example_inputs  the real values of `inputs` at capture
     backward  when gradients are wanted and `options.differentiate` recorded them: the graph is then the joint graph
     eager_reason  why calls that these guards accept must run eagerly (gradients are wanted and cannot be compiled); "" when they need not
+    later_guards  guards that compiling the graph has added; asked after the backend is done
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 
@@ -65,3 +67,4 @@ class CapturedFrame:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     backward: Backward | None = None
     eager_reason: str = ""
+    later_guards: Callable[[], tuple[Guard, ...]] = tuple

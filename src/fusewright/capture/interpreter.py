@@ -7,6 +7,7 @@ nothing is ever undone); whatever cannot be captured or cut raises SkipFrame, an
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -125,10 +126,12 @@ class _Attempt:
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
         backward, gradients, reason = self._differentiated(finished.outputs)
+        graph = recorder.finish([*finished.outputs, *gradients]) if needed else None
+        guards = world.guards()
         return CapturedFrame(
-            graph=recorder.finish([*finished.outputs, *gradients]) if needed else None,
+            graph=graph,
             inputs=tuple(world.input_sources) if needed else (),
-            guards=world.guards(),
+            guards=guards,
             finish=finished.function,
             finish_text=finished.text,
             breaks=breaks,
@@ -137,6 +140,7 @@ class _Attempt:
             constants=recorder.constants,
             backward=backward,
             eager_reason=reason,
+            later_guards=functools.partial(world.size_guards_since, 0 if recorder.env is None else len(recorder.env.guards)),
         )
 
     def _differentiated(self, outputs: tuple[object, ...]) -> tuple[Backward | None, tuple[object, ...], str]:

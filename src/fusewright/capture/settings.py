@@ -29,8 +29,8 @@ class CaptureOptions:
     max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
     wrap_resume           makes a resume function a compiled function
     call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are compiled
-    differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see autograd/record.py; None: the backend
-                    runs operators that autograd follows by itself, or has no backward
+    differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see autograd/record.py; None: the
+                    backend runs operators that autograd follows by itself, or has no backward
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
     size_history    sizes seen so far by (code, source), None where they differed: the one thing that captures add to
     """

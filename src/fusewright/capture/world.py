@@ -262,6 +262,14 @@ class World:
         ]
         return (settings, *self._guards.values(), *tensors, *sizes, *alias_guards(self))
 
+    def size_guards_since(self, count: int) -> tuple[Guard, ...]:
+        """Guards on sizes that were learnt after the first `count`: passes over the graph may ask more of the sizes."""
+        env = self.recorder.env
+        if env is None or len(env.guards) == count:
+            return ()
+        sources = {known.symbol.name: known.source for known in env.symbols.values()}
+        return tuple(Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:])
+
     def outside_objects(self) -> Iterable[Outside]:
         """The records of all outside objects."""
         return self._by_real.values()

@@ -67,6 +67,11 @@ class ShapeEnv:
         except KeyError as error:
             raise GraphBreak("data-dependent-shape", f"the size {d} depends on {error.args[0]}, which has no example value") from error
 
+    @property
+    def has_equalities(self) -> bool:
+        """Whether a guard has fixed a size or tied it to another."""
+        return bool(self._equal)
+
     def simplify(self, d: Dim) -> Dim:
         """`d` with the learnt equalities applied."""
         while self._equal:

@@ -14,15 +14,18 @@ from fusewright.graph.passes.cse import cse
 from fusewright.graph.passes.dce import dce
 from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
+from fusewright.graph.passes.specialise import specialise
 from fusewright.graph.passes.views import CannotFunctionalise
 
 PIPELINE: list[tuple[Pass, str]] = [
     (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),
+    (specialise, "Writes sizes that guards have fixed as what they equal."),
     (dce, "Removes what nothing uses, so that the next passes look at less."),
     (canonicalise, "Removes views, copies and casts that change nothing, and joins chains of views."),
     (constant_fold, "Computes operators whose arguments are filled with one known number."),
     (cse, "Computes repeated subexpressions once."),
     (dce, "Removes what the passes before left unused."),
+    (specialise, "The same once more, for guards that the passes themselves have asked for."),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch._ops import OpOverload
@@ -10,6 +11,7 @@ from torch._ops import OpOverload
 from fusewright.graph.rules.common import (
     Rule,
     broadcast,
+    channels_last_strides,
     fresh,
     is_channels_last,
     is_contiguous,
@@ -103,7 +105,11 @@ def _convolution(
             shape.append(floor_div(size + 2 * pad - reach - 1, step) + 1)
     if any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
-    if not is_contiguous(input) or not is_contiguous(weight) or suggests_channels_last(input) or suggests_channels_last(weight):
+    last = suggests_channels_last(input) or suggests_channels_last(weight)
+    if input.device.type == "cpu" and rank == 2:  # every CPU path follows its arguments (measured over dtypes, groups, sizes)
+        result = fresh(shape, input)
+        return replace(result, stride=channels_last_strides(tuple(shape))) if last else result
+    if last or not is_contiguous(input) or not is_contiguous(weight):
         return NotImplemented  # the layout depends on the library that computes it
     return fresh(shape, input)
 
