@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
 def run_code(
     module: CompiledModule, code: KernelCode, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None, parts: int = 1
 ) -> int:
-    """Calls a kernel over its whole domain in `parts` ranges (in reverse order, so that a hidden dependence between ranges shows); the status."""
+    """Calls a kernel over its whole domain in `parts` ranges (in reverse order, so that a hidden dependence between ranges shows); the
+    status.
+    """
     sizes = sizes or {}
     entry = _ENTRY(module.addresses[code.symbol])
     pointers = (ctypes.c_void_p * max(len(code.buffers), 1))(*[tensors[name].data_ptr() for name in code.buffers])
@@ -29,7 +32,7 @@ def run_code(
     status = ctypes.c_int64(0)
     extent = evaluate(code.extent, sizes)
     cuts = sorted({extent * k // parts for k in range(parts + 1)})
-    for begin, end in reversed(list(zip(cuts, cuts[1:]))):
+    for begin, end in reversed(list(itertools.pairwise(cuts))):
         entry(pointers, values, begin, end, ctypes.byref(status))
     return status.value
 

@@ -1,8 +1,9 @@
 """What code generation needs to know about a kernel before it writes anything.
 
-Takes a `Kernel`; gives a `Shape`: its axes after normalisation (axes of extent 1 dropped, the axes of lone pointwise stages made parallel, axes split where an
-index divides by a constant, adjacent axes merged where every access walks them as one), and facts about each expression.
-Always holds: normalisation is a change of loop variables only; indices are read through `Shape.dim`, expressions are never rebuilt.
+Takes a `Kernel`; gives a `Shape`: its axes after normalisation (axes of extent 1 dropped, the axes of lone pointwise stages made
+parallel, axes split where an index divides by a constant, adjacent axes merged where every access walks them as one), and facts about
+each expression. Always holds: normalisation is a change of loop variables only; indices are read through `Shape.dim`, expressions are
+never rebuilt.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _TRAPPING = frozenset({"floor_divide", "trunc_divide", "remainder", "fmod", "div
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """deps: loop symbols, size symbols and local names that the value depends on. effects: touches memory or may report a failure, so that it
-    must stay under its mask. volatile: memory written by this kernel that it reads."""
+    """deps: loop symbols, size symbols and local names that the value depends on. effects: touches memory or may report a failure, so
+    that it must stay under its mask. volatile: memory written by this kernel that it reads.
+    """
 
     deps: frozenset[object]
     effects: bool
@@ -63,6 +65,19 @@ def walk(roots: Sequence[Expression]) -> Iterator[Expression]:
             pending.extend(children(expr))
 
 
+def tree_size(root: Expression) -> int:
+    """Nodes of the expression written out as a tree, shared parts as often as they are used."""
+    counts: dict[Expression, int] = {}
+
+    def count(expr: Expression) -> int:
+        found = counts.get(expr)
+        if found is None:
+            found = counts[expr] = 1 + sum(count(child) for child in children(expr))
+        return found
+
+    return count(root)
+
+
 def values_of(stage: Stage) -> list[Expression]:
     """The expressions that a stage evaluates, bindings of stores included."""
     found: list[Expression] = []
@@ -79,7 +94,9 @@ def is_pointwise(stage: Stage) -> bool:
 
 @dataclass(slots=True)
 class StageView:
-    """One stage with its axes normalised. `mapping`: the kernel's loop symbols in terms of the axes here (stages may share symbols, so each has its own)."""
+    """One stage with its axes normalised. `mapping`: the kernel's loop symbols in terms of the axes here (stages may share symbols, so
+    each has its own).
+    """
 
     stage: Stage
     axes: list[Axis]
@@ -153,7 +170,9 @@ class StageView:
 
 @dataclass(slots=True)
 class Shape:
-    """A kernel normalised. `aliases`: buffer -> the name under which writes to its memory are counted, for buffers whose memory the kernel writes."""
+    """A kernel normalised. `aliases`: buffer -> the name under which writes to its memory are counted, for buffers whose memory the
+    kernel writes.
+    """
 
     kernel: Kernel
     outer: list[Axis]

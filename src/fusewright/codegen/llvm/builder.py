@@ -1,8 +1,8 @@
 """Writing LLVM IR as text: values, blocks, scopes and the loop that ties them together.
 
-Takes calls in program order; gives the text of one function. Always holds: a scope's cursor stands before every loop that is being written inside the
-scope, so that a value may be added to an outer scope at any time and dominates whatever follows; a value lives in the memo of the scope that
-holds it and is never seen outside that scope's contexts.
+Takes calls in program order; gives the text of one function. Always holds: a scope's cursor stands before every loop that is being
+written inside the scope, so that a value may be added to an outer scope at any time and dominates whatever follows; a value lives in the
+memo of the scope that holds it and is never seen outside that scope's contexts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from fusewright.codegen.llvm.types import literal, suffix, type_text
 
 
 class Value:
-    """An operand: `text` is an SSA name or a literal; `lanes` 1 is a scalar, equal in all lanes. `home`: the scope that holds it (None: a literal)."""
+    """An operand: `text` is an SSA name or a literal; `lanes` 1 is a scalar, equal in all lanes. `home`: the scope that holds it (None: a
+    literal).
+    """
 
     __slots__ = ("home", "lanes", "text", "type")
 

@@ -1,7 +1,7 @@
 """Which elementwise operations can be generated for which dtype: pure data, for lowering to ask before it makes an `Apply`.
 
-Takes an operation's name (loops/ir.py OPERATIONS) and the dtype of its first value argument (of `where`: the dtype of the chosen values; of `cast`: the source);
-gives yes or no. Always holds: what is said to be supported is generated, and agrees with eager.
+Takes an operation's name (loops/ir.py OPERATIONS) and the dtype of its first value argument (of `where`: the dtype of the chosen values;
+of `cast`: the source); gives yes or no. Always holds: what is said to be supported is generated, and agrees with eager.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SUPPORTED: dict[str, frozenset[torch.dtype]] = {
     "bitcast": _NUMBERS | HALVES,
     **dict.fromkeys(
         (
-            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan",
-            "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "frac", "copysign",
-            "hypot", "nextafter",
+            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos",
+            "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma",
+            "frac", "copysign", "hypot", "nextafter",
         ),
         FLOATS,
     ),

@@ -1,7 +1,7 @@
 """Where an expression is evaluated: the chain of scopes around it, and which of them is the outermost that knows everything it needs.
 
-Takes scopes; gives `Context`s. Always holds: a chain runs from the function's entry inwards, each scope dominated by those before it; scopes marked `lane`
-belong to one vector (`lanes` elements of axis `vector`, the first at the axis' value in the chain plus `offset`).
+Takes scopes; gives `Context`s. Always holds: a chain runs from the function's entry inwards, each scope dominated by those before it;
+scopes marked `lane` belong to one vector (`lanes` elements of axis `vector`, the first at the axis' value in the chain plus `offset`).
 """
 
 from __future__ import annotations

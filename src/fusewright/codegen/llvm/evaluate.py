@@ -1,7 +1,7 @@
 """From loop-IR expressions to values: each computed once, in the outermost scope that knows what it needs.
 
-Takes expressions and a `Context`; gives `Value`s. Always holds: a value is emitted where it dominates all its uses; what touches memory or may report a failure stays under
-its mask; memory that the kernel itself writes is read anew in each stage.
+Takes expressions and a `Context`; gives `Value`s. Always holds: a value is emitted where it dominates all its uses; what touches memory
+or may report a failure stays under its mask; memory that the kernel itself writes is read anew in each stage.
 """
 
 from __future__ import annotations

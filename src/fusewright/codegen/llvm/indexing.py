@@ -1,7 +1,8 @@
 """Index arithmetic: a symbolic index as a scalar or a vector of integers, and how it moves along the vector axis.
 
-Takes `Dim`s in normalised axes and a `Context`; gives values. Always holds: scalar partial sums are computed in the outermost scope that knows their terms; vectors
-are computed in i32 where the ranges of all divided parts and of the result prove that it suffices, else in i64.
+Takes `Dim`s in normalised axes and a `Context`; gives values. Always holds: scalar partial sums are computed in the outermost scope that
+knows their terms; vectors are computed in i32 where the ranges of all divided parts and of the result prove that it suffices, else in
+i64.
 
 `bound` maps symbols of indirect indexing to run-time values.
 """
@@ -218,7 +219,8 @@ class Indexer:
     def stride(self, ctx: Context, d: Dim, bound: Bound) -> Dim | None:
         """c such that lane k of `d` is lane 0 plus k*c, for the lanes of this context; None if there is none or it cannot be told.
 
-        Beside affine indices this sees through `// k` and `% k` where the vector, which starts at a multiple of its length, lies within one block.
+        Beside affine indices this sees through `// k` and `% k` where the vector, which starts at a multiple of its length, lies within
+        one block.
         """
         if any(symbol in bound and bound[symbol].lanes > 1 for symbol in sizes.free_symbols(d)):
             return None

@@ -1,7 +1,8 @@
 """One kernel as one LLVM function.
 
-Takes a `Kernel` and a `Target`; gives `KernelText`: the function's body (independent of the kernel's names, so that equal kernels have equal text), its parallel
-extent and grain. Always holds: iterations begin..end-1 of the parallel domain write disjoint memory, and read none that another one writes.
+Takes a `Kernel` and a `Target`; gives `KernelText`: the function's body (independent of the kernel's names, so that equal kernels have
+equal text), its parallel extent and grain. Always holds: iterations begin..end-1 of the parallel domain write disjoint memory, and read
+none that another one writes.
 """
 
 from __future__ import annotations
@@ -144,14 +145,13 @@ class KernelEmitter:
         for scratch in self.kernel.scratch:
             element = ELEMENT_TYPES[scratch.dtype]
             one = scratch.size * (element.size * lanes)
-            fits = isinstance(one, int) and total + one * copies <= STACK_LIMIT
-            if fits:
-                total += one * copies  # type: ignore[operator]
+            on_stack = max(one, 1) if isinstance(one, int) and total + one * copies <= STACK_LIMIT else None
+            total += (on_stack or 0) * copies
             texts: dict[int, str] = {}
             for copy in range(copies):
-                if fits:
+                if on_stack is not None:
                     text = b.name()
-                    b.blocks[0].lines.insert(0, f"  {text} = alloca [{max(one, 1)} x i8], align 64")  # type: ignore[type-var]
+                    b.blocks[0].lines.insert(0, f"  {text} = alloca [{on_stack} x i8], align 64")
                 else:
                     size = self.indexer.scalar(entry, sizes.maximum(one, 1))
                     made = b.call("malloc", [size], "ptr")
@@ -284,7 +284,9 @@ class KernelEmitter:
         saved, b.scope = b.scope, context.here
         rows_left = b.op("sub nsw", self.indexer.scalar(context.uniform, rows.extent), row_start)
         columns_left = b.op("sub nsw", self.indexer.scalar(context.uniform, axis.extent), start)
-        fits = b.op("and", b.compare("icmp sge", rows_left, b.const(lanes, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64")))
+        fits = b.op(
+            "and", b.compare("icmp sge", rows_left, b.const(lanes, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64"))
+        )
         is_whole = b.convert("zext", fits, "i64")
         partial = b.op("xor", is_whole, b.const(1, "i64"))
         self.loops.maybe(context, is_whole, [], whole)
@@ -293,9 +295,7 @@ class KernelEmitter:
 
     def _stage_tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> dict[Expression, Staged]:
         b, memory, lanes = self.b, self.evaluator.memory, self.strategy.lanes
-        origin = Scope(
-            context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start}
-        )
+        origin = Scope(context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start})
         inside = context.enter(origin)
         saved, b.scope = b.scope, origin
         staged: dict[Expression, Staged] = {}
@@ -304,9 +304,19 @@ class KernelEmitter:
             tile = b.name()
             b.blocks[0].lines.insert(0, f"  {tile} = alloca [{lanes * block} x {pointer.element.memory}], align 64")
             index = view.dim(load.index)
-            for first in range(0, block, lanes):
-                addresses = [memory.address(inside, pointer, sizes.substitute(index, {axis.symbol: axis.symbol + first + k})) for k in range(lanes)]
-                memory.fill_tile(tile, block, pointer, addresses, first)
+            column = sizes.loop_symbol("tile", block)
+
+            def square(contexts: list[Context], _: list[Value]) -> list[Value]:
+                at = contexts[0]
+                b.scope = at.here
+                addresses = [
+                    memory.address(at, pointer, sizes.substitute(index, {axis.symbol: axis.symbol + column + k}))  # noqa: B023
+                    for k in range(lanes)
+                ]
+                memory.fill_tile(tile, block, pointer, addresses, at.here.values[column])  # noqa: B023
+                return []
+
+            self.loops.counted([inside], column, 0, block, [], square, step=lanes)
             staged[load] = Staged(tile, block, rows, row_start, start)
         b.scope = saved
         return staged
@@ -322,7 +332,9 @@ class KernelEmitter:
         return last
 
     def _block(self, context: Context, axis: Axis, block: int, start: Value, full: bool = False) -> None:
-        """The stages over `block` elements of the vector axis from `start`, or what is left of it. `full`: the block is known to be whole."""
+        """The stages over `block` elements of the vector axis from `start`, or what is left of it. `full`: the block is known to be
+        whole.
+        """
         strategy, b = self.strategy, self.b
 
         def body(contexts: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
@@ -393,10 +405,7 @@ class KernelEmitter:
         carried = [value for _ in range(copies) for value in start]
 
         def vector_body(inside: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
-            return [
-                self._statements(view, ctx, group, ctx.mask_at(len(ctx.chain) - 1), ordered)
-                for ctx, group in zip(inside, groups)
-            ]
+            return [self._statements(view, ctx, group, ctx.mask_at(len(ctx.chain) - 1), ordered) for ctx, group in zip(inside, groups)]
 
         def body(inside: list[Context], values: list[Value]) -> list[Value]:
             groups = [list(values[k * len(start) : (k + 1) * len(start)]) for k in range(copies)]

@@ -1,7 +1,8 @@
 """Loops around bodies: counted loops, nests, and the vector loop with its unrolled main part and its masked tail.
 
-Takes contexts, an axis and a body (a Python function that emits one pass and maps carried values to their successors); gives the values after the loop.
-Always holds: a body is emitted only where it runs at least once whenever control reaches it, so that what it hoists is safe; carried values are phis.
+Takes contexts, an axis and a body (a Python function that emits one pass and maps carried values to their successors); gives the values
+after the loop. Always holds: a body is emitted only where it runs at least once whenever control reaches it, so that what it hoists is
+safe; carried values are phis.
 """
 
 from __future__ import annotations
@@ -48,19 +49,21 @@ class Loops:
         step: int = 1,
         runs: bool = False,
     ) -> list[Value]:
-        """for symbol in range(start, stop, step). The contexts are vectors side by side (or one scalar), all at the same point. `runs`: at least once."""
+        """for symbol in range(start, stop, step). The contexts are vectors side by side (or one scalar), all at the same point. `runs`:
+        at least once.
+        """
         b = self.b
         if isinstance(start, int) and isinstance(stop, int):
             turns = -(-(stop - start) // step)
             if turns <= 0:
                 return carried
-            if turns <= UNROLL_WHOLE and len(contexts) == 1 and not carried or turns == 1:
+            if turns == 1 or (turns <= UNROLL_WHOLE and step == 1 and len(contexts) == 1 and not carried):
                 return self._written_out(contexts, symbol, range(start, stop, step), carried, body)
         here = contexts[0].here.cursor
         saved = b.scope
         b.scope = contexts[0].here
         first, last = self._bound(contexts[0], start), self._bound(contexts[0], stop)
-        runs = runs or isinstance(start, int) and not isinstance(stop, Value) and (sizes.bounds(stop)[0] or 0) > start
+        runs = runs or (isinstance(start, int) and not isinstance(stop, Value) and (sizes.bounds(stop)[0] or 0) > start)
         guard_block: Block | None = None
         inside = contexts
         if not runs:
@@ -246,13 +249,14 @@ class Loops:
             at = stop
         if not no_tail:
             rest = b.op("and", length, b.const(lanes - 1, "i64"))
-            groups = [self.maybe(ctx, rest, groups[0], lambda inside, group: self._tail(inside, axis, at, rest, lanes, group, body)), *groups[1:]]
+            groups = [
+                self.maybe(ctx, rest, groups[0], lambda inside, group: self._tail(inside, axis, at, rest, lanes, group, body)),
+                *groups[1:],
+            ]
         b.scope = saved
         return groups
 
-    def _tail(
-        self, ctx: Context, axis: Expr, start: Value, rest: Value, lanes: int, group: list[Value], body: VectorBody
-    ) -> list[Value]:
+    def _tail(self, ctx: Context, axis: Expr, start: Value, rest: Value, lanes: int, group: list[Value], body: VectorBody) -> list[Value]:
         mask = self._first_lanes(ctx, rest, lanes)
         return self._straight(ctx, axis, start, lanes, [mask], [group], body)[0]
 
@@ -265,7 +269,9 @@ class Loops:
         b.scope = saved
         return mask
 
-    def maybe(self, ctx: Context, condition: Value, carried: list[Value], body: Callable[[Context, list[Value]], list[Value]]) -> list[Value]:
+    def maybe(
+        self, ctx: Context, condition: Value, carried: list[Value], body: Callable[[Context, list[Value]], list[Value]]
+    ) -> list[Value]:
         """`body` if the i64 `condition` is not 0."""
         b = self.b
         saved, b.scope = b.scope, ctx.here
@@ -285,7 +291,9 @@ class Loops:
         cursor.block = joined
         b.scope = ctx.here
         results = [
-            b.value(f"phi {type_text(new.type, new.lanes)} [ {old.text}, %{before.label} ], [ {new.text}, %{last.label} ]", new.type, new.lanes)
+            b.value(
+                f"phi {type_text(new.type, new.lanes)} [ {old.text}, %{before.label} ], [ {new.text}, %{last.label} ]", new.type, new.lanes
+            )
             for old, new in zip(carried, after)
         ]
         b.scope = saved

@@ -1,10 +1,11 @@
 """Elementary functions: inline polynomials for the hot float32 ones, calls of SLEEF's vector functions (in libtorch_cpu) for the rest.
 
-Takes a builder and operands (scalars or vectors of float or double); gives the value. Always holds: at most 2 ulp from the correctly rounded result over the
-whole range, with eager's results for infinities, NaN and signed zeros; no fast-math flag is set here, because the error terms rely on each rounding.
+Takes a builder and operands (scalars or vectors of float or double); gives the value. Always holds: at most 2 ulp from the correctly
+rounded result over the whole range, with eager's results for infinities, NaN and signed zeros; no fast-math flag is set here, because the
+error terms rely on each rounding.
 
-The polynomials are ours: Lawson-weighted least squares on Chebyshev nodes (near minimax), coefficients rounded to float32 one at a time from
-the lowest, the rest refitted. The reductions are the textbook ones (Cody and Waite for exp, the split at sqrt(1/2) for log).
+The polynomials are ours: Lawson-weighted least squares on Chebyshev nodes (near minimax), coefficients rounded to float32 one at a time
+from the lowest, the rest refitted. The reductions are the textbook ones (Cody and Waite for exp, the split at sqrt(1/2) for log).
 """
 
 from __future__ import annotations
@@ -119,14 +120,14 @@ def _expm1_reduced(b: Builder, r: Value) -> Value:
 
 
 def expm1(b: Builder, x: Value) -> Value:
-    """2 (2^(n-1) p + 2^(n-1) - 1/2): halves keep the largest results finite until the last step. -0.0 and NaN pass through."""
+    """2 (2^(n-1) p + 2^(n-1) - 1/2): halves keep the largest results finite until the last step. Tiny x is its own result."""
     clamped = minimum_number(b, 89.0, maximum_number(b, -20.0, x))
     t, _, r = _reduce_exp(b, clamped)
     p = _expm1_reduced(b, r)
     half = _power_of_two(b, t, -1)
     result = b.fma(half, p, b.op("fsub", half, b.constant_like(0.5, x)))
     result = b.op("fadd", result, result)
-    return b.select(b.compare("fcmp oeq", x, b.constant_like(0.0, x)), x, result)
+    return b.select(b.compare("fcmp olt", b.intrinsic("fabs", x), b.constant_like(1e-10, x)), x, result)
 
 
 def sigmoid(b: Builder, x: Value) -> Value:
@@ -149,7 +150,9 @@ def tanh(b: Builder, x: Value) -> Value:
 
 
 def erf(b: Builder, x: Value) -> Value:
-    """1 - 2^t with t = log2(erfc(|x|)), as -(2^n (2^r - 1) + 2^n - 1): precise near 0 too, where n is 0. NaN passes through the polynomial."""
+    """1 - 2^t with t = log2(erfc(|x|)), as -(2^n (2^r - 1) + 2^n - 1): precise near 0 too, where n is 0. NaN passes through the
+    polynomial.
+    """
     a = minimum_number(b, 3.95, b.intrinsic("fabs", x))
     t = _times_polynomial(b, a, _ERF)
     magic = b.constant_like(_ROUND, x)
@@ -198,17 +201,36 @@ LIBRARY: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
-def _inverse_hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
-    """asinh and acosh: SLEEF squares its argument, which overflows; for large |x| both are log(2|x|) to within an ulp."""
+def _exp_any(b: Builder, x: Value) -> Value:
+    return exp(b, x) if x.type == "float" else call_library(b, "exp", x)
+
+
+def hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
+    """sinh and cosh: SLEEF overflows where exp does, a little early; there both are exp(|x| - 1) e/2 (the subtraction is exact)."""
+
+    def emit(b: Builder, x: Value) -> Value:
+        a = b.intrinsic("fabs", x)
+        far = b.op("fmul", _exp_any(b, b.op("fsub", a, b.constant_like(1.0, x))), b.constant_like(math.e / 2, x))
+        far = b.intrinsic("copysign", far, x) if op == "sinh" else far
+        is_large = b.compare("fcmp ogt", a, b.constant_like(88.0 if x.type == "float" else 709.0, x))
+        return b.select(is_large, far, call_library(b, op, x))
+
+    return emit
+
+
+def inverse_hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
+    """asinh and acosh: SLEEF squares its argument, which overflows; for large |x| both are log(2|x|) to within an ulp. Tiny x is its own asinh."""
 
     def emit(b: Builder, x: Value) -> Value:
         near = call_library(b, op, x)
-        a = b.intrinsic("fabs", x) if op == "asinh" else x
-        is_large = b.compare("fcmp ogt", a, b.constant_like(1e9 if x.type == "float" else 1e17, x))
+        a = b.intrinsic("fabs", x)
+        is_large = b.compare("fcmp ogt", x if op == "acosh" else a, b.constant_like(1e9 if x.type == "float" else 1e17, x))
         logarithm = log(b, a) if x.type == "float" else call_library(b, "log", a)
         far = b.op("fadd", logarithm, b.constant_like(math.log(2.0), x))
-        far = b.intrinsic("copysign", far, x) if op == "asinh" else far
-        return b.select(is_large, far, near)
+        if op == "acosh":
+            return b.select(is_large, far, near)
+        tiny = b.compare("fcmp olt", a, b.constant_like(1e-5 if x.type == "float" else 1e-9, x))
+        return b.select(tiny, x, b.select(is_large, b.intrinsic("copysign", far, x), near))
 
     return emit
 
@@ -270,7 +292,9 @@ def by_lane(b: Builder, symbol: str, values: list[Value]) -> Value:
 def unary(op: str) -> Callable[[Builder, Value], Value]:
     """The emitter of a one-argument function: inline for float32 where there is a polynomial, else the library's."""
     if op in ("asinh", "acosh"):
-        return _inverse_hyperbolic(op)
+        return inverse_hyperbolic(op)
+    if op in ("sinh", "cosh"):
+        return hyperbolic(op)
     inline = INLINE.get(op)
 
     def emit(b: Builder, x: Value) -> Value:

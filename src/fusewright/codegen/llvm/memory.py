@@ -1,7 +1,7 @@
 """Loads and stores: contiguous, spread, reversed, strided and gathered, under masks, with bool kept as bytes.
 
-Takes a buffer's pointer, an index and a `Context`; gives register values, or writes them. Always holds: no byte outside the lanes that count is touched, neither read
-nor written; a scalar access under a false mask goes to a block of zeros instead.
+Takes a buffer's pointer, an index and a `Context`; gives register values, or writes them. Always holds: no byte outside the lanes that
+count is touched, neither read nor written; a scalar access under a false mask goes to a block of zeros instead.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, a
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a buffer starts. `interleaved`: a scratch buffer with one copy for each of so many lanes, element by element (0 for plain memory);
-    `copies` then holds one pointer for each vector that is computed side by side, by the vector's offset."""
+    """Where a buffer starts. `interleaved`: a scratch buffer with one copy for each of so many lanes, element by element (0 for plain
+    memory); `copies` then holds one pointer for each vector that is computed side by side, by the vector's offset.
+    """
 
     text: str
     dtype: torch.dtype
@@ -81,7 +82,9 @@ class Memory:
     def _reverse(self, value: Value) -> Value:
         vector = type_text(value.type, value.lanes)
         order = ", ".join(f"i32 {i}" for i in reversed(range(value.lanes)))
-        return self.b.value(f"shufflevector {vector} {value.text}, {vector} poison, <{value.lanes} x i32> <{order}>", value.type, value.lanes)
+        return self.b.value(
+            f"shufflevector {vector} {value.text}, {vector} poison, <{value.lanes} x i32> <{order}>", value.type, value.lanes
+        )
 
     # --- loads
 
@@ -117,12 +120,12 @@ class Memory:
         raw = self._load_row(element, self._at(element.memory, tile, index, 0), lanes, None)
         return self.b.compare("icmp ne", raw, self.b.const(0, "i8")) if element.kind == "bool" else raw
 
-    def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first_column: int) -> None:
+    def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first_column: Value) -> None:
         """Turns a square: vector k, read at address rows[k], becomes column `first_column` + k of the tile."""
         element, lanes = pointer.element, len(rows)
         turned = transpose(self.b, [self._load_row(element, address, lanes, None) for address in rows])
         for row, value in enumerate(turned):
-            self._store_row(element, self._at(element.memory, tile, None, row * columns + first_column), value, None)
+            self._store_row(element, self._at(element.memory, tile, first_column, row * columns), value, None)
 
     def address(self, ctx: Context, pointer: Pointer, d: Dim) -> str:
         """Of one element, in a context without lanes."""

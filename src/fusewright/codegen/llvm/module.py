@@ -1,8 +1,9 @@
-"""Kernels to machine code: one LLVM module for all kernels of a graph, compiled in this process by llvmlite, and object files loaded back.
+"""Kernels to machine code: one LLVM module for all kernels of a graph, compiled in this process by llvmlite, and object files loaded
+back.
 
-Takes `Kernel`s; gives a `CompiledModule` with addresses that stay valid until the process ends. The only file that imports llvmlite, and only when first needed.
-Always holds: kernels with equal text are compiled once; an object file is only loaded on a processor and a library set that has what it was compiled for
-(the caller's cache key holds `host_key()`).
+Takes `Kernel`s; gives a `CompiledModule` with addresses that stay valid until the process ends. The only file that imports llvmlite, and
+only when first needed. Always holds: kernels with equal text are compiled once; an object file is only loaded on a processor and a
+library set that has what it was compiled for (the caller's cache key holds `host_key()`).
 """
 
 from __future__ import annotations
@@ -10,26 +11,32 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fusewright.codegen.kernel_code import KernelCode
+from fusewright.codegen.llvm.analysis import tree_size, values_of
 from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
+from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.llvm.target import Target, describe
 from fusewright.schedule.plan import Kernel
+from fusewright.schedule.printer import kernel_text
 
+PRINTABLE_NODES = 2000
 _library_names = itertools.count()
 _resident: list[Any] = []  # what keeps loaded code in memory: addresses are handed to native plans, so code is never unloaded
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledModule:
-    """codes: by kernel name. addresses: of each distinct function, by symbol. object: the object file, for `load_object` in a later process. ir: the module's text."""
+    """codes: by kernel name. addresses: of each distinct function, by symbol. object: the object file, for `load_object` in a later
+    process. ir: the module's text.
+    """
 
     codes: dict[str, KernelCode]
     addresses: dict[str, int]
@@ -49,21 +56,21 @@ class _Machine:
     target: Target
 
 
-@lru_cache(maxsize=None)
-def _machine() -> _Machine:
-    import llvmlite.binding as llvm  # lazy: 0.16 s, and not needed on a warm start from the GPU path
+@cache
+def _machine(without: frozenset[str] = frozenset()) -> _Machine:
+    """The host, or (to test code for lesser processors on it) the host without some of LLVM's feature names."""
+    import llvmlite.binding as llvm  # lazy: 0.16 s, and not needed where everything comes from a cache or runs on a GPU
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     library = _libtorch()
     if library is not None:
         llvm.load_library_permanently(str(library))
-    features = llvm.get_host_cpu_features()
-    triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
-    exported = _exported_symbols(library)
-    target = describe(triple, cpu, dict(features), exported)
+    features = {name: on and name not in without for name, on in llvm.get_host_cpu_features().items()}
+    triple, cpu = llvm.get_process_triple(), "generic" if without else llvm.get_host_cpu_name()
+    target = describe(triple, cpu, features, _exported_symbols(library))
     machine = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=target.features, opt=2, reloc="pic", codemodel="jitdefault"
+        cpu=cpu, features=target.features, opt=2, reloc="pic", codemodel="small"
     )
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     builder = llvm.create_pass_builder(machine, options)
@@ -85,7 +92,7 @@ def _libtorch() -> Path | None:
 def _exported_symbols(library: Path | None) -> Any:
     handle = None if library is None else ctypes.CDLL(str(library))
 
-    @lru_cache(maxsize=None)
+    @cache
     def exported(name: str) -> bool:
         return handle is not None and hasattr(handle, name)
 
@@ -104,14 +111,21 @@ def host_key() -> str:
     return f"{machine.target.triple}|{machine.target.cpu}|{machine.target.features}|llvm {version}|torch {torch.__version__}"
 
 
-def compile_kernels(kernels: Sequence[Kernel]) -> CompiledModule:
-    """Compiles `kernels`; equal ones share one function. Raises ValueError for an operation that `capabilities.supports` denies."""
-    machine = _machine()
+def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozenset()) -> CompiledModule:
+    """Compiles `kernels`; equal ones share one function. `without`: processor features not to use.
+
+    Raises ValueError for an operation that `capabilities.supports` denies.
+    """
+    machine = _machine(without)
     declarations: dict[str, str] = {}
     functions: dict[str, str] = {}
     codes: dict[str, KernelCode] = {}
+    texts: dict[Hashable, KernelText] = {}
     for kernel in kernels:
-        text = emit_kernel(kernel, machine.target, declarations)
+        structure = signature(kernel)
+        text = texts.get(structure)
+        if text is None:
+            text = texts[structure] = emit_kernel(kernel, machine.target, declarations)
         key = hashlib.sha256(text.body.encode()).hexdigest()
         symbol = f"fw_{key[:16]}"
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")
@@ -122,12 +136,11 @@ def compile_kernels(kernels: Sequence[Kernel]) -> CompiledModule:
 
 
 def _code(kernel: Kernel, text: KernelText, key: str, symbol: str, function: str) -> KernelCode:
-    comments = [f"; kernel {kernel.name}", *(f"; {location}" for location in kernel.locations), *(f"; from {origin}" for origin in kernel.origins)]
     return KernelCode(
         name=kernel.name,
         key=key,
         symbol=symbol,
-        source="\n".join([*comments, function]),
+        source="\n".join([*_comments(kernel), function]),
         buffers=kernel.buffers,
         sizes=kernel.sizes,
         extent=text.extent,
@@ -135,6 +148,14 @@ def _code(kernel: Kernel, text: KernelText, key: str, symbol: str, function: str
         locations=kernel.locations,
         origins=kernel.origins,
     )
+
+
+def _comments(kernel: Kernel) -> list[str]:
+    """The kernel's loops and the user's lines. Expressions print as trees, so a kernel that shares much is left out."""
+    views = [tree_size(value) for stage in kernel.stages for value in values_of(stage)]
+    if sum(views) <= PRINTABLE_NODES:
+        return [f"; {line}" for line in kernel_text(kernel).splitlines()]
+    return [f"; kernel {kernel.name}", *(f";   {location}" for location in kernel.locations)]
 
 
 def _compile(machine: _Machine, ir: str) -> bytes:
@@ -146,7 +167,8 @@ def _compile(machine: _Machine, ir: str) -> bytes:
 
 
 def load_object(data: bytes, symbols: Iterable[str] | Mapping[str, Any]) -> dict[str, int]:
-    """Addresses of `symbols` in an object file made by `compile_kernels` (on this kind of host). The code stays loaded until the process ends.
+    """Addresses of `symbols` in an object file made by `compile_kernels` (on this kind of host). The code stays loaded until the process
+    ends.
 
     Raises RuntimeError if the file is not loadable or lacks a symbol.
     """

@@ -1,7 +1,7 @@
 """Accumulators of reductions: their start, a step, the merging of two, and the collapse of a vector to one value.
 
-Takes `Reduce` statements; gives lists of values (one for most kinds, value and position for argmax and argmin). Always holds: max and min propagate NaN; argmax and
-argmin give the first extreme, or the first NaN; lanes that do not count leave the accumulator as it is.
+Takes `Reduce` statements; gives lists of values (one for most kinds, value and position for argmax and argmin). Always holds: max and min
+propagate NaN; argmax and argmin give the first extreme, or the first NaN; lanes that do not count leave the accumulator as it is.
 """
 
 from __future__ import annotations

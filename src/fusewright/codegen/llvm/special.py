@@ -1,7 +1,7 @@
 """Rare functions, computed in double whatever the operand's type: erfinv, digamma; and integer powers.
 
-Takes a builder and operands; gives the value. Always holds: correct to an ulp or two of the operand's type away from roots; eager's results at poles, infinities and NaN.
-These are written for size and exactness, not speed.
+Takes a builder and operands; gives the value. Always holds: correct to an ulp or two of the operand's type away from roots; eager's
+results at poles, infinities and NaN. These are written for size and exactness, not speed.
 """
 
 from __future__ import annotations

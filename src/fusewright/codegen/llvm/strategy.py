@@ -1,10 +1,11 @@
 """How a kernel is laid over vectors, loops and threads.
 
-Takes a normalised `Shape` and the target; gives a `Strategy`. Always holds: iterations of the parallel domain never write the same element (axes along which
-indirect or accumulating stores may meet are `serial`, run in order inside one iteration, and are never vectorised).
+Takes a normalised `Shape` and the target; gives a `Strategy`. Always holds: iterations of the parallel domain never write the same
+element (axes along which indirect or accumulating stores may meet are `serial`, run in order inside one iteration, and are never
+vectorised).
 
-Two modes. "inner": each stage vectorises one of its own axes; outer points are scalar. "outer": lanes are neighbouring points of one outer axis, and all
-stages run for a tile of them; pure pointwise work is of this mode. The cheaper one under a small cost model is taken.
+Two modes. "inner": each stage vectorises one of its own axes; outer points are scalar. "outer": lanes are neighbouring points of one
+outer axis, and all stages run for a tile of them; pure pointwise work is of this mode. The cheaper one under a small cost model is taken.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ _CONTIGUOUS, _SPREAD, _REVERSED, _GATHER, _SCATTER = 1.0, 0.1, 2.0, 10.0, 18.0
 
 @dataclass(slots=True)
 class Strategy:
-    """lanes: elements of a vector. vector: the outer axis in lanes (mode "outer") or None. stage_axes: the vector axis of each stage (mode "inner").
+    """lanes: elements of a vector. vector: the outer axis in lanes (mode "outer") or None. stage_axes: the vector axis of each stage
+    (mode "inner").
 
-    domain: (axis, block) in order, block 0 for single points; serial: outer axes run in order inside an iteration. copies: vectors side by side.
-    rows: the outer axis that a transposing tile walks inside an iteration, `lanes` points at a time.
+    domain: (axis, block) in order, block 0 for single points; serial: outer axes run in order inside an iteration. copies: vectors side
+    by side. rows: the outer axis that a transposing tile walks inside an iteration, `lanes` points at a time.
     """
 
     mode: str
@@ -67,7 +69,7 @@ def operation_cost(view: StageView) -> float:
 def vector_lanes(shape: Shape, target: Target) -> int:
     """By the widest float in use, else by the widest integer, counting only what is loaded and stored."""
     kernel = shape.kernel
-    dtypes = {dtype for dtype in kernel.dtypes}
+    dtypes = set(kernel.dtypes)
     floats = [max(ELEMENT_TYPES[d].size, 4) for d in dtypes if d.is_floating_point]
     for view in shape.views:
         for expr in walk(values_of(view.stage)):
@@ -230,7 +232,8 @@ def _meets(view: StageView, axis: Axis) -> bool:
 
 
 def _distinct(index: Dim, axis: Axis) -> bool:
-    """Whether points that differ in `axis` certainly have different indices, whatever the rest: `axis` is one digit of a mixed-radix number.
+    """Whether points that differ in `axis` certainly have different indices, whatever the rest: `axis` is one digit of a mixed-radix
+    number.
 
     With c the axis' coefficient and m = c * extent: every other term is a multiple of m, or the terms that are not add up to 0 .. c-1.
     """

@@ -1,7 +1,9 @@
-"""Transposing tiles: loads that run along the wrong axis are read row by row, turned in registers, and left on the stack for the vector loop.
+"""Transposing tiles: loads that run along the wrong axis are read row by row, turned in registers, and left on the stack for the vector
+loop.
 
-Takes the kernel's strategy (mode "outer" with `rows`); gives, for a full tile, a table from `Load` to its place on the stack. Always holds: only loads that are
-performed at every point of the tile are staged (none that stands under a mask), so that no element outside a buffer is read.
+Takes the kernel's strategy (mode "outer" with `rows`); gives, for a full tile, a table from `Load` to its place on the stack. Always
+holds: only loads that are performed at every point of the tile are staged (none that stands under a mask), so that no element outside a
+buffer is read.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from fusewright.loops.ir import Axis, Expression, Load, Masked
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A tile on the stack: element (row r, column c) at `text`[r * columns + c]; `row_start`, `column_start`: the tile's origin along the axes."""
+    """A tile on the stack: element (row r, column c) at `text`[r * columns + c]; `row_start`, `column_start`: the tile's origin along the
+    axes.
+    """
 
     text: str
     columns: int

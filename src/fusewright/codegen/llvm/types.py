@@ -1,21 +1,23 @@
 """How each torch dtype is held in memory and in registers, and the LLVM spelling of both.
 
-Takes torch dtypes; gives `ElementType` rows. Always holds: a bool is i8 (0 or 1) in memory and i1 in registers; a bfloat16 is its 16 bits (i16)
-in memory and in registers, because only conversions touch it.
+Takes torch dtypes; gives `ElementType` rows. Always holds: a bool is i8 (0 or 1) in memory and i1 in registers; a bfloat16 is its 16 bits
+(i16) in memory and in registers, because only conversions touch it.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """memory/register: LLVM scalar types. size: bytes in memory. kind: float, int (see `signed`), bool or half (converted before arithmetic)."""
+    """memory/register: LLVM scalar types. size: bytes in memory. kind: float, int (see `signed`), bool or half (converted before
+    arithmetic).
+    """
 
     memory: str
     register: str
@@ -45,13 +47,13 @@ INTEGER_OF: dict[str, str] = {"float": "i32", "double": "i64", "half": "i16"}
 SUFFIXES: dict[str, str] = {"float": "f32", "double": "f64", "half": "f16", "ptr": "p0"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def type_text(scalar: str, lanes: int) -> str:
     """The LLVM type of `lanes` elements; one lane is a scalar."""
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 
-@lru_cache(maxsize=None)
+@cache
 def suffix(scalar: str, lanes: int) -> str:
     """The type's spelling inside an intrinsic's name: v16f32, f32, i64."""
     name = SUFFIXES.get(scalar, scalar)
