@@ -61,6 +61,8 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         "passes", "aot_graphs", print_graph, passes.run, to_compile.graph, stop_after=None if limit < 0 else limit
     )
     if to_compile.backward is None:
+        if to_compile.settings["layout"]:
+            graph = stages.run("layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
         return _compile_half(to_compile, stages, graph, to_compile.function)
     return compile_joint(graph, to_compile, functools.partial(_compile_half, to_compile, stages))
 

@@ -13,6 +13,7 @@ from fusewright.graph.passes.constant_fold import constant_fold
 from fusewright.graph.passes.cse import cse
 from fusewright.graph.passes.dce import dce
 from fusewright.graph.passes.functionalise import functionalise
+from fusewright.graph.passes.layout import layout
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
 from fusewright.graph.passes.specialise import specialise
 from fusewright.graph.passes.views import CannotFunctionalise
@@ -29,6 +30,9 @@ PIPELINE: list[tuple[Pass, str]] = [
 ]
 
 
+LAYOUT: list[tuple[Pass, str]] = [(layout, "Runs chains of convolutions in channels-last memory format.")]
+
+
 def run(graph: torch.fx.Graph, observer: Observer | None = None, stop_after: int | None = None) -> torch.fx.Graph:
     """Run PIPELINE. `observer` receives a PassReport after each pass; `stop_after` stops after that many rewrites.
 
@@ -36,4 +40,9 @@ def run(graph: torch.fx.Graph, observer: Observer | None = None, stop_after: int
     return run_passes(graph, PIPELINE, observer, stop_after)
 
 
-__all__ = ["PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites", "run"]
+def choose_layouts(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Run LAYOUT on a functional graph: for inference on a CPU."""
+    return run_passes(graph, LAYOUT)
+
+
+__all__ = ["LAYOUT", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites", "choose_layouts", "run"]

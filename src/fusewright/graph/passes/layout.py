@@ -1,0 +1,143 @@
+"""Layout: chains of convolutions run in channels-last memory format.
+
+Takes and gives a functional inference graph. The CPU's convolutions are quickest on channels-last tensors, and what stands between them
+(normalisation, activation, pooling, residual additions) does not care. The input of each 2-D convolution is brought to channels-last where it
+is not; results carry the format on through operators of `AGNOSTIC`; every other reader, and the user, gets the layout it had before.
+Always holds: the values and the outputs' strides are those of the graph before the pass.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from fusewright.graph.builder import Builder, argument_types, derive, same_strides
+from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.rules.common import suggests_channels_last
+from fusewright.graph.schema import facts
+from fusewright.graph.types import TensorType
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+
+AGNOSTIC = frozenset({
+    aten.convolution.default, aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default,
+    aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.mean.dim, aten.sum.dim_IntList,
+    aten.cat.default, aten.constant_pad_nd.default, aten.clone.default, aten._to_copy.default, aten.upsample_nearest2d.vec,
+})  # fmt: skip
+"""Operators whose result does not depend on how their arguments lie in memory; pointwise ones (by their tag) are so too."""
+
+LEAST_CONVOLUTIONS = 2
+"""A single convolution does not pay for the conversions around it."""
+
+
+def _agnostic(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target in AGNOSTIC or (torch.Tag.pointwise in target.tags and not facts(target).written)
+
+
+def _wants_channels_last(node: Node) -> bool:
+    if node.op != "call_function" or node.target is not aten.convolution.default:
+        return False
+    kind, weight = node.args[0].meta["type"], node.args[1].meta["type"]  # type: ignore[union-attr]
+    return kind.ndim == 4 and kind.device.type == "cpu" and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
+
+
+def _explicit_format(node: Node) -> bool:
+    """A copy that names its own memory format keeps it."""
+    return node.kwargs.get("memory_format", torch.preserve_format) not in (None, torch.preserve_format)
+
+
+class _Layout:
+    """One run over a graph: `original` holds the types that nodes had before."""
+
+    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites) -> None:
+        self.graph = graph
+        self.rewrites = rewrites
+        self.build = Builder(graph)
+        self.original: dict[Node, Any] = {}
+        self.restored: dict[Node, Node] = {}
+        self.converted: dict[Node, Node] = {}
+
+    def as_before(self, node: Node, reader: Node) -> Node:
+        """`node` in the layout that it had before the pass, in front of `reader`."""
+        kind = self.original.get(node)
+        if not isinstance(kind, TensorType) or same_strides(node.meta["type"], kind):
+            return node
+        found = self.restored.get(node)
+        if found is None:
+            with self.graph.inserting_before(reader):
+                self.build.location = node.meta.get("location", ())
+                found = self.restored[node] = self.build.restride(node, kind)
+        return found
+
+    def channels_last(self, node: Node, reader: Node) -> Node:
+        """`node` in channels-last format, in front of `reader`."""
+        if suggests_channels_last(node.meta["type"]):
+            return node
+        found = self.converted.get(node)
+        if found is None:
+            with self.graph.inserting_before(reader):
+                self.build.location = reader.meta.get("location", ())
+                found = self.converted[node] = self.build.call(aten.clone.default, node, memory_format=torch.channels_last)
+        return found
+
+    def visit(self, node: Node) -> None:
+        if _wants_channels_last(node) and self.rewrites.allow(f"channels-last: {node.name}"):
+            node.update_arg(0, self.channels_last(node.args[0], node))  # type: ignore[arg-type]
+            self.retype(node)
+            return
+        moved = [argument for argument in node.all_input_nodes if argument in self.original]
+        if not moved or node.meta.get("type") is None:
+            return
+        if _agnostic(node.target) and not _explicit_format(node):
+            self.retype(node)
+            return
+        if node.target is operator.getitem:
+            self.getitem(node)
+            return
+        self.restore_arguments(node, moved)
+
+    def getitem(self, node: Node) -> None:
+        """One result of several: it has the type that its producer has now."""
+        producer = node.args[0]
+        kind = producer.meta["type"][node.args[1]]  # type: ignore[union-attr,index]
+        self.record(node, kind)
+
+    def retype(self, node: Node) -> None:
+        """Gives `node` the type that follows from its arguments' new layouts."""
+        kind = derive(
+            node.target,  # type: ignore[arg-type]
+            [argument_types(argument) for argument in node.args],
+            {name: argument_types(value) for name, value in node.kwargs.items()},
+            self.build.env,
+        )
+        self.record(node, kind)
+
+    def record(self, node: Node, kind: Any) -> None:
+        before = node.meta["type"]
+        if kind != before:
+            self.original.setdefault(node, before)
+            node.meta["type"] = kind
+
+    def restore_arguments(self, node: Node, moved: list[Node]) -> None:
+        for argument in moved:
+            before = self.as_before(argument, node)
+            if before is not argument:
+                node.replace_input_with(argument, before)
+
+
+def layout(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+    if sum(map(_wants_channels_last, graph.nodes)) < LEAST_CONVOLUTIONS:
+        return graph
+    run = _Layout(graph, rewrites)
+    for node in list(graph.nodes):
+        if node.op == "output":
+            run.restore_arguments(node, [argument for argument in node.all_input_nodes if argument in run.original])
+        elif node.op == "call_function":
+            run.visit(node)
+    return graph
