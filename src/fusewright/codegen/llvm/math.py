@@ -219,7 +219,8 @@ def hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
 
 
 def inverse_hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
-    """asinh and acosh: SLEEF squares its argument, which overflows; for large |x| both are log(2|x|) to within an ulp. Tiny x is its own asinh."""
+    """asinh and acosh: SLEEF squares its argument, which overflows; for large |x| both are log(2|x|) to within an ulp. Tiny x is its own
+    asinh."""
 
     def emit(b: Builder, x: Value) -> Value:
         near = call_library(b, op, x)

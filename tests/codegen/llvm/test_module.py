@@ -1,0 +1,81 @@
+"""The driver: what is shared, what is reported, and object files that are loaded back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fusewright.codegen.llvm import compile_kernels, load_object
+from fusewright.codegen.llvm.signature import signature
+from fusewright.graph.sizes import evaluate, loop_symbol
+from fusewright.graph.types import Location
+from fusewright.loops.ir import Axis, Store, apply, constant, load
+from fusewright.schedule.plan import Kernel, Stage
+from tests.codegen.llvm.harness import kernel_of, run_code
+
+F32 = torch.float32
+
+
+def scaled(name: str, source: str, target: str, factor: float = 2.0, count: int = 5000) -> Kernel:
+    i = loop_symbol("o0", count)
+    value = apply("mul", load(source, i, F32), constant(factor, F32), dtype=F32)
+    stages = [Stage((), (Store(target, i, value),))]
+    return kernel_of(name, [Axis(i, count)], stages, {source: F32, target: F32}, [target], locations=(Location("model.py", 12, "forward"),))
+
+
+def test_equal_kernels_share_one_function() -> None:
+    first, second, other = scaled("k0", "a", "b"), scaled("k1", "c", "d"), scaled("k2", "a", "b", 3.0)
+    assert signature(first) == signature(second) != signature(other)
+    module = compile_kernels([first, second, other])
+    assert module.codes["k0"].symbol == module.codes["k1"].symbol != module.codes["k2"].symbol
+    assert set(module.addresses) == {code.symbol for code in module.codes.values()}
+    assert module.codes["k1"].buffers == ("c", "d")
+
+
+def test_keys_do_not_depend_on_what_else_is_compiled() -> None:
+    alone = compile_kernels([scaled("k0", "a", "b")]).codes["k0"].key
+    assert compile_kernels([scaled("k2", "a", "b", 3.0), scaled("k0", "x", "y")]).codes["k0"].key == alone
+
+
+def test_the_source_shows_the_users_lines_and_the_loops() -> None:
+    source = compile_kernels([scaled("k0", "a", "b")]).codes["k0"].source
+    assert "model.py" in source
+    assert "; kernel k0" in source
+    assert "define void" in source
+
+
+def test_an_object_file_runs_again() -> None:
+    module = compile_kernels([scaled("k0", "a", "b")])
+    code = module.codes["k0"]
+    again = load_object(module.object, [code.symbol])
+    assert again[code.symbol] != module.addresses[code.symbol]
+    x, y = torch.randn(5000), torch.zeros(5000)
+    loaded = type(module)(module.codes, again, module.object, module.ir)
+    assert run_code(loaded, code, {"a": x, "b": y}, parts=4) == 0
+    torch.testing.assert_close(y, x * 2)
+
+
+def test_an_object_file_without_the_symbol_is_refused() -> None:
+    module = compile_kernels([scaled("k0", "a", "b")])
+    with pytest.raises(RuntimeError):
+        load_object(module.object, ["fw_no_such_kernel"])
+
+
+def test_nothing_to_compile() -> None:
+    module = compile_kernels([])
+    assert not module.codes and not module.addresses
+
+
+def test_extent_and_grain() -> None:
+    code = compile_kernels([scaled("k0", "a", "b", count=1_000_000)]).codes["k0"]
+    extent = evaluate(code.extent, {})
+    assert extent >= 64  # enough ranges for every thread
+    assert 1 <= code.grain < extent
+
+
+def test_importing_the_package_does_not_import_llvmlite() -> None:
+    check = "import sys, fusewright.codegen.llvm; sys.exit('llvmlite' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
