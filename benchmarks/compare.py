@@ -54,7 +54,8 @@ def table(rows: list[Row], peer: str = "torch.compile") -> str:
             lines.append(head + row["error"][:100])
             continue
         lines.append(
-            head + f"{row['first_call_s']:8.2f} {row.get('warm_first_call_s', float('nan')):8.2f} {row['eager_ms']:10.4f} {row['steady_ms']:10.4f}"
+            head
+            + f"{row['first_call_s']:8.2f} {row.get('warm_first_call_s', float('nan')):8.2f} {row['eager_ms']:10.4f} {row['steady_ms']:10.4f}"
             f" {row['speedup']:8.2f} {row['relative_error']:10.1e} {row['peak_memory_growth_mib']:7.0f} {row.get('breaks', '-'):>6} {row.get('kernels', '-'):>7}"
         )
     good = [row for row in rows if "error" not in row]

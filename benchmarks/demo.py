@@ -19,7 +19,7 @@ def main() -> None:
                 rows.append(measure(model, engine, "float32", 4.0, caches))
     print()
     print(table(rows))
-    wrong = [row for row in rows if "error" in row or row["engine"] == "fusewright" and row["relative_error"] > 1e-5]
+    wrong = [row for row in rows if "error" in row or (row["engine"] == "fusewright" and row["relative_error"] > 1e-5)]
     if wrong:
         raise SystemExit(f"wrong or failed: {wrong}")
     print("\nfusewright's outputs equal eager's within 1e-5.")

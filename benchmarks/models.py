@@ -50,7 +50,13 @@ def llama(dtype: torch.dtype) -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        num_hidden_layers=2, hidden_size=1024, intermediate_size=2816, num_attention_heads=16, num_key_value_heads=4, vocab_size=8000, use_cache=False
+        num_hidden_layers=2,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=8000,
+        use_cache=False,
     )
     return _ready(LlamaForCausalLM(config), dtype), (), {"input_ids": _ids(1, 128)}
 

@@ -62,9 +62,9 @@ def compile_with(engine: str, function: Callable[..., Any]) -> tuple[Callable[..
         events.STREAM.subscribers.append(listen)
         return fusewright.compile(function), lambda: facts
     if engine == "freezing":
-        import torch._inductor.config
+        import torch._inductor.config as inductor_config
 
-        torch._inductor.config.freezing = True
+        inductor_config.freezing = True
         engine = "torch.compile"
     mode = "max-autotune" if engine == "max-autotune" else None
     return torch.compile(function, mode=mode), dict

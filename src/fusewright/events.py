@@ -1,6 +1,7 @@
 """The event stream: everything that a user can be told about a compile, as data.
 
-Emitted by the driver and the backends; read by `explain`, the logs, the debug folder and tests. Always holds: emitting costs next to nothing when nobody
+Emitted by the driver and the backends; read by `explain`, the logs, the debug folder and tests. Always holds: emitting costs next to
+nothing when nobody
 listens, and a subscriber's exception is the subscriber's caller's problem (it propagates: nothing is swallowed).
 """
 

@@ -1,6 +1,7 @@
 """Logs: a subscriber of the event stream that writes chosen artifacts through Python's `logging`.
 
-Takes `set_logs(...)` or FUSEWRIGHT_LOGS; gives records on the loggers `fusewright.<artifact>`. Always holds: an artifact that is off costs nothing
+Takes `set_logs(...)` or FUSEWRIGHT_LOGS; gives records on the loggers `fusewright.<artifact>`. Always holds: an artifact that is off
+costs nothing
 (its text is never built).
 """
 

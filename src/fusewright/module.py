@@ -54,11 +54,11 @@ class ModuleCaller:
             function = getattr(forward, "__func__", None)
             if function is self._forward and self._fast is not None:
                 return self._fast(module, *args, **kwargs)
-            if isinstance(function, types.FunctionType) and forward.__self__ is module:
+            if isinstance(forward, types.MethodType) and isinstance(function, types.FunctionType) and forward.__self__ is module:
                 self._forward, self._fast = function, self._wrap(function)
                 return self._fast(module, *args, **kwargs)
         if self._slow is None:
-            self._slow = self._wrap(torch.nn.Module.__call__)
+            self._slow = self._wrap(torch.nn.Module.__call__)  # type: ignore[arg-type]
         return self._slow(module, *args, **kwargs)
 
     def compiled_functions(self) -> list[Any]:
@@ -99,7 +99,7 @@ def compiled_module(module: torch.nn.Module, wrap: Wrap, recompile: Callable[[to
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
     }
-    cls = type(original.__name__, (CompiledModuleBase, original), body)
+    cls: Any = type(original.__name__, (CompiledModuleBase, original), body)
     twin = cls.__new__(cls)
     object.__setattr__(twin, "__dict__", module.__dict__)
     cls._fusewright_caller.__set__(twin, ModuleCaller(module, wrap))  # the slots: nn.Module.__setattr__ must not see these

@@ -100,9 +100,7 @@ def _checked(key: str, value: Any) -> Any:
     if row.type is float and type(value) is int:
         value = float(value)
     if type(value) is not row.type:
-        raise OptionError(
-            f"option {key!r} takes {row.type.__name__}, got {value!r} of type {type(value).__name__} ({row.meaning})"
-        )
+        raise OptionError(f"option {key!r} takes {row.type.__name__}, got {value!r} of type {type(value).__name__} ({row.meaning})")
     return value
 
 

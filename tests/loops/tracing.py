@@ -1,18 +1,21 @@
-"""Graphs for the lowering tests: functional ATen graphs of plain functions, with the types that capture would give.
+"""Graphs for the lowering tests: functional ATen graphs of plain functions, with their types.
 
-PyTorch's make_fx serves here only because the tests of this stage must not depend on the stages before it.
+`trace` uses PyTorch's make_fx, so that most tests of this stage do not depend on the stages before it; `record` uses our own recorder, for
+functions that mutate and for symbolic sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.func import functionalize
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusewright.graph.passes.functionalise import functionalise
+from fusewright.graph.recorder import Recorder
+from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.types import TensorType
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
@@ -37,11 +40,10 @@ class Typer(torch.fx.Interpreter):
         return result
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> GraphModule:
-    """The ATen graph of `function` on tensors `inputs`; of one that mutates, functional with copy_ into placeholders at the end."""
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> GraphModule:
+    """The ATen graph of `function` on tensors `inputs`."""
     copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) if t.numel() else t.clone() for t in inputs]
-    plain = lambda *args: function(*args)
-    module = make_fx(functionalize(plain, remove="mutations") if mutating else plain)(*copies)
+    module = make_fx(lambda *args: function(*args))(*copies)
     Typer(module).run(*[t.clone() if is_dense(t) else t for t in inputs])
     module.graph.eliminate_dead_code()
     return module
@@ -51,8 +53,28 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
+def record(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], symbolic: Mapping[int, Mapping[int, str]] | None = None
+) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """The functional graph of a function that may mutate, by our own recorder. `symbolic`: input -> dimension -> name of its size."""
+    symbolic = symbolic or {}
+    names = {name: inputs[k].shape[dim] for k, dims in symbolic.items() for dim, name in dims.items()}
+    env = ShapeEnv() if names else None
+    symbols = {name: env.create(name, hint, None) for name, hint in names.items()} if env else {}
+    recorder = Recorder("aten", env)
+    traced = [
+        recorder.input(t, f"x{k}", {dim: symbols[name] for dim, name in symbolic.get(k, {}).items()}) for k, t in enumerate(inputs)
+    ]
+    result = recorder.call(lambda: function(*traced))
+    graph = recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
+    return functionalise(graph), recorder.constants
+
+
 def lowered(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> LoopProgram:
-    module = trace(function, inputs, mutating)
+    """The function's loops. mutating: recorded and functionalised by our own stages, else traced by make_fx."""
+    if mutating:
+        return lower(*record(function, inputs))
+    module = trace(function, inputs)
     constants = {str(n.target): getattr(module, str(n.target)) for n in module.graph.nodes if n.op == "get_attr"}
     return lower(module.graph, constants)
 

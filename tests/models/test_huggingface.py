@@ -27,12 +27,20 @@ def bert() -> Case:
 
 
 def gpt2() -> Case:
-    return hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=64, use_cache=False)), {"input_ids": ids()}
+    return hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=64, use_cache=False)), {
+        "input_ids": ids()
+    }
 
 
 def llama() -> Case:
     config = hf.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=99, use_cache=False
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=99,
+        use_cache=False,
     )
     return hf.LlamaForCausalLM(config), {"input_ids": ids()}
 
@@ -96,6 +104,7 @@ def test_whole_model_is_one_graph_and_equals_eager(build: Callable[[], Case], dt
             assert triples
             for mine, theirs, truth in triples:
                 assert mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
-                # bfloat16: eager itself rounds after every operator; where the two differ by more, ours must be as near to float64's result.
+                # bfloat16: eager itself rounds after every operator; where the two differ by more, ours must be as near to float64's
+                # result.
                 close = relative_error(mine, theirs) < (1e-5 if dtype is torch.float32 else 1e-2)
-                assert close or dtype is torch.bfloat16 and relative_error(mine, truth) <= 1.25 * relative_error(theirs, truth)
+                assert close or (dtype is torch.bfloat16 and relative_error(mine, truth) <= 1.25 * relative_error(theirs, truth))

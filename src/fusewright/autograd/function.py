@@ -1,7 +1,8 @@
 """The autograd.Function that carries both compiled halves of a graph.
 
 Takes the compiled forward and backward over flat tensors; gives a callable with the forward's signature whose outputs have a gradient
-function that runs the compiled backward. Always holds: gradients of gradients (create_graph=True) are right too; they come from PyTorch's own
+function that runs the compiled backward. Always holds: gradients of gradients (create_graph=True) are right too; they come from
+PyTorch's own
 autograd over the recorded operators, run again eagerly.
 """
 
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 

@@ -1,6 +1,7 @@
 """The joint graph: forward and backward operators recorded into one graph, and its halves.
 
-Takes what the recorder recorded when PyTorch's autograd engine was asked for the gradients of the captured outputs; gives data for `partition`.
+Takes what the recorder recorded when PyTorch's autograd engine was asked for the gradients of the captured outputs; gives data for
+`partition`.
 Always holds: forward nodes stand before backward nodes; a node is *backward* exactly when a tangent reaches it.
 """
 
@@ -51,6 +52,11 @@ def output_node(graph: torch.fx.Graph) -> torch.fx.Node:
     return next(node for node in reversed(graph.nodes) if node.op == "output")
 
 
+def results_of(graph: torch.fx.Graph) -> tuple[Any, ...]:
+    """The graph's outputs: nodes, or constants."""
+    return tuple(output_node(graph).args[0])  # type: ignore[arg-type]
+
+
 def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
     """The nodes that depend on a tangent: a placeholder after the first `inputs`."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -69,6 +75,6 @@ def forward_only(graph: torch.fx.Graph, inputs: int, outputs: int) -> torch.fx.G
     for node in graph.nodes:
         if node.op != "output" and node not in backward:
             values[node] = forward.node_copy(node, values.__getitem__)
-    results = output_node(graph).args[0][:outputs]  # type: ignore[index]
-    forward.output(tuple(values[item] if isinstance(item, torch.fx.Node) else item for item in results))  # type: ignore[union-attr]
+    results = results_of(graph)[:outputs]
+    forward.output(tuple(values[item] if isinstance(item, torch.fx.Node) else item for item in results))
     return forward

@@ -1,6 +1,7 @@
 """Partition: which values the forward saves for the backward, and which ones the backward computes again.
 
-Takes a functionalised `JointGraph`; gives a `Split`. The choice is a minimum cut over bytes: every forward value may be saved at the cost of its
+Takes a functionalised `JointGraph`; gives a `Split`. The choice is a minimum cut over bytes: every forward value may be saved at the
+cost of its
 bytes, or recomputed from other saved values if that is cheap (pointwise operators and views) and allowed (nothing random, no library
 operator, no reduction). Always holds: the backward computes what the joint graph would have; only where a value comes from differs.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.autograd.joint import JointGraph, Split, backward_nodes, output_node
+from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results_of
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.recompute import is_cheap
 from fusewright.graph.types import TensorType
@@ -35,13 +36,10 @@ def choose_saved(joint: JointGraph, recompute: bool = True) -> list[Node]:
     """The forward nodes (inputs included) whose values the backward reads, in graph order."""
     backward = backward_nodes(joint.graph, joint.inputs)
     forward = [node for node in joint.graph.nodes if node not in backward and node.op not in ("output",)]
-    gradient_arguments = output_node(joint.graph).args[0][joint.outputs :]
-    wanted = {
-        argument
-        for node in backward
-        for argument in node.all_input_nodes
-        if argument not in backward
-    } | {node for node in gradient_arguments if isinstance(node, Node) and node not in backward}
+    gradient_arguments = results_of(joint.graph)[joint.outputs :]
+    wanted = {argument for node in backward for argument in node.all_input_nodes if argument not in backward} | {
+        node for node in gradient_arguments if isinstance(node, Node) and node not in backward
+    }
     if not wanted:
         return []
     network = Network()
@@ -92,7 +90,7 @@ def split(joint: JointGraph, recompute: bool = True) -> Split:
     saved = choose_saved(joint, recompute)
     backward_set = backward_nodes(joint.graph, joint.inputs)
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
-    results = output_node(joint.graph).args[0]
+    results = results_of(joint.graph)
     position = {node: index for index, node in enumerate(placeholders)}
 
     forward = torch.fx.Graph()

@@ -5,7 +5,21 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-_VIEW_TAGS = ("view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select", "alias", "detach", "as_strided", "_unsafe_view")
+_VIEW_TAGS = (
+    "view",
+    "expand",
+    "permute",
+    "transpose",
+    "t",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "select",
+    "alias",
+    "detach",
+    "as_strided",
+    "_unsafe_view",
+)
 
 
 def is_view(node: torch.fx.Node) -> bool:

@@ -1,6 +1,7 @@
 """Recording the backward: PyTorch's autograd engine is asked for the gradients of the captured outputs, and what it does is recorded.
 
-Takes a recorder at the end of a capture and the graph's outputs; gives the gradients as traced tensors, appended to the same graph. No formula is
+Takes a recorder at the end of a capture and the graph's outputs; gives the gradients as traced tensors, appended to the same graph. No
+formula is
 written here and nothing is traced twice. Always holds: what cannot be differentiated so that autograd's semantics are kept (an input
 that requires a gradient and was written to, say) gives a reason instead, and the call runs eagerly.
 """

@@ -12,7 +12,7 @@ from fusewright.backends.registry import from_callable
 
 
 def _compile(module: torch.fx.GraphModule, example_inputs: list[Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
-    return compile_fx(module, example_inputs, config_patches=options)
+    return compile_fx(module, example_inputs, config_patches=options)  # type: ignore[return-value]
 
 
 BACKEND = from_callable(_compile, "inductor")

@@ -167,5 +167,3 @@ def resolve(backend: Any) -> Backend:
     if callable(backend):
         return from_callable(backend, getattr(backend, "__name__", type(backend).__name__))
     raise OptionError(f"backend takes a name or a callable, got {backend!r}")
-
-

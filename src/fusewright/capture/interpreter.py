@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,7 +27,6 @@ from fusewright.capture.tracer import Frame, Tracer
 from fusewright.capture.world import World
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.types import Location
 
 __all__ = ["Frame", "Tracer", "capture_frame"]
 
@@ -122,7 +121,7 @@ class _Attempt:
         recorder, world = tracer.recorder, tracer.world
         finished = finish.build(tracer, continuation)
         broken = self.broken if self.reached else None
-        breaks = () if broken is None else (Break(broken.code, broken.detail, cast(tuple[Location, ...], broken.stack)),)
+        breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
         backward, gradients, reason = self._differentiated(finished.outputs)

@@ -6,6 +6,8 @@ user's exception tables (not even through a bare `except:` or `finally:`).
 
 from __future__ import annotations
 
+from fusewright.graph.types import Location
+
 
 class Signal(BaseException):
     """Base of the signals."""
@@ -21,7 +23,7 @@ class GraphBreak(Signal):
         super().__init__(code, detail)
         self.code = code
         self.detail = detail
-        self.stack: tuple[object, ...] = ()
+        self.stack: tuple[Location, ...] = ()
 
 
 class SkipFrame(Signal):
@@ -31,7 +33,7 @@ class SkipFrame(Signal):
         super().__init__(code, detail)
         self.code = code
         self.detail = detail
-        self.stack: tuple[object, ...] = ()
+        self.stack: tuple[Location, ...] = ()
 
 
 class UserException(Signal):

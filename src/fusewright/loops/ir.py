@@ -13,7 +13,7 @@ Always holds:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -135,7 +135,7 @@ def cast(value: Expression, dtype: torch.dtype) -> Expression:
     """Conversion with PyTorch's semantics (float to int truncates, anything to bool is `!= 0`)."""
     if value.dtype == dtype:
         return value
-    if isinstance(value, Constant) and (dtype.is_floating_point or value.value == value.value and abs(value.value) != float("inf")):
+    if isinstance(value, Constant) and (dtype.is_floating_point or (value.value == value.value and abs(value.value) != float("inf"))):
         if dtype not in (torch.bfloat16, torch.float16, torch.float32) or not isinstance(value.value, float):
             return constant(value.value, dtype)
     return apply("cast", value, dtype=dtype)
@@ -277,7 +277,7 @@ class Extern:
     locations: tuple[Location, ...] = ()
 
 
-Operation = Union[Pointwise, Reduction, Scan, Extern]
+Operation = Pointwise | Reduction | Scan | Extern
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class ExpressionPrinter:
         if e.op == "neg":
             return f"-{self.text(e.args[0], 9)}", 9
         if e.op == "logical_not":
-            return f"not {self.text(e.args[0], 4)}", 3
+            return f"not {self.text(e.args[0], 3)}", 3
         if e.op in INFIX:
             symbol, strength = INFIX[e.op]
             # Left-associative: an equally strong right operand keeps its parentheses. Comparisons never chain.

@@ -6,13 +6,14 @@ A kernel is two levels of loops. `outer` axes are shared by all stages and their
 parallel, in any order, and be vectorised). For each outer point the stages run in order; each runs its own inner axes.
 A layer norm is: outer (row); stage 1 over columns reduces the mean; stage 2 reduces the squared deviations; stage 3 stores.
 A column sum is: outer (column); one stage over rows (code generation vectorises the outer axis).
-Pure pointwise work has outer axes and one stage without inner axes, or rows and columns split between them: code generation treats both alike.
+Pure pointwise work has outer axes and one stage without inner axes, or rows and columns split between them: code generation treats both
+alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Union
+from typing import Literal
 
 import torch
 
@@ -55,7 +56,7 @@ class ScanStep:
     position: str | None = None
 
 
-Statement = Union[Define, Store, Reduce, ScanStep]
+Statement = Define | Store | Reduce | ScanStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class RunExtern:
     extern: Extern
 
 
-Step = Union[RunKernel, RunExtern]
+Step = RunKernel | RunExtern
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from fusewright import api
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """first_call_s: seconds of the first compiled call; eager_ms, compiled_ms: median of one call; speedup: median of the pairwise ratios."""
+    """first_call_s: seconds of the first compiled call; eager_ms, compiled_ms: median of one call; speedup: median of the pairwise
+    ratios."""
 
     first_call_s: float
     eager_ms: float
@@ -68,7 +69,9 @@ def same(got: Any, expected: Any) -> bool:
     return True
 
 
-def benchmark(function: Callable[..., Any], *args: Any, seconds: float = 2.0, compile_arguments: dict[str, Any] | None = None, **kwargs: Any) -> Benchmark:
+def benchmark(
+    function: Callable[..., Any], *args: Any, seconds: float = 2.0, compile_arguments: dict[str, Any] | None = None, **kwargs: Any
+) -> Benchmark:
     """Compiles `function`, checks it against eager on the same arguments, and times both for about `seconds` seconds."""
     reference = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     compiled = api.compile(function, **(compile_arguments or {}))
@@ -76,7 +79,7 @@ def benchmark(function: Callable[..., Any], *args: Any, seconds: float = 2.0, co
     first = _seconds(compiled, args, kwargs, 1)
     correct = same(compiled(*args, **kwargs), expected)
     calls = max(1, int(0.002 / max(_seconds(compiled, args, kwargs, 1), 1e-7)))
-    pairs = []
+    pairs: list[tuple[float, float]] = []
     stop_at = time.perf_counter() + seconds
     while time.perf_counter() < stop_at or len(pairs) < 5:
         pairs.append((_seconds(reference, args, kwargs, calls), _seconds(compiled, args, kwargs, calls)))

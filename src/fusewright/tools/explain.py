@@ -1,6 +1,7 @@
 """`fusewright.explain`: one run of a function under a listening ear, as a report that prints as a table.
 
-Takes a callable and its arguments; gives a `Report`. Always holds: the run uses a compile of its own (nothing compiled before is used or changed)
+Takes a callable and its arguments; gives a `Report`. Always holds: the run uses a compile of its own (nothing compiled before is used or
+changed)
 and its result is what the function returns.
 """
 

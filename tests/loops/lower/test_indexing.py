@@ -12,14 +12,14 @@ from tests.loops import reference, tracing
 from tests.loops.lower.checking import check
 
 X = torch.randn(5, 6, 7)
-I = torch.tensor([4, 0, -1, 2])  # noqa: E741
+I = torch.tensor([4, 0, -1, 2])
 P = torch.tensor([4, 0, 1, 2])
 
 
 def test_gathers() -> None:
     def function(x: torch.Tensor, i: torch.Tensor, p: torch.Tensor) -> list[torch.Tensor]:
         return [
-            x[i], x[:, i], x[i, :, p], x[i, p], x[:, i, p], x[i[:, None], p[None]], x[..., p.int()], x.index_select(1, p), x[i[0]],
+            x[i], x[:, i], x[i, :, p], x[i, p], x[:, i, p], x[i[:, None], p[None]], x[..., p.int()], x.index_select(1, p),
             torch.take(x, i * 20), (x * 2)[:, p], x.exp()[i], x.permute(2, 0, 1)[p, :, i],
         ]  # fmt: skip
 

@@ -86,7 +86,7 @@ def test_scatter_into_parts() -> None:
     def function(x: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
         return [
             torch.slice_scatter(x, v, 1, 1, 5, 2), torch.select_scatter(x, v[:, 0], 1, -2), torch.diagonal_scatter(x, v[0], 3),
-            torch.slice_scatter(x, x + 1), torch.diagonal_scatter(x, v[:, 0], -1),
+            torch.slice_scatter(x, x + 1), torch.diagonal_scatter(x, v[:3, 0], -1),
         ]  # fmt: skip
 
     check(function, torch.randn(4, 5), torch.randn(4, 2)[:3].new_ones(4, 2))

@@ -1,7 +1,8 @@
 """Layout: chains of convolutions run in channels-last memory format.
 
 Takes and gives a functional inference graph. The CPU's convolutions are quickest on channels-last tensors, and what stands between them
-(normalisation, activation, pooling, residual additions) does not care. The input of each 2-D convolution is brought to channels-last where it
+(normalisation, activation, pooling, residual additions) does not care. The input of each 2-D convolution is brought to channels-last
+where it
 is not; results carry the format on through operators of `AGNOSTIC`; every other reader, and the user, gets the layout it had before.
 Always holds: the values and the outputs' strides are those of the graph before the pass.
 """
@@ -44,7 +45,9 @@ def _wants_channels_last(node: Node) -> bool:
     if node.op != "call_function" or node.target is not aten.convolution.default:
         return False
     kind, weight = node.args[0].meta["type"], node.args[1].meta["type"]  # type: ignore[union-attr]
-    return kind.ndim == 4 and kind.device.type == "cpu" and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
+    return (
+        kind.ndim == 4 and kind.device.type == "cpu" and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
+    )
 
 
 def _explicit_format(node: Node) -> bool:
@@ -105,7 +108,7 @@ class _Layout:
     def getitem(self, node: Node) -> None:
         """One result of several: it has the type that its producer has now."""
         producer = node.args[0]
-        kind = producer.meta["type"][node.args[1]]  # type: ignore[union-attr,index]
+        kind = producer.meta["type"][node.args[1]]  # type: ignore[union-attr]
         self.record(node, kind)
 
     def retype(self, node: Node) -> None:

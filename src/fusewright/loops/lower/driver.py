@@ -409,7 +409,7 @@ class Lowering:
 
     def constant_tensor(self, tensor: torch.Tensor, kind: TensorType | None) -> Value:
         if kind is None:
-            kind = TensorType(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, offset=tensor.storage_offset())
+            kind = TensorType(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, offset=int(tensor.storage_offset()))
         position = len(self._constants)
         self._constants.append(tensor)
         name = f"const{position}"

@@ -213,7 +213,7 @@ class Binder:
 
     def rebind(self, old: Expr, value: Expression) -> Expr:
         """A symbol with the range of `old` that stands for `value`."""
-        upper = old.upper
+        upper = old.upper  # type: ignore[attr-defined]
         return self.bind(value, None if upper is None else upper + 1)
 
 

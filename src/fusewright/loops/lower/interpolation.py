@@ -117,7 +117,7 @@ def linear(call: Call, self: Value, output_size: Any, align_corners: bool, *scal
         raise Fallback("linear resampling of integers or doubles")
     count = len(call.type.shape) - 2
     axes = call.axes
-    sides = []
+    sides: list[tuple[list[tuple[Dim, ex.Bindings]], list[Expression]]] = []
     for axis, (size, out), scale in zip(axes[2:], sizes_of(call, self, count), scales_of(count, scales)):
         if size == out and not align_corners and scale in (None, 1.0):
             sides.append(([(axis if not is_one(size) else 0, ())], [ir.constant(1, torch.float32)]))

@@ -122,7 +122,7 @@ class Classes:
         number, self.bindings = low.bind(low.checked(ex.where(self.counts, raw, 0), classes, wrap=False), classes)
         self.place = (*symbols[: self.dim], number, *symbols[self.dim :])
         one = ir.constant(1, self.dtype)
-        factor = one
+        factor: Expression = one
         if weight is not None:
             factor = ir.cast(ex.widen(gathered(low, weight, (number,), self.bindings)), self.dtype)
         self.weight = ex.where(self.counts, factor, 0)

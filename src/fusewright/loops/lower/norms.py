@@ -311,8 +311,8 @@ def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | Non
     elif len(head) == 2:
         running, training = tuple(head), False
     if not training:
-        saved = inference_statistics(call, input, *running, eps)
-        return (call.lowering.value(call.type[0], inference(call, input, weight, bias, *running, eps)), *saved)
+        saved = inference_statistics(call, input, *running, eps)  # type: ignore[call-arg]
+        return (call.lowering.value(call.type[0], inference(call, input, weight, bias, *running, eps)), *saved)  # type: ignore[call-arg]
     outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
     if any(value is not None for value in running):
         if not all(value in call.written for value in running):

@@ -221,7 +221,7 @@ def adaptive_avg_pool(call: Call, self: Value, output_size: Sequence[int]) -> Va
     lead, spatial = list(axes[: len(axes) - count]), axes[len(axes) - count :]
     starts: list[Dim] = [axis * size // n for axis, size, n in zip(spatial, sizes, bins)]
     ends: list[Dim] = [-((-(axis + 1) * size) // n) for axis, size, n in zip(spatial, sizes, bins)]
-    widths = [max(-(-(i + 1) * size // n) - i * size // n for i in range(n)) for size, n in zip(sizes, bins)]  # type: ignore[arg-type]
+    widths = [max(-(-(i + 1) * size // n) - i * size // n for i in range(n)) for size, n in zip(sizes, bins)]
     area: Dim = 1
     for start, end in zip(starts, ends):
         area = area * (end - start)

@@ -38,9 +38,9 @@ def promoted_dtype(operands: Iterable[Any]) -> torch.dtype:
         if operand is None:
             continue
         rank = (0 if operand.ndim else 1) if isinstance(operand, Value) else 2
-        dtype = operand.dtype if isinstance(operand, Value) else number_dtype(operand)
+        own = operand.dtype if isinstance(operand, Value) else number_dtype(operand)
         known = ranked[rank]
-        ranked[rank] = dtype if known is None else torch.promote_types(known, dtype)
+        ranked[rank] = own if known is None else torch.promote_types(known, own)
     result: torch.dtype | None = None
     for dtype in ranked:
         if dtype is not None and (result is None or category(dtype) > category(result)):

@@ -59,7 +59,7 @@ def lowers(*names: str, view: bool = False) -> Callable[[Callable[..., Any]], Ca
 
 
 def find(target: object) -> Row | None:
-    return _ROWS.get(target)  # type: ignore[call-overload, no-any-return]
+    return _ROWS.get(target)  # type: ignore[call-overload]
 
 
 def registered() -> tuple[torch._ops.OpOverload, ...]:

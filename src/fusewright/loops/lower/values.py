@@ -138,7 +138,7 @@ def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
     """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those before."""
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
-        dims.sort(key=lambda pair: (pair[0], str(pair[1])))  # type: ignore[arg-type]
+        dims.sort(key=lambda pair: (pair[0], str(pair[1])))
     else:
         dims = dims[::-1]
     extent: Dim = 1
@@ -153,7 +153,7 @@ def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:
     """Dense strides with the order of dimensions of `stride` (row-major where that cannot be told)."""
     order = list(range(len(shape)))
     if all(isinstance(step, int) for step in stride):
-        order.sort(key=lambda k: (-stride[k], k))  # type: ignore[operator]
+        order.sort(key=lambda k: (-stride[k], k))
     result: list[Dim] = [1] * len(shape)
     running: Dim = 1
     for k in reversed(order):
