@@ -397,7 +397,7 @@ def compare_op_bool(frame: Any, symbol: str) -> None:
 def is_op(frame: Any, inverted: int) -> None:
     stack = frame.stack
     right = stack.pop()
-    stack[-1] = (stack[-1] is right) != inverted
+    stack[-1] = frame.world.compare("is not" if inverted else "is", stack[-1], right)
 
 
 @opcode("CONTAINS_OP")
