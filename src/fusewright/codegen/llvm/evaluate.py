@@ -14,12 +14,14 @@ from fusewright.codegen.llvm.analysis import StageView
 from fusewright.codegen.llvm.builder import FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.expressions import EMITTERS
-from fusewright.codegen.llvm.indexing import Bound, Indexer
+from fusewright.codegen.llvm.indexing import Bound, Indexer, fits_i32
 from fusewright.codegen.llvm.memory import Memory, Pointer, register_literal
 from fusewright.codegen.llvm.transpose import Staged
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph.sizes import Expr
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+
+_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 
 
 class Evaluator:
@@ -60,7 +62,20 @@ class Evaluator:
 
     def _apply(self, ctx: Context, level: int, expr: Expression) -> Value:
         assert isinstance(expr, Apply)
+        narrow = self._narrow_comparison(ctx, expr)
+        if narrow is not None:
+            return narrow
         return EMITTERS[expr.op](self.b, expr, [self.value(ctx, arg) for arg in expr.args])
+
+    def _narrow_comparison(self, ctx: Context, expr: Apply) -> Value | None:
+        """Indices (of masks, of padding) are compared in i32 where their ranges allow it: half the registers of i64."""
+        code = _COMPARISONS.get(expr.op)
+        if code is None or not all(isinstance(arg, (IndexValue, Constant)) and arg.dtype is torch.int64 for arg in expr.args):
+            return None
+        indices = [self.view.dim(arg.index) if isinstance(arg, IndexValue) else int(arg.value) for arg in expr.args]  # type: ignore[attr-defined]
+        if not all(fits_i32(d) for d in indices):
+            return None
+        return self.b.compare(f"icmp {code}", *(self.indexer.lanes_of_type(ctx, d, "i32") for d in indices))
 
     def _index_value(self, ctx: Context, level: int, expr: Expression) -> Value:
         assert isinstance(expr, IndexValue)

@@ -165,8 +165,12 @@ class Indexer:
         """The i32 or i64 values of `d` in all lanes; a scalar i64 if it does not vary."""
         if not self.varies(ctx, d, bound):
             return self.scalar(ctx.uniform, d, bound)
-        type_ = "i32" if not (bound and not sizes.free_symbols(d).isdisjoint(bound)) and _fits_i32(d) else "i64"
+        type_ = "i32" if not (bound and not sizes.free_symbols(d).isdisjoint(bound)) and fits_i32(d) else "i64"
         return self._lanes(ctx, d, bound, type_)
+
+    def lanes_of_type(self, ctx: Context, d: Dim, type_: str) -> Value:
+        """The values of `d` in all lanes, or a scalar; in i32 only if `fits_i32(d)`."""
+        return self._lanes(ctx, d, NONE, type_)
 
     def lanes_i64(self, ctx: Context, d: Dim, bound: Bound = NONE) -> Value:
         value = self.lanes(ctx, d, bound)
@@ -268,7 +272,7 @@ class Indexer:
         return self.scalar_parts(ctx.uniform, d, bound)
 
 
-def _fits_i32(d: Dim) -> bool:
+def fits_i32(d: Dim) -> bool:
     """Whether i32 arithmetic gives `d`: the result and whatever is divided or compared must fit; sums and products may wrap on the way."""
     low, high = sizes.bounds(d)
     if low is None or high is None or low < -(1 << 31) or high >= 1 << 31:
@@ -280,7 +284,7 @@ def _parts_fit(atom: Expr) -> bool:
     if isinstance(atom, sizes.Symbol):
         low, high = sizes.bounds(atom)
         return low is not None and high is not None and -(1 << 31) <= low and high < 1 << 31
-    return all(_fits_i32(child) for child in atom._children())
+    return all(fits_i32(child) for child in atom._children())
 
 
 def vector_of_pointers(b: FunctionBuilder, memory: str, pointer: str, index: Value) -> Value:

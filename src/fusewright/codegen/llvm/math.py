@@ -80,14 +80,19 @@ def _power_of_two(b: Builder, t: Value, offset: int = 0) -> Value:
     return b.convert("bitcast", b.op("add", shifted, b.const((127 + offset) << 23, "i32")), "float")
 
 
-def _scale(b: Builder, x: Value, t: Value, n: Value) -> Value:
-    """x * 2^n for integral n in -160 .. 160; overflow and subnormal results are right."""
+def _scale(b: Builder, x: Value, t: Value, n: Value, keep: Value) -> Value:
+    """x * 2^n for integral n in -160 .. 160 where `keep`, else 0; overflow and subnormal results are right.
+
+    Results that underflow to 0 must not be computed: the processor takes an assist of some 150 cycles for each, and softmax of masked
+    scores is full of them.
+    """
     if b.target.scalef and n.lanes == 16:
-        mask, rounding = Value("-1", "i16"), Value("4", "i32")
-        return b.call("llvm.x86.avx512.mask.scalef.ps.512", [x, n, x, mask, rounding], "float", 16)
+        bits = b.value(f"bitcast {b.splat(keep, 16).typed} to i16", "i16")
+        zero = Value("zeroinitializer", "float", 16)
+        return b.call("llvm.x86.avx512.mask.scalef.ps.512", [x, n, zero, bits, Value("4", "i32")], "float", 16)
     i = b.op("sub", b.convert("bitcast", t, "i32"), b.const(_ROUND_BITS, "i32"))
     half = b.op("ashr", i, b.const(1, "i32"))
-    result = x
+    result = b.select(keep, x, b.constant_like(0.0, x))
     for part in (half, b.op("sub", i, half)):
         bits = b.op("shl", b.op("add", part, b.const(127, "i32")), b.const(23, "i32"))
         result = b.op("fmul", result, b.convert("bitcast", bits, "float"))
@@ -102,17 +107,19 @@ def _reduce_exp(b: Builder, x: Value) -> tuple[Value, Value, Value]:
 
 
 def exp(b: Builder, x: Value) -> Value:
+    keep = b.compare("fcmp uge", x, b.constant_like(-103.98, x))
     x = minimum_number(b, 89.0, maximum_number(b, -104.0, x))
     t, n, r = _reduce_exp(b, x)
     p = b.fma(polynomial(b, r, _EXP), b.op("fmul", r, r), r)
-    return _scale(b, b.op("fadd", p, b.constant_like(1.0, x)), t, n)
+    return _scale(b, b.op("fadd", p, b.constant_like(1.0, x)), t, n, keep)
 
 
 def exp2(b: Builder, x: Value) -> Value:
+    keep = b.compare("fcmp uge", x, b.constant_like(-150.0, x))
     x = minimum_number(b, 129.0, maximum_number(b, -151.0, x))
     t, n = _round(b, x, 1.0)
     r = b.op("fsub", x, n)
-    return _scale(b, b.fma(polynomial(b, r, _EXP2), r, b.constant_like(1.0, x)), t, n)
+    return _scale(b, b.fma(polynomial(b, r, _EXP2), r, b.constant_like(1.0, x)), t, n, keep)
 
 
 def _expm1_reduced(b: Builder, r: Value) -> Value:

@@ -102,7 +102,8 @@ def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: li
     if pointwise:
         copies = 1
         rows = _transposed_rows(shape, vector, others) if not serial else None
-        block = TILE_VECTORS * lanes if rows is not None else max(BLOCK, lanes)
+        # Where other axes run in order inside an iteration, this axis is all the parallelism there is.
+        block = TILE_VECTORS * lanes if rows is not None or serial else max(BLOCK, lanes)
     else:
         copies = _tile_copies(shape, vector, lanes)
         block = copies * lanes
