@@ -32,14 +32,17 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def relative_error(got: Any, expected: Any) -> float:
-    """Largest |got - expected| over the largest |expected|, over all tensors of the two results; inf if they differ in number or shape."""
+    """Largest ||got - expected|| / ||expected|| (Euclidean norms) over the tensors of the two results; inf if they differ in number, shape, dtype,
+    or in which elements are not finite."""
     pairs = list(zip(_tensors(got), _tensors(expected)))
     if len(_tensors(got)) != len(_tensors(expected)) or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
         return float("inf")
     worst = 0.0
     for a, b in pairs:
-        scale = b.double().abs().max().item() if b.numel() else 0.0
-        difference = (a.double() - b.double()).abs().max().item() if b.numel() else 0.0
+        finite = torch.isfinite(b)
+        if not torch.equal(a[~finite].nan_to_num(7.0), b[~finite].nan_to_num(7.0)) or not bool(torch.isfinite(a[finite]).all()):
+            return float("inf")
+        difference, scale = (a[finite].double() - b[finite].double()).norm().item(), b[finite].double().norm().item()
         worst = max(worst, difference / scale if scale else difference)
     return worst
 

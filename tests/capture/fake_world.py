@@ -26,7 +26,10 @@ INPLACE = {
     "**": operator.ipow, "@": operator.imatmul, "<<": operator.ilshift, ">>": operator.irshift, "&": operator.iand, "|": operator.ior,
     "^": operator.ixor,
 }  # fmt: skip
-COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
+COMPARE = {
+    "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
+    "is": operator.is_, "is not": operator.is_not,
+}  # fmt: skip
 UNARY = {"+": operator.pos, "-": operator.neg, "~": operator.invert}
 
 
