@@ -41,7 +41,7 @@ def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], en
 
 def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:
     """The ShapeEnv of a recorded graph: the recorder leaves it on the output node, and passes keep it there."""
-    last = next(reversed(graph.nodes), None)
+    last = next(iter(reversed(graph.nodes)), None)
     return last.meta.get("env") if last is not None and last.op == "output" else None
 
 

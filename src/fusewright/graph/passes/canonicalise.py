@@ -25,7 +25,7 @@ Rule = Callable[[Builder, torch.fx.Node], torch.fx.Node | None]
 
 def canonicalise(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     outside = escaping(graph)
-    output = next(reversed(graph.nodes))
+    output = next(iter(reversed(graph.nodes)))
     returned = set(output.all_input_nodes)
     build = Builder(graph)
     for node in list(graph.nodes):

@@ -19,7 +19,7 @@ from fusewright.graph.passes.runner import Rewrites
 
 def cse(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     outside = escaping(graph)
-    returned = set(next(reversed(graph.nodes)).all_input_nodes)
+    returned = set(next(iter(reversed(graph.nodes))).all_input_nodes)
     seen: dict[object, torch.fx.Node] = {}
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr") or must_stay(node) or node.meta.get("private"):
