@@ -221,6 +221,9 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
             return value != nullptr || builtins == nullptr || !PyDict_Check(builtins) ? value : dict_lookup(frame, builtins, in.object, in.slot);
         }
         case OP_DICT_KEY: return PyDict_Check(frame.slots[in.base]) ? dict_key_at(frame.slots[in.base], in.arg) : nullptr;
+        case OP_REFERENT:
+            if (!PyWeakref_CheckRefExact(frame.slots[in.base])) return nullptr;
+            return own(frame, PyObject_CallNoArgs(frame.slots[in.base]));
         case OP_ATTRIBUTE:
             if (in.arg != kGeneric) return read_field(frame.slots[in.base], in.arg);
             pin(frame, in.slot);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from fusewright.capture import call_builtins, call_classes, call_methods, call_t
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.sources import Referent
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import function as functions
 from fusewright.capture.values import module as modules
@@ -100,6 +102,14 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         del world.effects.calls[before:]
         world.effects.defer(fn, args, kwargs)
     return result
+
+
+def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kwargs) -> Any:
+    """A weak reference from outside: what it refers to now (its class is guarded when it is loaded)."""
+    source = tracer.world.source_of(fn)
+    if source is None or args or kwargs:
+        return refuse(tracer, fn, args, kwargs)
+    return tracer.world.load(fn(), Referent(source))
 
 
 def _call_static(tracer: Tracer, fn: staticmethod, args: Args, kwargs: Kwargs) -> Any:
@@ -191,6 +201,7 @@ KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
     functools.partial: _call_partial,
     functools._lru_cache_wrapper: _call_cached,
     staticmethod: _call_static,
+    weakref.ref: _call_reference,
     Trampoline: _call_trampoline,
     type: _call_class,
     types.GenericAlias: _call_alias,

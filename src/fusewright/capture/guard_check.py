@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -27,6 +28,7 @@ from fusewright.capture.sources import (
     InstanceDict,
     Item,
     Local,
+    Referent,
     Source,
     TensorSize,
     TensorStride,
@@ -109,6 +111,13 @@ def _closure(source: Closure, function: types.FunctionType) -> object:
     return (function.__closure__ or ())[source.index].cell_contents
 
 
+def _referent(source: Referent, locals: tuple[object, ...], function: types.FunctionType) -> object:
+    reference = evaluate(source.base, locals, function)
+    if type(reference) is not weakref.ref:
+        raise SourceError(f"{source.text()}: not a weak reference")
+    return reference()
+
+
 _EVALUATE: dict[type, Callable[..., object]] = {
     Local: lambda s, locals, f: locals[s.index],
     FunctionSource: lambda s, locals, f: f,
@@ -117,6 +126,7 @@ _EVALUATE: dict[type, Callable[..., object]] = {
     InstanceDict: _instance_dict,
     Item: _item,
     TypeOf: lambda s, locals, f: type(evaluate(s.base, locals, f)),
+    Referent: _referent,
     DictKey: _dict_key,
     TensorSize: lambda s, locals, f: evaluate(s.base, locals, f).size(s.dim),
     TensorStride: lambda s, locals, f: evaluate(s.base, locals, f).stride(s.dim),
@@ -142,6 +152,8 @@ def readable(source: Source) -> str:
             return f"{readable(base)}.{name}"
         case TypeOf(base):
             return f"type({readable(base)})"
+        case Referent(base):
+            return f"{readable(base)}()"
         case DictKey(base, index):
             return f"list({readable(base)})[{index}]"
         case TensorSize(base, dim):

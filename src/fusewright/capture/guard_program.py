@@ -38,6 +38,7 @@ from fusewright.capture.sources import (
     InstanceDict,
     Item,
     Local,
+    Referent,
     Source,
     TensorSize,
     TensorStride,
@@ -407,6 +408,8 @@ def _source_instruction(source: Source, parent: _Node | None, builtins_slot: int
             return "CLOSURE", index, None
         case TypeOf():
             return "TYPE_OF", 0, None
+        case Referent():
+            return "REFERENT", 0, None
         case InstanceDict():
             return "INSTANCE_DICT", 0, None
         case Item(_, key):

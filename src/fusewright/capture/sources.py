@@ -107,6 +107,16 @@ class TypeOf(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class Referent(Source):
+    """`base()` of a weak reference: the object it refers to, or None once that is gone."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"{self.base.text()}()"
+
+
+@dataclass(frozen=True, slots=True)
 class DictKey(Source):
     """The `index`-th key, in order, of a dict (for keys that are not constants)."""
 
