@@ -298,6 +298,8 @@ class Runner {
     bool window(int32_t slot);
     void release(int32_t slot);
     bool check(int32_t slot);
+    std::string expected_shape(const Slot &slot);
+    std::string found_shape(Handle handle);
     bool mutate(int32_t slot);
     bool pointer(int32_t slot);
     void store(int32_t slot, Handle handle, bool owned, PyObject *object);

@@ -261,12 +261,29 @@ bool Runner::matches(Handle handle, const Slot &slot, bool *strides_match) {
     return true;
 }
 
+std::string shape_text(const int64_t *sizes, int64_t ndim, int32_t dtype, int32_t device) {
+    std::string text = "(";
+    for (int64_t i = 0; i < ndim; i++) text += (i ? ", " : "") + std::to_string(sizes[i]);
+    return text + ") of dtype " + std::to_string(dtype) + " on device type " + std::to_string(device);
+}
+
+std::string Runner::expected_shape(const Slot &slot) { return shape_text(v + slot.sizes, slot.ndim, slot.dtype, slot.device); }
+
+std::string Runner::found_shape(Handle handle) {
+    int64_t ndim = 0, *sizes = nullptr;
+    int32_t dtype = -1, device = -1;
+    if (handle == nullptr) return "nothing";
+    if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0) return "no plain tensor";
+    if (ndim != 0 && torch.sizes(handle, &sizes) != 0) return "a tensor without sizes";
+    return shape_text(sizes, ndim, dtype, device);
+}
+
 // What an operator returned must be what the plan assumed: another shape or dtype is an error, other strides are copied away.
 bool Runner::check(int32_t slot) {
     const Slot &s = p.slots[slot];
     bool strides_match = false;
     if (f.handles[slot] == nullptr || !matches(f.handles[slot], s, &strides_match))
-        return fail("an operator returned a tensor of another shape, dtype or device than the graph says", PyExc_RuntimeError);
+        return fail("an operator returned " + found_shape(f.handles[slot]) + ", the graph says " + expected_shape(s), PyExc_RuntimeError);
     if (!strides_match) {
         Handle copy = nullptr;
         if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &copy) != 0)

@@ -113,6 +113,18 @@ def test_whole_buffers_are_passed_as_they_are_and_lists_are_gathered() -> None:
     assert isinstance(steps[0], Gather) and steps[0].sources == (0, 1)
 
 
+def test_a_tensor_is_released_after_the_call_that_reads_the_list_it_is_in() -> None:
+    s = Schedule()
+    x, y = s.input("x", 2, 3), s.input("y", 4, 3)
+    t = s.temporary("t", 6, 3, placed=False)
+    s.call(aten.cat.default, (whole(x), whole(y)), 0, out=[t])
+    s.call(aten.cat.default, (whole(t), whole(x)), 0, out=[s.output("o", 8, 3)])
+    plan = s.build()
+    reader = max(place for place, step in enumerate(plan.steps) if isinstance(step, CCall))
+    released = [place for place, step in enumerate(plan.steps) if isinstance(step, SlotStep) and step.kind == "release"]
+    assert released and min(released) > reader
+
+
 def test_what_a_c_function_cannot_take_goes_through_python() -> None:
     def kind(*args: object, target: object = aten.topk.default, available: bool = True, **kwargs: object) -> type:
         s = Schedule()

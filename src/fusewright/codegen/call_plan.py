@@ -17,6 +17,7 @@ from fusewright.codegen.call_plan_text import describe
 from fusewright.codegen.call_plan_types import (
     CallPlan,
     CCall,
+    Gather,
     KernelCall,
     OutputSpec,
     PythonCall,
@@ -239,8 +240,12 @@ class _Builder:
     def with_releases(self, kept: set[int]) -> tuple[StepSpec, ...]:
         """The steps, with each tensor that the call allocates dropped after its last reader."""
         last: dict[int, int] = {}
+        lists: dict[int, tuple[int, ...]] = {}  # a list borrows the handles of its sources: whoever reads the list reads them
         for position, step in enumerate(self.steps):
-            for slot in slots_of(step):
+            if isinstance(step, Gather):
+                lists[step.first] = step.sources
+            touched = [source for slot in slots_of(step) for source in (slot, *lists.get(slot, ()))]
+            for slot in touched:
                 last[slot] = position
                 if self.slots[slot].kind == "window":
                     last[self.slots[slot].where] = position
