@@ -92,6 +92,8 @@ class Facts:
             self.breaks.append(cause(event.report))
         elif isinstance(event, events.InternalError):
             self.breaks.append(f"internal error in {event.stage}: {event.trace.strip().splitlines()[-1]}")
+        elif isinstance(event, events.FellBack):
+            self.breaks.append(f"a compiled call was repeated eagerly: {event.reason}")
         elif isinstance(event, events.LimitReached):
             self.breaks.append("recompile limit")
 
@@ -125,7 +127,7 @@ def measure(name: str, generate: bool) -> dict[str, Any]:
                 compiled = fusewright.compile(model, fullgraph=True)
                 torch.manual_seed(2)
                 got = compiled(**inputs)
-                record["whole"] = True
+                record["whole"] = not facts.breaks
             except Exception as error:
                 record["reason"] = str(error).splitlines()[0] if not facts.breaks else facts.breaks[0]
                 if os.environ.get("COVERAGE_TRACE"):

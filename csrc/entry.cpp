@@ -20,6 +20,7 @@
 namespace {
 
 PyObject *fallback_error = nullptr;  // fusewright.errors.RuntimeFallback
+PyObject *fell_back = nullptr;       // callable(function, exception or None): a compiled call is about to be repeated eagerly
 int stance = 0;                      // 1: no entry is tried
 constexpr Py_ssize_t kStackArguments = 32;
 
@@ -141,6 +142,15 @@ PyObject *call_finish(PyObject *finish, PyObject *outputs, PyObject *function, P
     return result;
 }
 
+// Says that a compiled call is about to be repeated eagerly. False when saying so raised.
+bool tell_fallback(PyObject *function, PyObject *error) {
+    if (fell_back == nullptr) return true;
+    PyObject *arguments[] = {function, error == nullptr ? Py_None : error};
+    PyObject *answer = PyObject_Vectorcall(fell_back, arguments, 2, nullptr);
+    Py_XDECREF(answer);
+    return answer != nullptr;
+}
+
 // Runs an entry whose guards have passed; `inputs` is consumed. Returns as fw_cache_run.
 int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
     entry->calls++;
@@ -155,8 +165,14 @@ int entry_run(Entry *entry, PyObject **inputs, Py_ssize_t n_inputs, PyObject *fu
     if (outputs == nullptr) {
         *result = nullptr;
         if (fallback_error != nullptr && PyErr_ExceptionMatches(fallback_error)) {
-            PyErr_Clear();
-            return 0;
+            PyObject *type, *error, *traceback;
+            PyErr_Fetch(&type, &error, &traceback);
+            PyErr_NormalizeException(&type, &error, &traceback);
+            bool told = tell_fallback(function, error);
+            Py_XDECREF(type);
+            Py_XDECREF(error);
+            Py_XDECREF(traceback);
+            return told ? 0 : 1;
         }
         return 1;
     }
@@ -240,7 +256,8 @@ int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_
     Py_DECREF(found);
     // The new entry goes through its guards as any other: they find the inputs. When they fail, the capture itself has changed what they look at.
     done = try_entries(self, function, locals, n, result);
-    return done < 0 ? 0 : done;
+    if (done < 0) return tell_fallback(function, nullptr) ? 0 : 1;
+    return done;
 }
 
 int cache_init_miss(FrameCache *self, PyObject *miss) {
@@ -604,6 +621,11 @@ PyObject *set_fallback_error(PyObject *, PyObject *cls) {
     Py_RETURN_NONE;
 }
 
+PyObject *set_fell_back(PyObject *, PyObject *callable) {
+    Py_XSETREF(fell_back, callable == Py_None ? nullptr : Py_NewRef(callable));
+    Py_RETURN_NONE;
+}
+
 PyObject *set_stance(PyObject *, PyObject *value) {
     long wanted = PyLong_AsLong(value);
     if (wanted != 0 && wanted != 1) {
@@ -617,6 +639,8 @@ PyObject *set_stance(PyObject *, PyObject *value) {
 
 PyMethodDef functions[] = {
     {"set_fallback_error", set_fallback_error, METH_O, "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
+    {"set_fell_back", set_fell_back, METH_O,
+     "set_fell_back(callable or None): called as callable(function, error or None) before a compiled call is repeated eagerly."},
     {"set_stance", set_stance, METH_O, "set_stance(0 or 1) -> the one before. 1: compiled functions run eagerly."},
     {nullptr, nullptr, 0, nullptr},
 };

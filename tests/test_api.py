@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fusewright
+from fusewright.events import STREAM, FellBack
 
 
 class Net(nn.Module):
@@ -196,3 +197,14 @@ def test_logs_say_what_broke_and_what_recompiled(caplog: pytest.LogCaptureFixtur
     assert "L['x'].size()[0] was 3, is 4" in caplog.text
     with pytest.raises(fusewright.OptionError, match="graph_breaks"):
         fusewright.set_logs(graph_break=True)
+
+
+def test_a_call_that_is_repeated_eagerly_is_told() -> None:
+    def lookup(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return table[index] * 2
+
+    compiled = fusewright.compile(lookup)
+    seen: list[Any] = []
+    with STREAM.listening(seen.append), pytest.raises(IndexError):
+        compiled(torch.randn(4), torch.tensor([1, 7]))
+    assert [event.function.split(" ")[0] for event in seen if isinstance(event, FellBack)] == [lookup.__qualname__]

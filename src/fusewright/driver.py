@@ -41,7 +41,7 @@ from fusewright.errors import (
     RuntimeFallback,
     describe_break,
 )
-from fusewright.events import STREAM, Broken, Captured, Compiled, Event, InternalError, LimitReached, Recompiling, Skipped
+from fusewright.events import STREAM, Broken, Captured, Compiled, Event, FellBack, InternalError, LimitReached, Recompiling, Skipped
 from fusewright.graph.passes import CannotFunctionalise
 from fusewright.options import Settings
 
@@ -255,6 +255,13 @@ def _policy(code: types.CodeType, function: types.FunctionType) -> Any:
 
 
 _native.hook_set_policy(_policy)
+
+
+def _fell_back(function: types.FunctionType, error: BaseException | None) -> None:
+    STREAM.emit(FellBack(function_name(function), str(error) if error is not None else "the guards of a new compile fail on its own call"))
+
+
+_native.set_fell_back(_fell_back)
 
 
 call_paused = _native.call_paused
