@@ -1,6 +1,7 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
 from fusewright.api import (
+    aot,
     compile,
     compile_,
     disable,
@@ -33,6 +34,7 @@ __all__ = [
     "OptionError",
     "RecompileError",
     "RecompileLimitWarning",
+    "aot",
     "compile",
     "compile_",
     "disable",

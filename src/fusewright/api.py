@@ -199,6 +199,12 @@ def register_backend(compiler: Any = None, name: str | None = None) -> Any:
     return importlib.import_module("fusewright.backends.registry").register_backend(compiler, name)
 
 
+def aot(fw_compiler: Any, bw_compiler: Any = None, partition: Any = None) -> Any:
+    """A backend for `compile(backend=...)` made of compilers of functional ATen graphs: fw_compiler(gm, example_inputs) for the forward,
+    bw_compiler for the backward (default: the same), and a partition of the joint graph; see backends.aot.aot."""
+    return importlib.import_module("fusewright.backends.aot").aot(fw_compiler, bw_compiler, partition)
+
+
 def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
     """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that prints as a table."""
     report = importlib.import_module("fusewright.tools.explain")

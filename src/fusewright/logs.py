@@ -20,7 +20,7 @@ ARTIFACTS: dict[str, str] = {
     "recompiles": "every recompile: which guard failed, in the user's terms",
     "guards": "the guards of every captured frame",
     "graph": "the captured graph and the generated code that runs after it",
-    "aot_graphs": "the ATen graph after the passes",
+    "aot_graphs": "the ATen graph after the passes (the joint graph when gradients are wanted), then its forward and backward",
     "loops": "the loop program",
     "fusion": "what was fused",
     "schedule": "kernels in order, with the memory plan",

@@ -19,11 +19,11 @@ from fusewright.graph import passes
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
     graph = passes.run(to_compile.graph)
     if to_compile.backward is None:
-        return _run(to_compile, graph, to_compile.function)
+        return _run(to_compile, graph, "forward")
     return compile_joint(graph, to_compile, functools.partial(_run, to_compile))
 
 
-def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:
+def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     return to_compile.module(graph).forward
 
 

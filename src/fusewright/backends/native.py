@@ -64,7 +64,9 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         if to_compile.settings["layout"]:
             graph = stages.run("layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
         return _compile_half(to_compile, stages, graph, to_compile.function)
-    return compile_joint(graph, to_compile, functools.partial(_compile_half, to_compile, stages))
+    return compile_joint(
+        graph, to_compile, lambda half, direction: _compile_half(to_compile, stages, half, f"{to_compile.function} {direction}")
+    )
 
 
 def _compile_half(to_compile: GraphToCompile, stages: _Stages, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:

@@ -127,12 +127,14 @@ def from_callable(function: Callable[..., Any], name: str) -> Backend:
             raise BackendError(f"backend {name!r} failed on the graph of {to_compile.function}: {type(error).__name__}: {error}") from error
         if not callable(compiled):
             raise BackendError(f"backend {name!r} returned {type(compiled).__name__} for {to_compile.function}; it must return a callable")
-        return _as_tuple(compiled)
+        return as_tuple(compiled)
 
     return Backend(name, "torch", compile_graph)
 
 
-def _as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, giving a tuple whatever sequence or single value it returns."""
+
     def run(*inputs: Any) -> tuple[Any, ...]:
         outputs = function(*inputs)
         return outputs if isinstance(outputs, tuple) else tuple(outputs) if isinstance(outputs, list) else (outputs,)
