@@ -6,6 +6,7 @@ configs have it: on where the original trains with it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -147,7 +148,7 @@ def gan_critic() -> Case:
             super().__init__()
             widths = [3, 32, 64, 128]
             layers: list[nn.Module] = []
-            for before, after in zip(widths, widths[1:]):
+            for before, after in itertools.pairwise(widths):
                 layers += [nn.Conv2d(before, after, 4, 2, 1), nn.BatchNorm2d(after), nn.LeakyReLU(0.2)]
             self.body, self.head = nn.Sequential(*layers), nn.Linear(128 * 8 * 8, 1)
 

@@ -105,7 +105,7 @@ def test_errors_name_the_compiler() -> None:
     def fails(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         raise ValueError("no")
 
-    with pytest.raises(BackendError, match="backward compiler given to aot failed.*ValueError: no"):
+    with pytest.raises(BackendError, match=r"backward compiler given to aot failed.*ValueError: no"):
         fusewright.compile(layer, backend=fusewright.aot(Printing(), fails))(torch.randn(2, 2, requires_grad=True), torch.randn(2, 2))
     with pytest.raises(BackendError, match="must return a callable"):
         fusewright.compile(layer, backend=fusewright.aot(lambda gm, inputs: None))(torch.randn(2, 2), torch.randn(2, 2))

@@ -33,11 +33,11 @@ def aot(
 ) -> Backend:
     """A backend for `compile(backend=...)` that receives functional ATen graphs.
 
-    fw_compiler  compiler(gm, example_inputs) → callable over the same flat inputs; called for the forward, or for the whole graph when no
-                 gradient is wanted. `gm` is a torch.fx.GraphModule of ATen overloads, each node with meta["type"] (shape, strides in elements,
-                 dtype, device) and meta["location"]; example_inputs are the real inputs (tensors, and ints for symbolic sizes)
+    fw_compiler  compiler(gm, example_inputs) → callable over the same flat inputs; called for the forward, or for the whole graph when
+                 no gradient is wanted. `gm` is a torch.fx.GraphModule of ATen overloads, each node with meta["type"] (shape, strides in
+                 elements, dtype, device) and meta["location"]; example_inputs are the real inputs (tensors, ints for symbolic sizes)
     bw_compiler  the same for the backward (default: fw_compiler); its example inputs have the right sizes and arbitrary contents
-    partition    cuts the joint graph: partition(JointGraph) → Split (default: fusewright.autograd.partition.split, a minimum cut over bytes)
+    partition    cuts the joint graph: partition(JointGraph) → Split (default: fusewright.autograd.partition.split, a minimum cut)
 
     Raises OptionError for something that is not callable; what a compiler raises reaches the user as BackendError.
     """
