@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import _native
+from fusewright import _native, driver
 from fusewright.errors import RuntimeFallback
 
 
@@ -16,6 +16,7 @@ from fusewright.errors import RuntimeFallback
 def fresh() -> Iterator[None]:
     torch.manual_seed(0)
     _native.set_fallback_error(RuntimeFallback)  # tests of the native part set their own
+    _native.hook_set_policy(driver._policy)
     fusewright.reset()
     yield
     fusewright.set_stance("default")

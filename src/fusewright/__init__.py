@@ -1,21 +1,10 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
-from fusewright.api import (
-    aot,
-    compile,
-    compile_,
-    disable,
-    explain,
-    graph_break,
-    is_compiling,
-    list_backends,
-    register_backend,
-    reset,
-    set_logs,
-    set_stance,
-)
+from fusewright.api import aot, compile, compile_, explain, list_backends, register_backend, reset, set_logs, set_stance
+from fusewright.decorators import allow_in_graph, assume_constant_result, disable, graph_break, is_compiling, substitute_in_graph
 from fusewright.errors import (
     BackendError,
+    DynamicMarkError,
     FusewrightError,
     GraphBreakError,
     InternalErrorWarning,
@@ -23,18 +12,22 @@ from fusewright.errors import (
     RecompileError,
     RecompileLimitWarning,
 )
+from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
+    "DynamicMarkError",
     "FusewrightError",
     "GraphBreakError",
     "InternalErrorWarning",
     "OptionError",
     "RecompileError",
     "RecompileLimitWarning",
+    "allow_in_graph",
     "aot",
+    "assume_constant_result",
     "compile",
     "compile_",
     "disable",
@@ -42,8 +35,12 @@ __all__ = [
     "graph_break",
     "is_compiling",
     "list_backends",
+    "mark_dynamic",
+    "mark_static",
+    "maybe_mark_dynamic",
     "register_backend",
     "reset",
     "set_logs",
     "set_stance",
+    "substitute_in_graph",
 ]

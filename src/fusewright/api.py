@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fusewright import marks
 from fusewright import options as option_tables
 from fusewright.errors import OptionError, near_misses
 
@@ -44,12 +45,15 @@ def compile(
     backend     "native" (default), another name of `list_backends()`, or a callable backend(gm, example_inputs)
     mode        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
     options     typed options (fusewright.options.OPTIONS); they refine the mode
-    name        how logs and reports call this compile
+    name        stands before the function's name in logs and reports
     disable     return `model` as it is
     recompile_limit  versions kept for one function before new cases run eagerly (8)
 
     Raises OptionError for a wrong argument, naming the value and the choices.
     """
+    settings = option_tables.settings(
+        fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, name=name, recompile_limit=recompile_limit
+    )
     if model is None:
         return functools.partial(
             compile,
@@ -62,11 +66,10 @@ def compile(
             disable=disable,
             recompile_limit=recompile_limit,
         )
-    settings = option_tables.settings(
-        fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, name=name, recompile_limit=recompile_limit
-    )
-    if isinstance(model, type) or not callable(model):
-        raise OptionError(f"compile takes a function, a method or an nn.Module instance, got {model!r}")
+    if isinstance(model, type):
+        raise OptionError(f"compile takes an instance or a function, got the class {model.__qualname__}: compile an instance of it")
+    if not (callable(model) or isinstance(model, classmethod)):
+        raise OptionError(f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}")
     driver = _driver()
     compiler = driver.Compiler(settings)  # resolves the backend, so that a wrong name fails here and not at the first call
     if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
@@ -75,26 +78,43 @@ def compile(
 
 
 def _compile_callable(model: Any, compiler: Any) -> Any:
+    model = _original(model)
+    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        compiler.skip(getattr(model, "original_name", None) or model.name, "torchscript", "it is compiled by TorchScript already")
+        return model
     if isinstance(model, torch.nn.Module):
         module = importlib.import_module("fusewright.module")
-        original = getattr(model, "_fusewright_original", model)
-        return module.compiled_module(original, compiler.wrap, functools.partial(_recompile, compiler.settings))
+        return module.compiled_module(model, compiler.wrap, functools.partial(_recompile, compiler.settings))
     if isinstance(model, types.FunctionType):
         return compiler.wrap(model)
-    if isinstance(model, types.MethodType) and isinstance(model.__func__, types.FunctionType):
-        return types.MethodType(compiler.wrap(model.__func__), model.__self__)
-    original = getattr(model, "__wrapped__", None)
-    if isinstance(model, _driver().CompiledFunction) and isinstance(original, types.FunctionType):
-        return compiler.wrap(original)
-    call = getattr(type(model), "__call__", None)
-    if isinstance(call, types.FunctionType):
-        return types.MethodType(compiler.wrap(call), model)
+    if isinstance(model, (classmethod, staticmethod)):
+        return type(model)(_compile_callable(model.__func__, compiler))
+    if isinstance(model, functools.partial):
+        return functools.partial(_compile_callable(model.func, compiler), *model.args, **model.keywords)
+    method, owner = (model.__func__, model.__self__) if isinstance(model, types.MethodType) else (type(model).__call__, model)
+    method = _original(method)
+    if isinstance(method, types.FunctionType):
+        return types.MethodType(compiler.wrap(method), owner)
 
     def call_object(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
     call_object.__name__ = call_object.__qualname__ = getattr(model, "__name__", type(model).__name__)
     return compiler.wrap(call_object)
+
+
+def _original(model: Any) -> Any:
+    """What the user wrote, behind compiling and disabling wrappers: the outermost `compile` counts."""
+    while True:
+        namespace = getattr(model, "__dict__", {})
+        if isinstance(model, _driver().CompiledFunction) or marks.DISABLED in namespace:
+            model = model.__wrapped__
+        elif type(model).__module__ == "torch._dynamo.eval_frame" or "_torchdynamo_orig_callable" in namespace:
+            model = namespace["_torchdynamo_orig_callable"] if "_torchdynamo_orig_callable" in namespace else model._orig_mod
+        elif hasattr(type(model), "_fusewright_original"):
+            model = model._fusewright_original
+        else:
+            return model
 
 
 def _recompile(settings: Any, model: Any) -> Any:
@@ -104,48 +124,15 @@ def _recompile(settings: Any, model: Any) -> Any:
 def compile_(module: torch.nn.Module, **arguments: Any) -> None:
     """Compiles `module` in place: its own calls run compiled code from now on (as `torch.nn.Module.compile` does).
 
-    Takes the arguments of `compile`. The module keeps its identity and its state; its class becomes a subclass of what it was.
+    Takes the arguments of `compile`. The module keeps its identity, class and state. Copies of it, and what is unpickled, are not
+    compiled. Raises OptionError when `module` is not an nn.Module.
     """
-    twin = compile(module, **arguments)
-    if twin is not module:
-        module._compiled_call_impl = twin  # the slot that nn.Module.__call__ looks at
-
-
-def disable(fn: Any = None, recursive: bool = True, reason: str | None = None) -> Any:
-    """Runs `fn` eagerly inside compiled code: a function, a method, an nn.Module, or nothing (decorator with arguments).
-
-    recursive: the functions that it calls run eagerly too; False compiles those. `reason` appears in reports of graph breaks.
-    """
-    if fn is None:
-        return functools.partial(disable, recursive=recursive, reason=reason)
-    if isinstance(fn, torch.nn.Module):
-        fn.forward = disable(fn.forward, recursive, reason)
-        return fn
-    if not callable(fn):
-        raise OptionError(f"disable takes a callable, got {fn!r}")
-    if isinstance(fn, _driver().CompiledFunction):
-        fn = fn.__wrapped__
-
-    call = _driver().call_paused
-
-    @functools.wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return call(fn, *args, **kwargs) if recursive else fn(*args, **kwargs)
-
-    run._fusewright_disable = reason or True  # type: ignore[attr-defined]
-    return run
-
-
-def graph_break(reason: str = "") -> None:
-    """Cuts the graph here when capturing; does nothing otherwise. `reason` appears in reports."""
-
-
-graph_break._fusewright_graph_break = True  # type: ignore[attr-defined]
-
-
-def is_compiling() -> bool:
-    """True while fusewright captures the code that asks, False when it runs eagerly."""
-    return False  # capture answers True without calling this
+    if not isinstance(module, torch.nn.Module):
+        raise OptionError(f"compile_ takes an nn.Module, got {type(module).__name__}")
+    original = _original(module)
+    twin = compile(original, **arguments)
+    if twin is not original:
+        original.__dict__["_compiled_call_impl"] = twin._fusewright_caller  # the slot that nn.Module.__call__ looks at
 
 
 def reset() -> None:

@@ -6,6 +6,7 @@ such calls from then on. Always holds: whatever goes wrong in here, the call sti
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -15,14 +16,14 @@ import traceback
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from fusewright import _native
+from fusewright import _native, marks
 from fusewright.autograd.record import record_backward
 from fusewright.backends.registry import Backend, GraphToCompile, resolve
 from fusewright.capture.frame import CapturedFrame
@@ -32,6 +33,7 @@ from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
 from fusewright.errors import (
     BackendError,
+    DynamicMarkError,
     FusewrightError,
     GraphBreakError,
     InternalErrorWarning,
@@ -47,6 +49,7 @@ from fusewright.options import Settings
 
 CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 TRANSIENT_SKIPS = frozenset({"exception-escapes"})
 """Reasons to run one call eagerly that say nothing about the next one."""
@@ -66,6 +69,16 @@ _thread = threading.local()
 _compiled: weakref.WeakSet[Any] = weakref.WeakSet()
 _states: weakref.WeakKeyDictionary[Any, FunctionState] = weakref.WeakKeyDictionary()
 stance = "default"
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Keeps torch.compile, where it calls what fusewright compiles, from tracing the compiler."""
+    watcher = _set_eval_frame(None)
+    try:
+        yield
+    finally:
+        _set_eval_frame(watcher)
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -116,17 +129,26 @@ class Compiler:
         _compiled.add(compiled)
         return compiled
 
+    def skip(self, name: str, code: str, detail: str) -> None:
+        """Says that something is left to run eagerly. Raises GraphBreakError under fullgraph."""
+        report = describe_break(code, detail, ())
+        self.notify(Skipped(name, report))
+        if self.settings.fullgraph:
+            raise GraphBreakError(f"fullgraph=True, but {name} cannot be compiled.\n{report}", code)
+
     def miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         """No entry of `compiled` fits this call: gives a new entry, or None to run the call eagerly.
 
         Raises GraphBreakError under fullgraph, BackendError when the backend failed, RecompileError under that stance.
         """
         _thread.compiler = self
-        with _lock:
+        with _lock, _unwatched():
             state = _states.setdefault(compiled, FunctionState())
             if state.skipped:
                 return None
             name = function_name(function)
+            if self.settings.name is not None:
+                name = f"{self.settings.name}: {name}"
             entries = compiled.entries
             if entries and stance == "eager_on_recompile":
                 return None
@@ -171,7 +193,7 @@ class Compiler:
             report = describe_break(signal.code, signal.detail, signal.stack)
             self.notify(Broken(name, report))
             raise GraphBreakError(f"fullgraph=True, but {name} has a graph break.\n{report}", signal.code) from None
-        except Signal:
+        except (Signal, DynamicMarkError):
             raise
         except Exception as error:
             return self._failed(state, name, "capture", error)
@@ -179,7 +201,7 @@ class Compiler:
         self._announce(name, frame, captured - started)
         try:
             entry = self._entry(name, frame)
-        except (BackendError, GraphBreakError, OptionError):
+        except (BackendError, DynamicMarkError, GraphBreakError, OptionError):
             raise
         except Exception as error:
             return self._failed(state, name, "compile", error)
@@ -243,15 +265,27 @@ SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 def _policy(code: types.CodeType, function: types.FunctionType) -> Any:
     """The frame hook asks once for each code object that runs eagerly inside a compiled call: compile its frames, or never."""
+    attributes = function.__dict__
+    if attributes.get("_torchdynamo_disable_recursive"):
+        return _native.FrameCache(_run_paused)
     file = code.co_filename
     compiler = getattr(_thread, "compiler", None)
-    if compiler is None or file.startswith("<") or getattr(function, "_fusewright_disable", None):
+    if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
         return None
     if any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED):
         return None
     cache = _native.FrameCache(compiler.miss)
     _compiled.add(cache)
     return cache
+
+
+def _run_paused(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    """torch.compiler.disable's wrappers share one code object: every call of one runs without compiling what it calls."""
+    return _native.Entry(build_program((), ()), None, _paused_finish)
+
+
+def _paused_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
+    return _native.call_paused(call_with_locals, function, values)
 
 
 _native.hook_set_policy(_policy)
@@ -262,10 +296,6 @@ def _fell_back(function: types.FunctionType, error: BaseException | None) -> Non
 
 
 _native.set_fell_back(_fell_back)
-
-
-call_paused = _native.call_paused
-"""call_paused(fn, /, *args, **kwargs): calls fn without compiling the frames that it runs."""
 
 
 def reset() -> None:

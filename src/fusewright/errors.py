@@ -38,6 +38,10 @@ class RecompileError(FusewrightError):
     """A recompile was needed under the stance "fail_on_recompile"."""
 
 
+class DynamicMarkError(FusewrightError):
+    """A size was marked with mark_dynamic, and the program fixes it to one value."""
+
+
 class RuntimeFallback(FusewrightError):
     """Raised by native code when a compiled graph cannot finish (an index out of range, a library operator's error):
     the call is repeated eagerly, so users never see it."""

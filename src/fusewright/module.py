@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 
+from fusewright import _native
+
 Wrap = Callable[[types.FunctionType], Callable[..., Any]]
 
 
@@ -33,9 +35,10 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 class ModuleCaller:
-    """What a compiled module calls: `forward` compiled directly while there are no hooks, the whole `Module.__call__` otherwise.
+    """What a compiled module calls: `forward` compiled directly while there are no hooks, all that a call of the module does otherwise.
 
-    A `forward` that is replaced later, on the class or on the instance, is noticed and compiled anew.
+    A `forward` that is replaced later, on the class or on the instance, is noticed and compiled anew. Where the class has a `__call__` of
+    its own, that is compiled.
     """
 
     __slots__ = ("_fast", "_forward", "_slow", "_wrap", "module")
@@ -49,7 +52,8 @@ class ModuleCaller:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
-        if not has_hooks(module):
+        entry = type(module).__call__
+        if entry is torch.nn.Module.__call__ and not has_hooks(module):
             forward = module.forward
             function = getattr(forward, "__func__", None)
             if function is self._forward and self._fast is not None:
@@ -58,7 +62,8 @@ class ModuleCaller:
                 self._forward, self._fast = function, self._wrap(function)
                 return self._fast(module, *args, **kwargs)
         if self._slow is None:
-            self._slow = self._wrap(torch.nn.Module.__call__)  # type: ignore[arg-type]
+            # Not Module.__call__, which would come back here for a module that is compiled in place.
+            self._slow = self._wrap(torch.nn.Module._call_impl if entry is torch.nn.Module.__call__ else entry)  # type: ignore[arg-type]
         return self._slow(module, *args, **kwargs)
 
     def compiled_functions(self) -> list[Any]:
@@ -90,18 +95,49 @@ class CompiledModuleBase:
         return self._fusewright_recompile, (self._fusewright_original,)
 
 
-def compiled_module(module: torch.nn.Module, wrap: Wrap, recompile: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
-    """The compiled twin of `module`. `recompile(m)` compiles another module the same way (copies and unpickling use it)."""
+class DisabledModuleBase:
+    """Marks modules whose calls run eagerly inside compiled code. Mixed in front of the original's class."""
+
+    __slots__ = ()
+    _fusewright_original: torch.nn.Module
+    _fusewright_reason: str | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _native.call_paused(self._fusewright_original, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return disabled_module(copy.deepcopy(self._fusewright_original, memo), self._fusewright_reason)
+
+    def __copy__(self) -> Any:
+        return disabled_module(copy.copy(self._fusewright_original), self._fusewright_reason)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return disabled_module, (self._fusewright_original, self._fusewright_reason)
+
+
+def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
+    """An instance of (`base`, the module's class) that shares the module's `__dict__`; `slots` are its own."""
     original = type(module)
     body = {
-        "__slots__": ("_fusewright_caller", "_fusewright_recompile"),
+        "__slots__": tuple(slots),
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
     }
-    cls: Any = type(original.__name__, (CompiledModuleBase, original), body)
+    cls: Any = type(original.__name__, (base, original), body)
     twin = cls.__new__(cls)
     object.__setattr__(twin, "__dict__", module.__dict__)
-    cls._fusewright_caller.__set__(twin, ModuleCaller(module, wrap))  # the slots: nn.Module.__setattr__ must not see these
-    cls._fusewright_recompile.__set__(twin, recompile)
+    for name, value in slots.items():
+        getattr(cls, name).__set__(twin, value)  # the slots: nn.Module.__setattr__ must not see these
     return twin
+
+
+def compiled_module(module: torch.nn.Module, wrap: Wrap, recompile: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
+    """The compiled twin of `module`. `recompile(m)` compiles another module the same way (copies and unpickling use it)."""
+    caller = ModuleCaller(module, wrap)
+    return _twin(module, CompiledModuleBase, _fusewright_caller=caller, _fusewright_recompile=recompile)
+
+
+def disabled_module(module: torch.nn.Module, reason: str | None) -> torch.nn.Module:
+    """The twin of `module` whose calls run eagerly."""
+    return _twin(module, DisabledModuleBase, _fusewright_original=module, _fusewright_reason=reason)

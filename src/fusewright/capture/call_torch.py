@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright.capture import call_marked
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
 from fusewright.capture.signals import GraphBreak
+from fusewright.capture.values import module as modules
 from fusewright.capture.values import tensor as tensors
 
 if TYPE_CHECKING:
@@ -212,7 +214,19 @@ def _is_tensor(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", args[0] if args else "")))
+    raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", kwargs.get("reason", args[0] if args else ""))))
+
+
+def _call_compiled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A compiled module is captured as the module that it was made from (its class is its own, so the guard on it finds the module)."""
+    original = args[0]._fusewright_original
+    inside = tracer.world.load(original, tracer.world.constant(original, "original"))
+    return modules.call_module(tracer.world, inside, args[1:], kwargs)
+
+
+def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    module, reason = args[0]._fusewright_original, args[0]._fusewright_reason
+    raise GraphBreak("disabled-function", f"a {type(module).__qualname__} ({reason})" if reason else f"a {type(module).__qualname__}")
 
 
 # By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
@@ -224,11 +238,19 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._dynamo", "is_compiling"): _always(True),
     ("torch._utils_internal", "is_compiling"): _always(True),
     ("torch._dynamo.decorators", "graph_break"): _graph_break,
-    ("torch._dynamo.decorators", "mark_static"): _always(None),
+    ("torch._dynamo.decorators", "mark_static"): call_marked.mark_static,
     ("torch._dynamo.decorators", "mark_static_address"): _always(None),
+    ("torch._dynamo.decorators", "mark_dynamic"): _always(None),  # what is computed inside is as dynamic as what it comes from
     ("torch._dynamo.decorators", "maybe_mark_dynamic"): _always(None),
-    ("fusewright.api", "is_compiling"): _always(True),
-    ("fusewright.api", "graph_break"): _graph_break,
+    ("torch._dynamo.decorators", "mark_unbacked"): _always(None),
+    ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
+    ("fusewright.decorators", "is_compiling"): _always(True),
+    ("fusewright.decorators", "graph_break"): _graph_break,
+    ("fusewright.module", "CompiledModuleBase.__call__"): _call_compiled_module,
+    ("fusewright.module", "DisabledModuleBase.__call__"): _call_disabled_module,
+    ("fusewright.tensor_marks", "mark_dynamic"): _always(None),
+    ("fusewright.tensor_marks", "maybe_mark_dynamic"): _always(None),
+    ("fusewright.tensor_marks", "mark_static"): call_marked.mark_static,
     ("torch._jit_internal", "is_scripting"): _always(False),
     ("torch.jit._trace", "is_tracing"): _always(False),
     ("torch.jit._script", "is_scripting"): _always(False),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_builtins, call_classes, call_methods, call_torch, polyfills
+from fusewright.capture import call_builtins, call_classes, call_marked, call_methods, call_torch, polyfills
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -39,6 +39,9 @@ ROWS: dict[int, Row] = {id(function): row for table in (call_builtins.ROWS, call
 def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
     """Calls `fn` the way that this kind of callable is called."""
     kwargs = kwargs or {}
+    marked = call_marked.registered(fn)
+    if marked is not None:
+        return marked(tracer, fn, args, kwargs)
     row = ROWS.get(id(fn))
     if row is not None:
         return row(tracer, args, kwargs)
@@ -57,12 +60,16 @@ def describe(fn: Any) -> str:
 
 def refuse(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """The graph break of a callable that nothing is known about."""
+    rule = call_marked.by_torch(fn)
+    if rule is not None:
+        return rule(tracer, fn, args, kwargs)
     raise GraphBreak("untraceable-call", describe(fn))
 
 
 def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-    if fn.__dict__ and (fn.__dict__.get("_fusewright_disable") or fn.__dict__.get("_torchdynamo_disable")):
-        raise GraphBreak("disabled-function", describe(fn))
+    marked = call_marked.of_function(fn) if fn.__dict__ else None
+    if marked is not None:
+        return marked(tracer, fn, args, kwargs)
     origin = fn.__globals__.get("__name__") or ""
     row = call_torch.NAMED_ROWS.get((origin, fn.__qualname__))
     if row is not None:
@@ -70,6 +77,9 @@ def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: K
     policy = call_torch.policy(origin)
     if policy is not None:
         return policy(tracer, fn, args, kwargs)
+    rule = call_marked.by_torch(fn)
+    if rule is not None:
+        return rule(tracer, fn, args, kwargs)
     return tracer.inline(fn, args, kwargs)
 
 

@@ -2,7 +2,8 @@
 
 Takes a real tensor, its source and the capture's options; gives the symbols of its symbolic dimensions.
 Always holds: sizes 0 and 1 are never symbolic (they broadcast or vanish); parameters and buffers of modules stay static unless marked;
-under `dynamic=None` a size is symbolic once it has been seen with two values.
+under `dynamic=None` a size is symbolic once it has been seen with two values; a size marked with mark_dynamic that the program fixes
+is an error.
 """
 
 from __future__ import annotations
@@ -12,50 +13,65 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright import marks
 from fusewright.capture.signals import SkipFrame
 from fusewright.capture.sources import Item, Local, Source, TensorSize
+from fusewright.errors import DynamicMarkError
 
 if TYPE_CHECKING:
     from fusewright.capture.settings import CaptureOptions
     from fusewright.graph.shape_env import ShapeEnv
     from fusewright.graph.sizes import Symbol
 
-# Attributes that mark_dynamic and its kin leave on a tensor: PyTorch's names, which fusewright's own functions set as well.
-DYNAMIC, MAYBE_DYNAMIC, STATIC, RANGES = (
-    "_dynamo_dynamic_indices",
-    "_dynamo_weak_dynamic_indices",
-    "_dynamo_static_indices",
-    "_dynamo_dynamic_range",
-)
-
-
 def symbolic_dims(
     real: torch.Tensor, source: Source, code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
 ) -> dict[int, Symbol]:
     """dimension → symbol, for the dimensions of this input that are to be symbolic."""
-    marked: Any = getattr(real, DYNAMIC, frozenset())
-    maybe: Any = getattr(real, MAYBE_DYNAMIC, frozenset())
-    static: Any = getattr(real, STATIC, frozenset())
-    wanted = _wanted(real, source, code, options) | set(marked) | set(maybe)
+    marked = _marked(real, marks.DYNAMIC)
+    maybe = _marked(real, marks.MAYBE_DYNAMIC) | _marked(real, marks.UNBACKED)
+    wanted = _wanted(real, source, code, options)
     if env is None or options.dynamic is False:
         return {}
     chosen: dict[int, Symbol] = {}
-    for dim in sorted(wanted - set(static)):
+    for dim in sorted((wanted | maybe) - _marked(real, marks.STATIC) | marked):
         size = real.shape[dim]
         lower, upper = _range(real, dim)
-        if size < lower or (upper is not None and size > upper):
-            if dim in marked:
-                raise SkipFrame("size-out-of-range", f"{source.text()}.size({dim}) is {size}; it is marked as {lower}..{upper}")
+        if size < (lower or 0) or (upper is not None and size > upper):
+            ends = "" if upper is None else str(upper)
+            raise SkipFrame("size-out-of-range", f"{source.text()}.size({dim}) is {size}; it is marked as {lower or 0}..{ends}")
+        if size < 2:
             continue
-        chosen[dim] = env.create(f"s{len(env.symbols)}", size, TensorSize(source, dim), lower, upper)
+        chosen[dim] = made = env.create(f"s{len(env.symbols)}", size, TensorSize(source, dim), max(2, lower or 2), upper)
+        if dim in marked:
+            env.promised.add(made)
     return chosen
 
 
-def _range(real: torch.Tensor, dim: int) -> tuple[int, int | None]:
-    for marked in getattr(real, RANGES, ()):
+def check_marks(env: ShapeEnv | None) -> None:
+    """Raises DynamicMarkError for a size that is marked as dynamic and that the program has fixed."""
+    if env is None:
+        return
+    for symbol in env.promised:
+        value = env.simplify(symbol)
+        if isinstance(value, int):
+            source: Any = env.symbols[symbol].source
+            stack = env.fixed_at.get(symbol, ())
+            where = f" at {stack[-1]}" if stack else " while the graph was compiled"
+            raise DynamicMarkError(
+                f"{source.base.text()} is marked as dynamic in dimension {source.dim}, but the program fixes that size to {value}{where}. "
+                "Change the line so that any size will do, use maybe_mark_dynamic, or do not mark it."
+            )
+
+
+def _marked(real: torch.Tensor, name: str) -> set[int]:
+    return {dim for dim in getattr(real, name, ()) if dim < real.dim()}
+
+
+def _range(real: torch.Tensor, dim: int) -> tuple[int | None, int | None]:
+    for marked in getattr(real, marks.RANGES, ()):
         if marked.dim == dim:
-            return max(2, marked.min if marked.min is not None else 2), marked.max
-    return 2, None
+            return marked.min, marked.max
+    return None, None
 
 
 def _wanted(real: torch.Tensor, source: Source, code: types.CodeType, options: CaptureOptions) -> set[int]:

@@ -18,6 +18,7 @@ import torch
 
 from fusewright.capture import calls, cutting, finish
 from fusewright.capture.continuation import Continuation
+from fusewright.capture.dynamic import check_marks
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
@@ -90,7 +91,7 @@ class _Attempt:
         self.broken = broken
         self.reached = False
         self.tracer = tracer = Tracer(function, arguments, options, calls.call, stop_at)
-        env = None if options.dynamic is False else ShapeEnv()
+        env = None if options.dynamic is False else ShapeEnv(tracer.stack)
         tracer.recorder = Recorder(options.level, env, tracer.stack)
         tracer.world = World(tracer)
 
@@ -127,6 +128,9 @@ class _Attempt:
         backward, gradients, reason = self._differentiated(finished.outputs)
         graph = recorder.finish([*finished.outputs, *gradients]) if needed else None
         guards = world.guards()
+        check_marks(recorder.env)
+        if recorder.env is not None:
+            recorder.env.location = tuple  # what passes learn has no line of the user's
         return CapturedFrame(
             graph=graph,
             inputs=tuple(world.input_sources) if needed else (),

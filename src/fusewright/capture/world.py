@@ -21,6 +21,7 @@ import torch
 from fusewright.capture import protocols
 from fusewright.capture.aliasing import alias_guards
 from fusewright.capture.bytecode import NULL
+from fusewright.capture.dynamic import check_marks
 from fusewright.capture.effects import Effects
 from fusewright.capture.guards import MISSING, Guard, GuardKind
 from fusewright.capture.native import native
@@ -267,6 +268,7 @@ class World:
         env = self.recorder.env
         if env is None or len(env.guards) == count:
             return ()
+        check_marks(env)
         sources = {known.symbol.name: known.source for known in env.symbols.values()}
         return tuple(Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:])
 

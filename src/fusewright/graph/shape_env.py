@@ -8,6 +8,7 @@ Always holds: an answer is either provable from the symbols' ranges and `guards`
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusewright.capture.signals import GraphBreak
@@ -26,6 +27,7 @@ from fusewright.graph.sizes import (
     substitute,
     symbol,
 )
+from fusewright.graph.types import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class SizeSymbol:
 class ShapeEnv:
     """The symbols and the learnt facts of one capture."""
 
-    def __init__(self) -> None:
+    def __init__(self, location: Callable[[], tuple[Location, ...]] | None = None) -> None:
+        self.location = location or (lambda: ())
+        self.promised: set[Symbol] = set()  # sizes that the user has marked as dynamic
+        self.fixed_at: dict[Symbol, tuple[Location, ...]] = {}  # the user's stack where an equality was learnt
         self.symbols: dict[Symbol, SizeSymbol] = {}
         self.guards: list[Relation] = []
         self._hints: dict[Expr, int] = {}
@@ -180,12 +185,17 @@ class ShapeEnv:
         for unknown, count in alone:
             rest = (difference - unknown * count) * -count
             if unknown not in free_symbols(rest):
-                self._equal[unknown] = rest
+                self._fix(unknown, rest)
                 return
         # Not solvable for one symbol alone: c*x == constant still fixes x.
         if len(difference.terms) == 1:
             (monomial, count), constant = difference.terms[0], difference.constant
             if len(monomial) == 1 and isinstance(monomial[0], Symbol):
-                self._equal[monomial[0]] = -constant // count
+                self._fix(monomial[0], -constant // count)
                 return
         self._not_negative.extend((difference, -difference))
+
+    def _fix(self, unknown: Symbol, value: Dim) -> None:
+        self._equal[unknown] = value
+        for known_symbol in {unknown} | {s for s in self.promised if isinstance(self.simplify(s), int)}:
+            self.fixed_at.setdefault(known_symbol, self.location())

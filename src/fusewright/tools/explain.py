@@ -70,8 +70,11 @@ class Report:
             if event.graph is not None:
                 self.graphs.append(event.graph)
                 self.ops_per_graph.append([str(node.target) for node in event.graph.nodes if node.op in CALLS])
-        elif isinstance(event, events.Broken | events.Skipped):
+        elif isinstance(event, events.Broken):
             self.break_reasons.append(event.report)
+        elif isinstance(event, events.Skipped):
+            if not any(_same_place(event.report, known) for known in self.break_reasons):
+                self.break_reasons.append(event.report)
         elif isinstance(event, events.StageDone):
             self.stage_times[event.stage] = self.stage_times.get(event.stage, 0.0) + event.seconds
         elif isinstance(event, events.Compiled):
@@ -104,6 +107,11 @@ class Report:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _same_place(skipped: BreakReport, known: BreakReport) -> bool:
+    """A function that breaks where it is inlined is then captured by itself, and breaks there once more: that is one break."""
+    return bool(skipped.stack and known.stack) and (skipped.code, skipped.stack[-1]) == (known.code, known.stack[-1])
 
 
 CALLS = frozenset({"call_function", "call_method", "call_module"})
