@@ -238,6 +238,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._dynamo", "is_compiling"): _always(True),
     ("torch._utils_internal", "is_compiling"): _always(True),
     ("torch._dynamo.decorators", "graph_break"): _graph_break,
+    # torch.compile, once used, counts the modules that are made; its books are no concern of the program.
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): _always(None),
     ("torch._dynamo.decorators", "mark_static"): call_marked.mark_static,
     ("torch._dynamo.decorators", "mark_static_address"): _always(None),
     ("torch._dynamo.decorators", "mark_dynamic"): _always(None),  # what is computed inside is as dynamic as what it comes from
