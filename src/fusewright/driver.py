@@ -25,6 +25,7 @@ import torch
 
 from fusewright import _native, marks
 from fusewright.autograd.record import record_backward
+from fusewright.backends.numbers import plain_sources, takes_numbers
 from fusewright.backends.registry import Backend, GraphToCompile, resolve
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import build_program, guard_text
@@ -242,7 +243,10 @@ class Compiler:
                 compiled = self.backend.compile(graph)
             except CannotFunctionalise as error:
                 return self._eager_entry(name, frame, "no-pure-form", str(error))
-        return _native.Entry(build_program((*frame.guards, *frame.later_guards()), frame.inputs), compiled, frame.finish)
+        inputs, numbers = plain_sources(frame.inputs)
+        if compiled is not None and numbers:
+            compiled = takes_numbers(compiled, numbers)
+        return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
 
     def _eager_entry(self, name: str, frame: CapturedFrame, code: str, detail: str) -> Any:
         """An entry for calls that these guards accept, and that run eagerly."""
@@ -250,7 +254,7 @@ class Compiler:
         self.notify(Skipped(name, report))
         if self.settings.fullgraph and code != "training-eager":
             raise GraphBreakError(f"fullgraph=True, but {name} cannot be compiled whole.\n{report}", code)
-        return _native.Entry(build_program(frame.guards, frame.inputs), None, _eager_finish)
+        return _native.Entry(build_program(frame.guards, plain_sources(frame.inputs)[0]), None, _eager_finish)
 
     def notify(self, event: Event) -> None:
         STREAM.emit(event)

@@ -31,6 +31,7 @@ from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.constant import is_constant
 from fusewright.capture.values.dict import OutsideDict, callback
+from fusewright.graph import runtime_float
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -57,6 +58,10 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset({
 def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Native, after a look at the arguments."""
     world = tracer.world
+    if len(args) == 1 and type(args[0]) in (torch.SymFloat, torch.SymInt):
+        known = runtime_float.apply(fn, args[0])
+        if known is not None:
+            return known
     for value in (*args, *kwargs.values()):
         if type(value) not in PLAIN and world.is_raw(value) and not isinstance(value, (protocols.TRANSPARENT, torch.Tensor)):
             raise GraphBreak("opaque-object", f"{fn.__qualname__} of a {type(value).__qualname__}")
@@ -349,6 +354,8 @@ def _convert(cls: type, method: str, code: str) -> Row:
             raise GraphBreak(code, f"{cls.__name__}(tensor)")
         if isinstance(obj, torch.SymInt) and cls is int:
             return obj
+        if isinstance(obj, (torch.SymFloat, torch.SymInt)) and cls is float:
+            return native(torch.sym_float, obj)
         if type(obj) not in PLAIN:
             for name in (method, "__index__"):
                 function = classes.python_method(world, type(obj), name)

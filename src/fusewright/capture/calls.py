@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_builtins, call_classes, call_marked, call_methods, call_torch, polyfills
+from fusewright.capture import call_builtins, call_classes, call_marked, call_methods, call_torch, optimizers, polyfills
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -34,6 +34,8 @@ Row = Callable[["Tracer", Args, Kwargs], Any]
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
 ROWS: dict[int, Row] = {id(function): row for table in (call_builtins.ROWS, call_torch.ROWS, polyfills.ROWS) for function, row in table}
+
+NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS}
 
 
 def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
@@ -70,8 +72,11 @@ def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: K
     marked = call_marked.of_function(fn) if fn.__dict__ else None
     if marked is not None:
         return marked(tracer, fn, args, kwargs)
+    wrapper = optimizers.WRAPPERS.get(fn.__code__)
+    if wrapper is not None:
+        return wrapper(tracer, fn, args, kwargs)
     origin = fn.__globals__.get("__name__") or ""
-    row = call_torch.NAMED_ROWS.get((origin, fn.__qualname__))
+    row = NAMED_ROWS.get((origin, fn.__qualname__))
     if row is not None:
         return row(tracer, args, kwargs)
     policy = call_torch.policy(origin)

@@ -26,12 +26,13 @@ from fusewright.capture.generators import InterpretedGenerator
 from fusewright.capture.native import Trampoline, TrampolineIterator
 from fusewright.capture.protocols import SequenceIterator
 from fusewright.capture.signals import GraphBreak
-from fusewright.capture.sources import Constant, Local, Source
+from fusewright.capture.sources import Constant, Item, Local, Source
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import context
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.dict import OutsideDict
 from fusewright.capture.values.function import is_free_function
+from fusewright.graph.runtime_float import node_of
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -271,6 +272,8 @@ class _Code:
         while source is not None:
             if isinstance(source, Constant):
                 self.constants[source.name] = source.obj
+            elif isinstance(source, Item) and source.key_name() is not None:
+                self.constants[source.key_name()] = source.key
             source = getattr(source, "base", None)
 
     # Counting references, so that an object that is reached once can be written in place.
@@ -606,6 +609,14 @@ def _build_method(code: _Code, value: types.MethodType) -> str:
     return f"{code.bind('MethodType', types.MethodType)}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
 
 
+def _build_float(code: _Code, value: Any) -> str:
+    """A run-time float: the compiled code computes it as a tensor of one element."""
+    node = node_of(value)
+    if node is None:
+        return _atom(code, float(value))
+    return f"{code.output(node.operand())}.item()"
+
+
 def _build_builtin(code: _Code, value: Any) -> str:
     owner = value.__self__
     if isinstance(owner, type) or (isinstance(value, types.BuiltinFunctionType) and is_free_function(value)):
@@ -696,7 +707,7 @@ _BUILDERS: dict[type, Callable[[_Code, Any], str]] = {
     staticmethod: _build_wrapped,
     classmethod: _build_wrapped,
     torch.SymInt: _Code.output,
-    torch.SymFloat: _refuse("a symbolic float"),
+    torch.SymFloat: _build_float,
     torch.SymBool: _refuse("a symbolic bool"),
     InterpretedGenerator: _refuse("a generator that is alive at this point"),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),

@@ -160,5 +160,6 @@ def _wants_gradients(recorder: Recorder, outputs: tuple[object, ...]) -> bool:
     """Whether eager would have given the caller a tensor with a gradient function: as an output, or by writing into an input."""
     if any(isinstance(value, torch.Tensor) and value.grad_fn is not None for value in outputs):
         return True
+    # A leaf that requires a gradient can be written to under no_grad only, which leaves no history.
     inputs = (node.meta.get("example_value") for node, _ in recorder.inputs)
-    return any(isinstance(value, torch.Tensor) and value.requires_grad and value._version for value in inputs)
+    return any(isinstance(value, torch.Tensor) and value.grad_fn is not None and value._version for value in inputs)

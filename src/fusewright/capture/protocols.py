@@ -23,6 +23,7 @@ from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Item
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.graph import runtime_float
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
@@ -154,7 +155,7 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     if op == "%" and isinstance(left, (str, bytes)):
         return native(operator.mod, left, text_ready(world, right))
     if type(left) in PLAIN and type(right) in PLAIN:
-        return native(function, left, right)
+        return native(runtime_float.power if op == "**" else function, left, right)
     if isinstance(left, torch.Tensor) and (isinstance(right, torch.Tensor) or type(right) in PLAIN):
         return world.torch_call(function, (left, right), {})
     if isinstance(right, torch.Tensor) and type(left) in PLAIN:

@@ -11,6 +11,12 @@ import builtins
 from dataclasses import dataclass
 
 
+def _is_literal(key: object) -> bool:
+    if type(key) is tuple:
+        return all(_is_literal(part) for part in key)  # type: ignore[attr-defined]
+    return key is None or type(key) in (str, int, float, bool, bytes, complex)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Base of all sources. `text` is a Python expression over the names that `finish` has in scope."""
@@ -91,9 +97,11 @@ class Item(Source):
     key: object
 
     def text(self) -> str:
-        if isinstance(self.base, InstanceDict) and isinstance(self.key, str) and self.key.isidentifier():
-            return f"{self.base.text()}[{self.key!r}]"
-        return f"{self.base.text()}[{self.key!r}]"
+        return f"{self.base.text()}[{self.key_name() or repr(self.key)}]"
+
+    def key_name(self) -> str | None:
+        """The variable that stands for a key that is no literal (a parameter, in an optimizer's state); None for a literal."""
+        return None if _is_literal(self.key) else f"__{type(self.key).__name__}_{id(self.key):x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,16 @@ class TensorStride(Source):
 
     def text(self) -> str:
         return f"{self.base.text()}.stride()[{self.dim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTensor(Source):
+    """A Python float as the 0-dimensional float64 tensor that the graph takes in its place."""
+
+    base: Source
+
+    def text(self) -> str:
+        return self.base.text()
 
 
 @dataclass(frozen=True, slots=True)

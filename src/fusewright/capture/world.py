@@ -29,7 +29,7 @@ from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.torch_state import capture_global_state
 from fusewright.capture.values import cls as classes
-from fusewright.capture.values import constant, context, function, module, tensor
+from fusewright.capture.values import constant, context, function, module, number, tensor
 from fusewright.capture.values import dict as dicts
 from fusewright.capture.values import list as lists
 from fusewright.capture.values import object as objects
@@ -95,6 +95,7 @@ class World:
         self.input_sources: list[Source] = []
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
         self.tensor_attributes: dict[int, dict[str, object]] = {}
+        self.numbers: dict[Source, tuple[Any, Any]] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
         self.global_hooks_checked = False
         self.state = context.snapshot()
         self.initial = capture_global_state()
@@ -157,6 +158,10 @@ class World:
         if type(value) is OutsideDict:
             self._dicts.append(value)
         return value
+
+    def number_stand_in(self, real: object, source: Source, value: object) -> None:
+        """Registers what stands for a number. The same number elsewhere is another one, so it is not found by `real`."""
+        self._by_value[id(value)] = Outside(real, source, value)
 
     def replace_stand_in(self, real: Any, source: Source, value: Any) -> None:
         """A materialised dict takes over from its lazy stand-in (which stays alive: interpreted code may still hold it)."""
@@ -261,7 +266,7 @@ class World:
             Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads")
             for real, source, traced in self.inputs
         ]
-        return (settings, *self._guards.values(), *tensors, *sizes, *alias_guards(self))
+        return (settings, *self._guards.values(), *number.number_guards(self), *tensors, *sizes, *alias_guards(self))
 
     def size_guards_since(self, count: int) -> tuple[Guard, ...]:
         """Guards on sizes that were learnt after the first `count`: passes over the graph may ask more of the sizes."""
@@ -374,7 +379,7 @@ class World:
             return type(record.real)
         if isinstance(obj, torch.Tensor):
             return torch.Tensor
-        return dict if type(obj) is OutsideDict else type(obj)
+        return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
     def getattr(self, obj: Any, name: str) -> Any:
         """`obj.name`, Python's full attribute protocol."""

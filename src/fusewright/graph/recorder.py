@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusewright.capture.signals import GraphBreak, Signal
-from fusewright.graph import shape_rules
+from fusewright.graph import scalar_operands, shape_rules
 from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
 from fusewright.graph.schema import OperatorFacts, argument, facts
 from fusewright.graph.shape_env import ShapeEnv
@@ -95,6 +95,7 @@ class Recorder:
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._size_nodes: dict[Dim, torch.fx.Node] = {}
         self._last_placeholder: torch.fx.Node | None = None
+        self.has_floats = False  # run-time floats were met: arguments are looked through for them
         self._here: tuple[Location, ...] = ()
         self._depth = 0
 
@@ -131,6 +132,11 @@ class Recorder:
         traced.original_class = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
         node.meta["example_value"] = traced
         return traced
+
+    def float_input(self, value: float, name: str) -> TracedTensor:
+        """A placeholder for a Python float: a 0-dimensional float64 tensor on the CPU."""
+        self.has_floats = True
+        return self.input(torch.tensor(value, dtype=torch.float64, device="cpu"), name)
 
     def size_input(self, expr: Expr, name: str) -> torch.SymInt:
         """A placeholder for a symbolic size. At aten level it is named as the symbol prints, so that the graph's code runs as it prints."""
@@ -231,6 +237,11 @@ class Recorder:
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, args, kwargs)
+        if func in _FOREACH:  # one operator for each tensor: what the lists have in common, scheduling finds out
+            with _RecordingMode(self):
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if self.has_floats and scalar_operands.holds_float(args, kwargs):
+            return scalar_operands.record(self, func, args, kwargs)
         known = facts(func)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
             with _RecordingMode(self):
@@ -537,6 +548,14 @@ _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obj
     aten.sym_numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
     aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
 }
+
+_FOREACH: frozenset[OpOverload] = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name in dir(torch._C._VariableFunctions)
+    if name.startswith("_foreach_")
+    for overload in getattr(aten, name).overloads()
+    if not overload.endswith("out")
+)
 
 # In-place operators that change sizes and strides, and the views that they turn their tensor into.
 _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {

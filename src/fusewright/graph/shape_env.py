@@ -48,6 +48,8 @@ class ShapeEnv:
         self.fixed_at: dict[Symbol, tuple[Location, ...]] = {}  # the user's stack where an equality was learnt
         self.symbols: dict[Symbol, SizeSymbol] = {}
         self.guards: list[Relation] = []
+        self.numbers: set[Symbol] = set()  # symbols that are Python ints of the program, not sizes of tensors
+        self.float_of: Callable[[Expr], object] | None = None  # makes a run-time float (its node) from such numbers
         self._hints: dict[Expr, int] = {}
         self._equal: dict[Expr, Dim] = {}  # learnt: symbol == value
         self._divisors: dict[Symbol, int] = {}  # learnt: symbol is a multiple of this

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Dim, Expr, Relation, RelationOp, maximum, minimum
+from fusewright.graph.sizes import Dim, Expr, Relation, RelationOp, free_symbols, maximum, minimum
 
 
 class _NoUnbackedSymbols:
@@ -187,8 +187,14 @@ class SymNode:
     def mod(self, other: SymNode) -> SymNode:
         return self._divide(other, operator.mod)
 
-    def truediv(self, other: SymNode) -> SymNode:
-        return SymNode(self._number() / other._number(), self.env)
+    def truediv(self, other: SymNode) -> object:
+        left, right = self.sym_float(), other.sym_float()
+        if type(left) is SymNode and type(right) is SymNode:
+            return SymNode(left._number() / right._number(), self.env)
+        # One of them is a run-time float, whose node also takes constants.
+        if type(left) is SymNode:
+            left = right.wrap_float(left._number())  # type: ignore[attr-defined]
+        return left.truediv(right)  # type: ignore[attr-defined]
 
     float_truediv = int_truediv = truediv
 
@@ -225,7 +231,10 @@ class SymNode:
     def round(self, digits: object = None) -> SymNode:
         return self._rounded(round)
 
-    def sym_float(self) -> SymNode:
+    def sym_float(self) -> object:
+        """A number of the program becomes a run-time float; a size is specialised."""
+        if isinstance(self.value, Expr) and self.env.float_of is not None and free_symbols(self.value) <= self.env.numbers:
+            return self.env.float_of(self.value)
         return SymNode(float(self._number()), self.env)
 
     def sym_min(self, other: SymNode) -> SymNode:

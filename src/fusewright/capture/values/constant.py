@@ -2,7 +2,7 @@
 
 Takes an outside object; gives it back as it is, with a guard by value (EQUALS) or by identity (IS).
 Always holds: nothing reachable from a constant can change, so reading one natively needs no further guard.
-Python ints and floats are specialised by value here, and only here: this is the place where dynamic ones would be let through.
+Python ints and floats are captured by value here, and only here, until they change (number.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.sources import Attribute, Source
+from fusewright.capture.values import number
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
@@ -67,7 +68,11 @@ def is_constant(value: Any) -> bool:
 
 
 def load_equals(world: World, real: object, source: Source) -> object:
-    """int, float, str, …: same type and equal."""
+    """int, float, str, …: same type and equal, unless it is a number that has been seen to change."""
+    if type(real) is float and number.has_changed(world, real, source):
+        return number.load_float(world, real, source)
+    if type(real) is int and number.has_changed(world, real, source) and real >= number.SMALLEST:
+        return number.load_int(world, real, source)
     world.guard("EQUALS", source, real)
     return real
 

@@ -1,0 +1,91 @@
+"""Python floats and ints from outside that change from call to call: a learning rate, a step count, a loss weight.
+
+Takes a number and its source; gives a `torch.SymFloat` or `torch.SymInt` that the compiled code reads at every call, once the number has been
+seen with two values (the first capture is for the value that it met, as with sizes). Always holds: what the program asks about such a
+number, and what it needs of its value, is guarded.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture.guards import Guard
+from fusewright.capture.sources import NumberTensor, Source
+from fusewright.graph.runtime_float import OutsideFloat, float_of_input, float_of_size
+from fusewright.graph.symint import size_of
+
+if TYPE_CHECKING:
+    from fusewright.capture.world import World
+
+SMALLEST = 2
+"""Ints below are what programs count and choose with: they are always captured by value."""
+
+
+def has_changed(world: World, real: float | int, source: Source) -> bool:
+    """Whether this place has held different numbers at different captures of this function (which is noted)."""
+    options = world.tracer.options
+    if options.dynamic is False or world.recorder.level != "aten" or world.recorder.env is None:
+        return False
+    key = (world.tracer.function.__code__, "number", source)
+    seen: Any = options.size_history.setdefault(key, (real,))  # type: ignore[arg-type]
+    if seen[0] is None:
+        return True
+    if type(seen[0]) is type(real) and (seen[0] == real or real != real):
+        return False
+    options.size_history[key] = (None,)
+    return True
+
+
+def load_float(world: World, real: float, source: Source) -> object:
+    """A float: an input of the graph if it has changed before, else None."""
+    known = world.numbers.get(source)
+    if known is not None:
+        return known[0]
+    origin = OutsideFloat(source, real)
+    tensor = world.recorder.float_input(real, f"number_{len(world.numbers)}")
+    world.input_sources.append(NumberTensor(source))
+    value = float_of_input(world.recorder, tensor, origin)
+    world.numbers[source] = (value, origin)
+    world.number_stand_in(real, source, value)
+    return value
+
+
+def load_int(world: World, real: int, source: Source) -> object:
+    """An int: a symbol, as the size of a tensor is."""
+    known = world.numbers.get(source)
+    if known is not None:
+        return known[0]
+    env = world.recorder.env
+    env.float_of = functools.partial(float_of_size, world.recorder, env)
+    symbol = env.create(f"n{len(env.symbols)}", real, source, SMALLEST)
+    env.numbers.add(symbol)
+    world.recorder.size_input(symbol, symbol.name)
+    world.input_sources.append(source)
+    value = size_of(symbol, env)
+    world.guard("TYPE", source, int)
+    world.numbers[source] = (value, None)
+    world.number_stand_in(real, source, value)
+    return value
+
+
+def number_guards(world: World) -> list[Guard]:
+    """The guards on floats: the type, and the value or what was asked about it."""
+    guards: list[Guard] = []
+    for source, (_, origin) in world.numbers.items():
+        if origin is None:
+            continue
+        if origin.fixed:
+            guards.append(Guard("EQUALS", source, origin.value, "the program needs the value of this number"))
+            continue
+        guards.append(Guard("TYPE", source, float, "a number that changes from call to call"))
+        if origin.tests:
+            guards.append(Guard("CALL", source, origin.accepts, "comparisons of this number have the same outcome"))
+    return guards
+
+
+def python_type(value: object) -> type | None:
+    """The type that a symbolic number has for the program."""
+    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))

@@ -1,0 +1,413 @@
+"""Floats whose value is known only when the compiled code runs: a learning rate that a scheduler changes, a step count kept in a tensor.
+
+Takes a recorder and a 0-dimensional float64 tensor of its graph; gives a `torch.SymFloat` that Python arithmetic works on. Arithmetic is
+recorded in float64, so that it gives what Python's gives. Always holds: asking for the concrete value either becomes a guard on the
+outside float that it came from, or breaks the graph; an answer is never a guess.
+The method names are the protocol of `torch.SymFloat` (as in symint.py).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from fusewright.capture.signals import GraphBreak
+from fusewright.graph.sizes import Dim
+from fusewright.graph.symint import SymNode, size_of
+
+if TYPE_CHECKING:
+    from fusewright.graph.recorder import Recorder
+    from fusewright.graph.shape_env import ShapeEnv
+    from fusewright.graph.traced_tensor import TracedTensor
+
+aten = torch.ops.aten
+_UNARY = {
+    "neg": (aten.neg.default, operator.neg),
+    "abs": (aten.abs.default, operator.abs),
+    "sqrt": (aten.sqrt.default, math.sqrt),
+    "exp": (aten.exp.default, math.exp),
+    "log": (aten.log.default, math.log),
+    "cos": (aten.cos.default, math.cos),
+    "sin": (aten.sin.default, math.sin),
+    "tanh": (aten.tanh.default, math.tanh),
+}
+_BINARY = {
+    "add": (aten.add.Tensor, operator.add),
+    "sub": (aten.sub.Tensor, operator.sub),
+    "mul": (aten.mul.Tensor, operator.mul),
+    "div": (aten.div.Tensor, operator.truediv),
+    "pow": (aten.pow.Tensor_Tensor, operator.pow),
+}
+# Forms with one constant: on the right, and on the left (with the operands swapped, or in order).
+_CONSTANT_RIGHT = {
+    "add": aten.add.Tensor,
+    "sub": aten.sub.Tensor,
+    "mul": aten.mul.Tensor,
+    "div": aten.div.Tensor,
+    "pow": aten.pow.Tensor_Scalar,
+}
+_CONSTANT_LEFT = {
+    "add": (True, aten.add.Tensor),
+    "mul": (True, aten.mul.Tensor),
+    "sub": (True, aten.rsub.Scalar),
+    "pow": (False, aten.pow.Scalar),
+}
+_RELATIONS: dict[str, Callable[[float, float], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
+
+
+@dataclass(slots=True, eq=False)
+class OutsideFloat:
+    """A Python float that existed before capture. `tests`: what the program asked about it, each with its answer; `fixed`: the program
+    needed its value, so that the capture is for this value alone."""
+
+    source: object
+    value: float
+    tests: list[tuple[Callable[[float], bool], bool]] = field(default_factory=list)
+    fixed: bool = False
+
+    def fix(self) -> None:
+        """Called when the program needs the value."""
+        self.fixed = True
+
+    def accepts(self, value: float) -> bool:
+        """Whether another value gives the same answers."""
+        return all(test(value) == answer for test, answer in self.tests)
+
+
+@dataclass(slots=True, eq=False)
+class OutsideInt:
+    """A Python int of the program (a symbol, or arithmetic on such) that is used as a float. `tests` are not kept: its value is fixed."""
+
+    size: Dim
+    env: ShapeEnv
+
+    @property
+    def value(self) -> float:
+        return float(self.env.hint(self.size))
+
+    def fix(self) -> None:
+        """Called when the program needs the value."""
+        self.env.specialise(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """What a value was computed from: `origins` (empty for a constant), and how, when it is one outside float. None for what a tensor holds."""
+
+    origins: tuple[OutsideFloat | OutsideInt, ...]
+    value: float
+    compute: Callable[[float], float] | None
+
+
+class FloatNode:
+    """One run-time float (`tensor` holds it) or a constant that meets one (`tensor` is None)."""
+
+    __slots__ = ("history", "recorder", "tensor")
+
+    def __init__(self, recorder: Recorder, tensor: TracedTensor | None, history: _History | None) -> None:
+        self.recorder = recorder
+        self.tensor = tensor
+        self.history = history
+
+    shape_env = None
+    _hint = None
+
+    # --- what it is
+
+    @property
+    def pytype(self) -> type:
+        return float
+
+    @property
+    def constant(self) -> float | None:
+        return self.history.value if self.tensor is None and self.history is not None else None
+
+    def is_int(self) -> bool:
+        return False
+
+    is_bool = is_nested_int = is_constant = is_int
+
+    def is_float(self) -> bool:
+        return True
+
+    def is_symbolic(self) -> bool:
+        return self.tensor is not None
+
+    def has_hint(self) -> bool:
+        return self.history is not None
+
+    @property
+    def hint(self) -> float:
+        return self.guard_float("", 0)
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def maybe_as_float(self) -> float | None:
+        return self.constant
+
+    def str(self) -> object:
+        return f"{self.guard_float('', 0)}"
+
+    __str__ = __repr__ = _graph_repr = str  # type: ignore[assignment]
+
+    # --- concrete values
+
+    def guard_float(self, file: object, line: int) -> float:
+        """The value, which the capture is for from now on."""
+        if self.history is None:
+            raise GraphBreak("data-dependent-scalar", "a Python number is read from a tensor")
+        for origin in self.history.origins:
+            origin.fix()
+        return self.history.value
+
+    def int_(self) -> int:
+        return int(self.guard_float("", 0))
+
+    def bool_(self) -> bool:
+        return self._test(operator.ne, 0.0)
+
+    def guard_int(self, file: object, line: int) -> int:
+        return int(self.guard_float(file, line))
+
+    def guard_bool(self, file: object, line: int) -> bool:
+        return self.bool_()
+
+    def wrap_float(self, number: float) -> FloatNode:
+        return FloatNode(self.recorder, None, _History((), float(number), None))
+
+    wrap_int = wrap_float
+
+    def wrap_bool(self, truth: bool) -> FloatNode:
+        return self.wrap_float(float(truth))
+
+    def clone(self) -> FloatNode:
+        return self
+
+    sym_float = pos = clone
+
+    # --- arithmetic
+
+    def operand(self) -> TracedTensor:
+        """The value as a tensor of the graph: 0-dimensional, float64, on the CPU."""
+        if self.tensor is None:
+            assert self.history is not None
+            with self.recorder.recording():
+                made = self.recorder.dispatch(aten.full.default, ([], self.history.value), {"dtype": torch.float64, "device": _CPU})
+            self.tensor = made  # type: ignore[assignment]
+        assert self.tensor is not None
+        return self.tensor
+
+    def _unary(self, name: str) -> FloatNode:
+        target, plain = _UNARY[name]
+        with self.recorder.recording():
+            tensor = self.recorder.dispatch(target, (self.operand(),), {})
+        return FloatNode(self.recorder, tensor, _history((self,), plain))  # type: ignore[arg-type]
+
+    def _binary(self, name: str, other: object) -> FloatNode:
+        target, plain = _BINARY[name]
+        right = self._node(other)
+        with self.recorder.recording():
+            if right.tensor is None and name in _CONSTANT_RIGHT:
+                tensor = self.recorder.dispatch(_CONSTANT_RIGHT[name], (self.operand(), right.constant), {})
+            elif self.tensor is None and name in _CONSTANT_LEFT:
+                swapped, target = _CONSTANT_LEFT[name]
+                arguments = (right.operand(), self.constant) if swapped else (self.constant, right.operand())
+                tensor = self.recorder.dispatch(target, arguments, {})
+            else:
+                tensor = self.recorder.dispatch(target, (self.operand(), right.operand()), {})
+        return FloatNode(self.recorder, tensor, _history((self, right), plain))  # type: ignore[arg-type]
+
+    def _node(self, other: object) -> FloatNode:
+        if isinstance(other, FloatNode):
+            return other
+        assert isinstance(other, SymNode)
+        number = other.sym_float()
+        return number if isinstance(number, FloatNode) else self.wrap_float(other.guard_float("", 0))
+
+    def add(self, other: object) -> FloatNode:
+        return self._binary("add", other)
+
+    def sub(self, other: object) -> FloatNode:
+        return self._binary("sub", other)
+
+    def mul(self, other: object) -> FloatNode:
+        return self._binary("mul", other)
+
+    def truediv(self, other: object) -> FloatNode:
+        return self._binary("div", other)
+
+    float_truediv = int_truediv = truediv
+
+    def pow(self, other: object) -> FloatNode:
+        return self._binary("pow", other)
+
+    float_pow = pow
+
+    def neg(self) -> FloatNode:
+        return self._unary("neg")
+
+    def abs(self) -> FloatNode:
+        return self._unary("abs")
+
+    def function(self, name: str) -> FloatNode:
+        """A function of the math module, by name (a key of MATH_FUNCTIONS)."""
+        return self._unary(name)
+
+    # Rounding gives integers, which sizes may depend on: for one value only.
+    def floor(self) -> SymNode:
+        return SymNode(math.floor(self.guard_float("", 0)), _no_sizes(self.recorder))
+
+    def ceil(self) -> SymNode:
+        return SymNode(math.ceil(self.guard_float("", 0)), _no_sizes(self.recorder))
+
+    def trunc(self) -> SymNode:
+        return SymNode(math.trunc(self.guard_float("", 0)), _no_sizes(self.recorder))
+
+    def round(self, digits: int | None = None) -> object:
+        value = round(self.guard_float("", 0), digits)
+        return self.wrap_float(value) if isinstance(value, float) else SymNode(value, _no_sizes(self.recorder))
+
+    def mod(self, other: object) -> FloatNode:
+        return self.wrap_float(self.guard_float("", 0) % self._node(other).guard_float("", 0))
+
+    def floordiv(self, other: object) -> FloatNode:
+        return self.wrap_float(self.guard_float("", 0) // self._node(other).guard_float("", 0))
+
+    def sym_min(self, other: object) -> FloatNode:
+        right = self._node(other)
+        return self if self.le(right).constant else right
+
+    def sym_max(self, other: object) -> FloatNode:
+        right = self._node(other)
+        return self if self.ge(right).constant else right
+
+    def is_integer(self) -> SymNode:
+        return SymNode(self.guard_float("", 0).is_integer(), _no_sizes(self.recorder))
+
+    # --- relations
+
+    def _test(self, relation: Callable[[float, float], bool], other: float) -> bool:
+        """Whether the relation to a constant holds. The answer, not the value, is what the capture depends on."""
+        history = self.history
+        if history is None or len(history.origins) != 1 or history.compute is None or not isinstance(history.origins[0], OutsideFloat):
+            return relation(self.guard_float("", 0), other)
+        compute = history.compute
+        answer = relation(history.value, other)
+        history.origins[0].tests.append((lambda value: relation(compute(value), other), answer))
+        return answer
+
+    def _relation(self, other: object, op: str) -> SymNode:
+        right = self._node(other)
+        constant = right.constant
+        if constant is None and self.constant is not None:
+            swapped = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(op, op)
+            answer = right._test(_RELATIONS[swapped], self.constant)
+        else:
+            answer = self._test(_RELATIONS[op], right.guard_float("", 0) if constant is None else constant)
+        return SymNode(answer, _no_sizes(self.recorder))
+
+    def eq(self, other: object) -> SymNode:
+        return self._relation(other, "==")
+
+    def ne(self, other: object) -> SymNode:
+        return self._relation(other, "!=")
+
+    def lt(self, other: object) -> SymNode:
+        return self._relation(other, "<")
+
+    def le(self, other: object) -> SymNode:
+        return self._relation(other, "<=")
+
+    def gt(self, other: object) -> SymNode:
+        return self._relation(other, ">")
+
+    def ge(self, other: object) -> SymNode:
+        return self._relation(other, ">=")
+
+
+_CPU = torch.device("cpu")
+
+
+def _no_sizes(recorder: Recorder) -> object:
+    return recorder.env
+
+
+def _history(nodes: tuple[FloatNode, ...], plain: Callable[..., float]) -> _History | None:
+    """What the result of `plain` on these values comes from."""
+    parts = [node.history for node in nodes]
+    if any(part is None for part in parts):
+        return None
+    known = [part for part in parts if part is not None]
+    origins = tuple(dict.fromkeys(origin for part in known for origin in part.origins))
+    try:
+        value = plain(*(part.value for part in known))
+    except (ArithmeticError, ValueError):
+        return None  # the compiled code gives an infinity or NaN where Python raises: the value must not be asked for
+    if len(origins) != 1:
+        return _History(origins, value, None)
+    steps = [part.compute if part.origins else (lambda _, constant=part.value: constant) for part in known]
+    if any(step is None for step in steps):
+        return _History(origins, value, None)
+    return _History(origins, value, lambda given: plain(*(step(given) for step in steps)))  # type: ignore[misc]
+
+
+def float_of_input(recorder: Recorder, tensor: TracedTensor, origin: OutsideFloat) -> torch.SymFloat:
+    """The float that a placeholder holds."""
+    return torch.SymFloat(FloatNode(recorder, tensor, _History((origin,), origin.value, lambda value: value)))
+
+
+def float_of_size(recorder: Recorder, env: ShapeEnv, size: Dim) -> FloatNode:
+    """The node of `float(n)` for an int `n` that is known at run time."""
+    recorder.has_floats = True
+    with recorder.recording():
+        tensor = recorder.dispatch(aten.full.default, ([], size_of(size, env)), {"dtype": torch.float64, "device": _CPU})
+    return FloatNode(recorder, tensor, _History((OutsideInt(size, env),), float(env.hint(size)), None))  # type: ignore[arg-type]
+
+
+def float_of_tensor(recorder: Recorder, tensor: torch.Tensor) -> torch.SymFloat:
+    """What `tensor.item()` would give, as a float, for a tensor of one element."""
+    recorder.has_floats = True
+    with recorder.recording():
+        flat = recorder.dispatch(aten.reshape.default, (tensor, []), {}) if tensor.dim() else tensor
+        value = recorder.dispatch(aten._to_copy.default, (flat,), {"dtype": torch.float64, "device": _CPU})
+    return torch.SymFloat(FloatNode(recorder, value, None))  # type: ignore[arg-type]
+
+
+def power(left: object, right: object) -> object:
+    """`left ** right` for Python numbers. (torch.SymFloat's own refuses negative bases by asking for the value.)"""
+    node = node_of(left) or node_of(right)
+    if node is None and isinstance(left, float) and isinstance(right, torch.SymInt):
+        right = torch.sym_float(right)
+        node = node_of(right)
+    if node is None:
+        return operator.pow(left, right)  # type: ignore[call-overload]
+    sides = [node_of(side) or node.wrap_float(float(side)) for side in (left, right)]  # type: ignore[arg-type]
+    return torch.SymFloat(sides[0].pow(sides[1]))
+
+
+def apply(function: object, value: torch.SymFloat | torch.SymInt) -> torch.SymFloat | None:
+    """A function of the math module on a run-time number; None for other functions and numbers."""
+    name = MATH_FUNCTIONS.get(function)
+    node = None if name is None else node_of(torch.sym_float(value))
+    return None if node is None or name is None else torch.SymFloat(node.function(name))
+
+
+def node_of(value: object) -> FloatNode | None:
+    """The node of a run-time float; None for anything else."""
+    if type(value) is torch.SymFloat and isinstance(value.node, FloatNode):
+        return value.node
+    return None
