@@ -272,8 +272,8 @@ class _Code:
         while source is not None:
             if isinstance(source, Constant):
                 self.constants[source.name] = source.obj
-            elif isinstance(source, Item) and source.key_name() is not None:
-                self.constants[source.key_name()] = source.key
+            elif isinstance(source, Item) and (name := source.key_name()) is not None:
+                self.constants[name] = source.key
             source = getattr(source, "base", None)
 
     # Counting references, so that an object that is reached once can be written in place.

@@ -65,6 +65,7 @@ _RELATIONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqrt", "exp", "log", "cos", "sin", "tanh")}
 
 
@@ -105,7 +106,7 @@ class OutsideInt:
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What a value was computed from: `origins` (empty for a constant), and how, when it is one outside float. None for what a tensor holds."""
+    """What a value was computed from (`origins`, empty for a constant), and how, when that is one outside float."""
 
     origins: tuple[OutsideFloat | OutsideInt, ...]
     value: float
@@ -159,10 +160,10 @@ class FloatNode:
     def maybe_as_float(self) -> float | None:
         return self.constant
 
-    def str(self) -> object:
+    def _graph_repr(self) -> object:
         return f"{self.guard_float('', 0)}"
 
-    __str__ = __repr__ = _graph_repr = str  # type: ignore[assignment]
+    __str__ = __repr__ = _graph_repr  # type: ignore[assignment]
 
     # --- concrete values
 
@@ -314,8 +315,7 @@ class FloatNode:
         right = self._node(other)
         constant = right.constant
         if constant is None and self.constant is not None:
-            swapped = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(op, op)
-            answer = right._test(_RELATIONS[swapped], self.constant)
+            answer = right._test(_RELATIONS[_SWAPPED.get(op, op)], self.constant)
         else:
             answer = self._test(_RELATIONS[op], right.guard_float("", 0) if constant is None else constant)
         return SymNode(answer, _no_sizes(self.recorder))
@@ -342,8 +342,9 @@ class FloatNode:
 _CPU = torch.device("cpu")
 
 
-def _no_sizes(recorder: Recorder) -> object:
-    return recorder.env
+def _no_sizes(recorder: Recorder) -> ShapeEnv:
+    """For nodes of constants, which ask it nothing."""
+    return recorder.env  # type: ignore[return-value]
 
 
 def _history(nodes: tuple[FloatNode, ...], plain: Callable[..., float]) -> _History | None:
@@ -411,3 +412,7 @@ def node_of(value: object) -> FloatNode | None:
     if type(value) is torch.SymFloat and isinstance(value.node, FloatNode):
         return value.node
     return None
+
+
+# The protocol has this name, which would hide the type in the annotations above.
+FloatNode.str = FloatNode._graph_repr  # type: ignore[attr-defined]

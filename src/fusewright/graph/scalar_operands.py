@@ -129,7 +129,8 @@ def _lerp(call: _Call) -> Any:
 
 def _clamp(call: _Call) -> Any:
     value = call.tensor(call[0])
-    for limit, target, plain in ((call[1], aten.maximum.default, aten.clamp_min.default), (call[2], aten.minimum.default, aten.clamp_max.default)):
+    bounds = ((call[1], aten.maximum.default, aten.clamp_min.default), (call[2], aten.minimum.default, aten.clamp_max.default))
+    for limit, target, plain in bounds:
         if limit is None:
             continue
         if node_of(limit) is None:
@@ -187,7 +188,7 @@ def _scalar_tensor(call: _Call) -> Any:
     return call.run(aten._to_copy.default, node.operand(), **options)
 
 
-_COMPARISONS = {name: getattr(getattr(aten, name), "Tensor") for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_COMPARISONS = {name: getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _ROWS: dict[OpOverload, Callable[[_Call], Any]] = {
     aten.add.Tensor: _additive(aten.add.Tensor),
     aten.add.Scalar: _additive(aten.add.Tensor),

@@ -1,8 +1,8 @@
 """Python floats and ints from outside that change from call to call: a learning rate, a step count, a loss weight.
 
-Takes a number and its source; gives a `torch.SymFloat` or `torch.SymInt` that the compiled code reads at every call, once the number has been
-seen with two values (the first capture is for the value that it met, as with sizes). Always holds: what the program asks about such a
-number, and what it needs of its value, is guarded.
+Takes a number and its source; gives a `torch.SymFloat` or `torch.SymInt` that the compiled code reads at every call, once the number
+has been seen with two values (the first capture is for the value that it met, as with sizes). Always holds: what the program asks about
+such a number, and what it needs of its value, is guarded.
 """
 
 from __future__ import annotations
