@@ -6,6 +6,7 @@ so that `import fusewright` stays cheap.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import types
@@ -17,6 +18,7 @@ import torch
 from fusewright import marks
 from fusewright import options as option_tables
 from fusewright.errors import OptionError, near_misses
+from fusewright.events import STREAM
 
 
 def _driver() -> Any:
@@ -71,10 +73,27 @@ def compile(
     if not (callable(model) or isinstance(model, classmethod)):
         raise OptionError(f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}")
     driver = _driver()
-    compiler = driver.Compiler(settings)  # resolves the backend, so that a wrong name fails here and not at the first call
+    _subscribe()
+    compiler = driver.Compiler(settings, _listener(settings))  # resolves the backend, so that a wrong name fails here and not at the first call
     if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
         return model
     return _compile_callable(model, compiler)
+
+
+@functools.cache
+def _subscribe() -> None:
+    """Honours FUSEWRIGHT_LOGS and FUSEWRIGHT_DEBUG, once in a process."""
+    if option_tables.environment("FUSEWRIGHT_LOGS"):
+        importlib.import_module("fusewright.logs").set_logs_from_environment()
+    if option_tables.environment("FUSEWRIGHT_DEBUG"):
+        STREAM.subscribers.append(importlib.import_module("fusewright.tools.debug_folder").of_process())
+
+
+def _listener(settings: Any) -> Any:
+    """Who hears the events of this compile only."""
+    if not settings["trace.enabled"] or option_tables.environment("FUSEWRIGHT_DEBUG"):
+        return None
+    return importlib.import_module("fusewright.tools.debug_folder").of_process()
 
 
 def _compile_callable(model: Any, compiler: Any) -> Any:
@@ -118,7 +137,22 @@ def _original(model: Any) -> Any:
 
 
 def _recompile(settings: Any, model: Any) -> Any:
-    return _compile_callable(model, _driver().Compiler(settings))
+    return _compile_callable(model, _driver().Compiler(settings, _listener(settings)))
+
+
+def compile_again(model: Any) -> Any:
+    """A compile of its own of what `compile` takes, or of something compiled, under the settings of that (breaks are no errors)."""
+    settings = _settings_of(model)
+    return compile(model) if settings is None else _recompile(dataclasses.replace(settings, fullgraph=False), model)
+
+
+def _settings_of(model: Any) -> Any:
+    caller = getattr(model, "_fusewright_caller", None) or getattr(model, "__dict__", {}).get("_compiled_call_impl")
+    if caller is not None:
+        compiler = getattr(getattr(caller, "wrap", None), "__self__", None)  # PyTorch keeps its own compiled call in that slot
+        return getattr(compiler, "settings", None)
+    function = model.__func__ if isinstance(model, types.MethodType) else model
+    return function.miss.__self__.settings if isinstance(function, _driver().CompiledFunction) else None
 
 
 def compile_(module: torch.nn.Module, **arguments: Any) -> None:
@@ -193,7 +227,10 @@ def aot(fw_compiler: Any, bw_compiler: Any = None, partition: Any = None) -> Any
 
 
 def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
-    """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that prints as a table."""
+    """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that prints as a table.
+
+    `f` is what `compile` takes; something compiled is explained under its own settings. See fusewright.tools.explain.Report.
+    """
     report = importlib.import_module("fusewright.tools.explain")
     if args or kwargs:
         return report.explain(f, args, kwargs)

@@ -16,6 +16,7 @@ import traceback
 import types
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,20 @@ from fusewright.errors import (
     RuntimeFallback,
     describe_break,
 )
-from fusewright.events import STREAM, Broken, Captured, Compiled, Event, FellBack, InternalError, LimitReached, Recompiling, Skipped
+from fusewright.events import (
+    STREAM,
+    Broken,
+    Captured,
+    Compiled,
+    Event,
+    FellBack,
+    Hint,
+    InternalError,
+    LimitReached,
+    Recompiling,
+    Skipped,
+    Subscriber,
+)
 from fusewright.graph.passes import CannotFunctionalise
 from fusewright.options import Settings
 
@@ -109,8 +123,9 @@ def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -
 class Compiler:
     """Compiles frames under one set of settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, listener: Subscriber | None = None) -> None:
         self.settings = settings
+        self.listener = listener  # hears the events of this compiler only
         self.backend: Backend = resolve(settings.backend)
         self.options = CaptureOptions(
             fullgraph=settings.fullgraph,
@@ -225,13 +240,16 @@ class Compiler:
         return None
 
     def _announce(self, name: str, frame: CapturedFrame, seconds: float) -> None:
-        if not STREAM.subscribers:
+        if not STREAM.subscribers and self.listener is None:
             return
         for item in frame.breaks:
             self.notify(Broken(name, describe_break(item.code, item.detail, item.stack)))
         guards = tuple(guard_text(guard) for guard in frame.guards)
         inputs = tuple(source.text() for source in frame.inputs)
-        self.notify(Captured(name, frame.graph, guards, inputs, frame.finish_text, frame.op_count, seconds))
+        self.notify(Captured(name, frame.graph, guards, inputs, frame.finish_text, frame.op_count, seconds, frame.replayed))
+        if frame.graph is not None:
+            for hint in unrolled_loops(frame.graph):
+                self.notify(Hint(name, hint))
 
     def _entry(self, name: str, frame: CapturedFrame) -> Any:
         if frame.eager_reason:
@@ -258,6 +276,28 @@ class Compiler:
 
     def notify(self, event: Event) -> None:
         STREAM.emit(event)
+        if self.listener is not None:
+            self.listener(event)
+
+
+LOOP_TURNS = 64
+"""Turns past which an unrolled loop is worth a hint: capture and compile time grow with them."""
+
+
+def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
+    """A hint for each line whose operators are in the graph more than LOOP_TURNS times, from the same calls."""
+    turns: Counter[Any] = Counter()
+    for node in graph.nodes:
+        if node.op.startswith("call_") and node.meta.get("location"):
+            turns[node.meta["location"], node.target] += 1
+    most: dict[Any, int] = {}
+    for (stack, _), count in turns.items():
+        if count > LOOP_TURNS:
+            most[stack[-1]] = max(count, most.get(stack[-1], 0))
+    return [
+        f"a loop is unrolled {count} times at {line}: compile its body, or write it as one tensor operation or torch.while_loop"
+        for line, count in most.items()
+    ]
 
 
 NEVER_COMPILED = tuple(

@@ -25,7 +25,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Captured(Event):
-    """A frame was captured: the graph (fx, or None), its guards as text, inputs, the generated finish text, seconds."""
+    """A frame was captured: the graph (fx, or None), its guards as text, inputs, the generated finish text, seconds, and the output calls
+    that are made after the graph."""
 
     graph: Any
     guards: tuple[str, ...]
@@ -33,6 +34,7 @@ class Captured(Event):
     finish_text: str
     op_count: int
     seconds: float
+    replayed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fusewright import events
 from fusewright.errors import OptionError, near_misses
+from fusewright.graph.types import Location
 from fusewright.options import environment
 
 ARTIFACTS: dict[str, str] = {
@@ -22,7 +23,7 @@ ARTIFACTS: dict[str, str] = {
     "graph": "the captured graph and the generated code that runs after it",
     "aot_graphs": "the ATen graph after the passes (the joint graph when gradients are wanted), then its forward and backward",
     "loops": "the loop program",
-    "fusion": "what was fused",
+    "fusion": "the operators of every kernel, and the lines that they come from",
     "schedule": "kernels in order, with the memory plan",
     "output_code": "the call plan",
     "kernel_code": "the generated kernels",
@@ -66,6 +67,15 @@ def _stage_done(event: events.StageDone) -> None:
     _log("timings", lambda: f"{event.function}: {event.stage} {event.seconds * 1e3:.1f} ms")
 
 
+def _kernel_made(event: events.KernelMade) -> None:
+    _log("fusion", lambda: f"kernel {event.name} of {event.function}: {', '.join(event.origins)}\n" + _indented(_lines(event.locations)))
+    _log("kernel_code", lambda: f"kernel {event.name} of {event.function}:\n{_indented(event.text())}")
+
+
+def _lines(locations: tuple[Location, ...]) -> str:
+    return "\n".join(f"from {location}" for location in locations)
+
+
 HANDLERS: dict[type[events.Event], Callable[[Any], None]] = {
     events.Captured: _captured,
     events.Broken: lambda e: _log("graph_breaks", lambda: f"graph break in {e.function}: {e.report}"),
@@ -74,7 +84,7 @@ HANDLERS: dict[type[events.Event], Callable[[Any], None]] = {
     events.LimitReached: _limit,
     events.InternalError: lambda e: _log("internal_errors", lambda: f"{e.stage} of {e.function}:\n{e.trace}"),
     events.StageDone: _stage_done,
-    events.KernelMade: lambda e: _log("kernel_code", lambda: f"kernel {e.name} of {e.function}:\n{_indented(e.text())}"),
+    events.KernelMade: _kernel_made,
     events.Compiled: lambda e: _log("timings", lambda: f"{e.function}: compiled in {e.seconds * 1e3:.1f} ms"),
     events.FellBack: lambda e: _log("graph_breaks", lambda: f"{e.function} was repeated eagerly: {e.reason}"),
     events.Hint: lambda e: _log("perf_hints", lambda: f"{e.function}: {e.text}"),
@@ -116,7 +126,7 @@ def set_logs(**artifacts: Any) -> None:
 
 
 def set_logs_from_environment() -> None:
-    """Applies FUSEWRIGHT_LOGS ("graph_breaks,recompiles")."""
+    """Applies FUSEWRIGHT_LOGS ("graph_breaks,recompiles"). Raises OptionError for an unknown artifact."""
     names = [name.strip() for name in environment("FUSEWRIGHT_LOGS").split(",") if name.strip()]
     if names:
         set_logs(**dict.fromkeys(names, True))

@@ -41,11 +41,11 @@ class ModuleCaller:
     its own, that is compiled.
     """
 
-    __slots__ = ("_fast", "_forward", "_slow", "_wrap", "module")
+    __slots__ = ("_fast", "_forward", "_slow", "module", "wrap")
 
     def __init__(self, module: torch.nn.Module, wrap: Wrap) -> None:
         self.module = module
-        self._wrap = wrap
+        self.wrap = wrap
         self._forward: types.FunctionType | None = None
         self._fast: Callable[..., Any] | None = None
         self._slow: Callable[..., Any] | None = None
@@ -59,11 +59,11 @@ class ModuleCaller:
             if function is self._forward and self._fast is not None:
                 return self._fast(module, *args, **kwargs)
             if isinstance(forward, types.MethodType) and isinstance(function, types.FunctionType) and forward.__self__ is module:
-                self._forward, self._fast = function, self._wrap(function)
+                self._forward, self._fast = function, self.wrap(function)
                 return self._fast(module, *args, **kwargs)
         if self._slow is None:
             # Not Module.__call__, which would come back here for a module that is compiled in place.
-            self._slow = self._wrap(torch.nn.Module._call_impl if entry is torch.nn.Module.__call__ else entry)  # type: ignore[arg-type]
+            self._slow = self.wrap(torch.nn.Module._call_impl if entry is torch.nn.Module.__call__ else entry)  # type: ignore[arg-type]
         return self._slow(module, *args, **kwargs)
 
     def compiled_functions(self) -> list[Any]:

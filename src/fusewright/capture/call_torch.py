@@ -107,7 +107,9 @@ def defer_output(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> None:
     """Notes an output call (print, warning, log record), if what it shows cannot change until the end of the frame."""
     world = tracer.world
     shown = tuple(_fixed(world, value) for value in args)
-    world.effects.defer(fn, shown, {name: _fixed(world, value) for name, value in kwargs.items()})
+    stack = tracer.stack()
+    keywords = {name: _fixed(world, value) for name, value in kwargs.items()}
+    world.effects.defer(fn, shown, keywords, str(stack[-1]) if stack else "")
 
 
 def _fixed(world: Any, value: Any) -> Any:

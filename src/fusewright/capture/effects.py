@@ -55,11 +55,12 @@ class CellStore:
 
 @dataclass(slots=True)
 class DeferredCall:
-    """A call that may run after the graph (a print of constants, a warning)."""
+    """A call that may run after the graph (a print of constants, a warning), and the line that makes it, for reports."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
     kwargs: dict[str, object]
+    where: str = ""
 
 
 @dataclass(slots=True)
@@ -79,9 +80,9 @@ class Effects:
         """The last store to this slot, if any."""
         return self.slots.get((id(target), name))
 
-    def defer(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def defer(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], where: str = "") -> None:
         """Notes a call to make after the graph."""
-        self.calls.append(DeferredCall(function, args, kwargs))
+        self.calls.append(DeferredCall(function, args, kwargs, where))
 
     def store_cell(self, cell: types.CellType, value: object) -> None:
         """Notes a store to an outside cell."""

@@ -53,6 +53,7 @@ class CapturedFrame:
     backward  when gradients are wanted and `options.differentiate` recorded them: the graph is then the joint graph
     eager_reason  why calls that these guards accept must run eagerly (gradients are wanted and cannot be compiled); "" when they need not
     later_guards  guards that compiling the graph has added; asked after the backend is done
+    replayed  the calls that are made after the graph (prints, log records), as text with their lines
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 
@@ -68,3 +69,4 @@ class CapturedFrame:
     backward: Backward | None = None
     eager_reason: str = ""
     later_guards: Callable[[], tuple[Guard, ...]] = tuple
+    replayed: tuple[str, ...] = ()

@@ -143,6 +143,7 @@ class _Attempt:
             constants=recorder.constants,
             backward=backward,
             eager_reason=reason,
+            replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),
             later_guards=functools.partial(world.size_guards_since, 0 if recorder.env is None else len(recorder.env.guards)),
         )
 

@@ -5,11 +5,16 @@ Takes the event stream; gives `./fusewright_debug/<run>/<function>/NN_stage.txt`
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import re
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fusewright import events
 
@@ -17,26 +22,48 @@ from fusewright import events
 class DebugFolder:
     """A subscriber that numbers the stages of each function in the order in which they end."""
 
-    def __init__(self, root: Path | None = None, process: int = 0) -> None:
-        self.folder = (root or Path("fusewright_debug")) / time.strftime(f"%Y%m%d-%H%M%S-{process}")
+    def __init__(self, root: Path, run: str) -> None:
+        self.folder = root / run
         self._numbers: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._lock = threading.Lock()
 
-    def _write(self, function: str, stage: str, text: str) -> None:
-        name = re.sub(r"[^\w.-]+", "_", function).strip("_")
+    def write(self, function: str, stage: str, text: str) -> None:
+        """Adds a stage to the folder of `function`."""
+        name = _as_file_name(function)
         folder = self.folder / name
+        with self._lock:
+            number = next(self._numbers[name])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{next(self._numbers[name]):02d}_{stage}.txt").write_text(text + "\n")
+        (folder / f"{number:02d}_{_as_file_name(stage)}.txt").write_text(text + "\n")
 
     def __call__(self, event: events.Event) -> None:
-        if isinstance(event, events.Captured):
-            self._write(event.function, "guards", "\n".join(event.guards))
-            self._write(event.function, "graph", str(event.graph))
-            self._write(event.function, "finish", event.finish_text)
-        elif isinstance(event, events.StageDone):
-            self._write(event.function, event.stage, event.text())
-        elif isinstance(event, events.Broken | events.Skipped):
-            self._write(event.function, "break", str(event.report))
-        elif isinstance(event, events.InternalError):
-            self._write(event.function, "internal_error", event.trace)
-        elif isinstance(event, events.Recompiling):
-            self._write(event.function, "recompile", "\n".join(event.failures))
+        for stage, text in WRITERS.get(type(event), lambda _: [])(event):
+            self.write(event.function, stage, text)
+
+
+def _as_file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text).strip("_")
+
+
+def _captured(event: events.Captured) -> list[tuple[str, str]]:
+    return [("graph", str(event.graph)), ("guards", "\n".join(event.guards)), ("finish", event.finish_text)]
+
+
+WRITERS: dict[type[events.Event], Callable[[Any], list[tuple[str, str]]]] = {
+    events.Captured: _captured,
+    events.StageDone: lambda event: [(event.stage, event.text())],
+    events.KernelMade: lambda event: [(f"kernel_{event.name}", event.text())],
+    events.Broken: lambda event: [("break", str(event.report))],
+    events.Skipped: lambda event: [("break", str(event.report))],
+    events.Recompiling: lambda event: [("recompile", "\n".join(event.failures))],
+    events.LimitReached: lambda event: [("limit", "\n".join(event.failures))],
+    events.FellBack: lambda event: [("repeated_eagerly", event.reason)],
+    events.InternalError: lambda event: [("internal_error", event.trace)],
+    events.Hint: lambda event: [("hint", event.text)],
+}
+
+
+@functools.cache
+def of_process() -> DebugFolder:
+    """The folder of this process, in the directory that is current now."""
+    return DebugFolder(Path("fusewright_debug").absolute(), time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}"))

@@ -1,19 +1,18 @@
 """`fusewright.explain`: one run of a function under a listening ear, as a report that prints as a table.
 
-Takes a callable and its arguments; gives a `Report`. Always holds: the run uses a compile of its own (nothing compiled before is used or
-changed)
+Takes a callable and its arguments; gives a `Report`. Always holds: the run uses a compile of its own (nothing compiled before is used),
 and its result is what the function returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.fx
 
-from fusewright import api, events
+from fusewright import _native, api, events
 from fusewright.errors import BreakReport
 from fusewright.graph.types import Location
 
@@ -32,12 +31,17 @@ class KernelReport:
 class Report:
     """What a compile gave. Counts are over all frames that the call ran (a graph break starts a new one).
 
-    graphs           captured FX graphs, in order
+    graphs           captured FX graphs, in order (for training: forward and backward in one)
     break_reasons    graph breaks and skipped frames: reason, user stack (outermost first), hint
-    ops_per_graph    the operators of each graph
+    ops_per_graph    the operators of each graph, as text
     guards           guards of all frames, as text
-    compile_times    seconds by frame and stage
-    kernels          generated kernels
+    compile_times    seconds by frame, in the order in which they were compiled (a frame and the frames that resume it in one)
+    stage_times      seconds by stage, "capture" first
+    frame_count      frames compiled
+    kernels          generated kernels, with the lines of the program that they came from
+    replayed         output calls (prints, log records) that are made after a graph instead of breaking it
+    hints            what keeps the program from being faster
+    errors           tracebacks of defects of fusewright, met on the way
     result           what the function returned
     """
 
@@ -47,9 +51,11 @@ class Report:
     guards: list[str] = field(default_factory=list)
     compile_times: dict[str, float] = field(default_factory=dict)
     stage_times: dict[str, float] = field(default_factory=dict)
+    frame_count: int = 0
     kernels: list[KernelReport] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    replayed: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     result: Any = None
 
     @property
@@ -64,49 +70,61 @@ class Report:
     def op_count(self) -> int:
         return sum(map(len, self.ops_per_graph))
 
-    def _listen(self, event: events.Event) -> None:
-        if isinstance(event, events.Captured):
-            self.guards.extend(event.guards)
-            if event.graph is not None:
-                self.graphs.append(event.graph)
-                self.ops_per_graph.append([str(node.target) for node in event.graph.nodes if node.op in CALLS])
-        elif isinstance(event, events.Broken):
-            self.break_reasons.append(event.report)
-        elif isinstance(event, events.Skipped):
-            if not any(_same_place(event.report, known) for known in self.break_reasons):
-                self.break_reasons.append(event.report)
-        elif isinstance(event, events.StageDone):
-            self.stage_times[event.stage] = self.stage_times.get(event.stage, 0.0) + event.seconds
-        elif isinstance(event, events.Compiled):
-            self.compile_times[event.function] = self.compile_times.get(event.function, 0.0) + event.seconds
-        elif isinstance(event, events.KernelMade):
-            self.kernels.append(KernelReport(event.name, event.origins, event.locations, event.text()))
-        elif isinstance(event, events.InternalError):
-            self.errors.append(event.trace)
-        elif isinstance(event, events.Hint):
-            self.hints.append(event.text)
+    def listen(self, event: events.Event) -> None:
+        """Takes in one event of the compile."""
+        handler = HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
 
     def __str__(self) -> str:
+        by_graph = f" ({', '.join(str(len(ops)) for ops in self.ops_per_graph)} by graph)" if len(self.graphs) > 1 else ""
         rows: list[tuple[str, str]] = [
             ("graphs", str(self.graph_count)),
             ("graph breaks", str(self.graph_break_count)),
-            ("operators", f"{self.op_count} ({', '.join(str(len(ops)) for ops in self.ops_per_graph)} by graph)"),
+            ("operators", f"{self.op_count}{by_graph}"),
             ("guards", str(len(self.guards))),
-            ("compile time", f"{sum(self.compile_times.values()):.3f} s in {len(self.compile_times)} frames"),
+            ("compile time", f"{sum(self.compile_times.values()) * 1e3:.1f} ms, {self.frame_count} frame{'s' * (self.frame_count != 1)}"),
         ]
         rows += [(f"  {stage}", f"{seconds * 1e3:.1f} ms") for stage, seconds in self.stage_times.items()]
         rows.append(("kernels", str(len(self.kernels))))
         for kernel in self.kernels:
-            rows.append((f"  {kernel.name}", "; ".join(map(str, kernel.locations[:3])) or ", ".join(kernel.origins[:4])))
+            more = f" and {len(kernel.locations) - 3} more" if len(kernel.locations) > 3 else ""
+            rows.append((f"  {kernel.name}", "; ".join(map(str, kernel.locations[:3])) + more or ", ".join(kernel.origins[:4])))
+        rows += [("after the graph", call) for call in self.replayed]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
         for number, reason in enumerate(self.break_reasons, 1):
             lines.append(f"\nbreak {number}: {reason}")
-        lines.extend(f"\ninternal error:\n{trace}" for trace in self.errors)
         lines.extend(f"\nhint: {hint}" for hint in self.hints)
+        lines.extend(f"\ninternal error:\n{trace}" for trace in self.errors)
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+CALLS = frozenset({"call_function", "call_method", "call_module"})
+
+
+def _add(times: dict[str, float], name: str, seconds: float) -> None:
+    times[name] = times.get(name, 0.0) + seconds
+
+
+def _captured(report: Report, event: events.Captured) -> None:
+    report.guards.extend(event.guards)
+    report.replayed.extend(event.replayed)
+    _add(report.stage_times, "capture", event.seconds)
+    if event.graph is not None:
+        report.graphs.append(event.graph)
+        report.ops_per_graph.append([_target(node) for node in event.graph.nodes if node.op in CALLS])
+
+
+def _target(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def _skipped(report: Report, event: events.Skipped) -> None:
+    if not any(_same_place(event.report, known) for known in report.break_reasons):
+        report.break_reasons.append(event.report)
 
 
 def _same_place(skipped: BreakReport, known: BreakReport) -> bool:
@@ -114,13 +132,35 @@ def _same_place(skipped: BreakReport, known: BreakReport) -> bool:
     return bool(skipped.stack and known.stack) and (skipped.code, skipped.stack[-1]) == (known.code, known.stack[-1])
 
 
-CALLS = frozenset({"call_function", "call_method", "call_module"})
+def _compiled(report: Report, event: events.Compiled) -> None:
+    report.frame_count += 1
+    _add(report.compile_times, event.function, event.seconds)
+
+
+HANDLERS: dict[type[events.Event], Callable[[Report, Any], None]] = {
+    events.Captured: _captured,
+    events.Broken: lambda report, event: report.break_reasons.append(event.report),
+    events.Skipped: _skipped,
+    events.StageDone: lambda report, event: _add(report.stage_times, event.stage, event.seconds),
+    events.Compiled: _compiled,
+    events.KernelMade: lambda report, event: report.kernels.append(
+        KernelReport(event.name, event.origins, event.locations, event.text())
+    ),
+    events.InternalError: lambda report, event: report.errors.append(event.trace),
+    events.FellBack: lambda report, event: report.hints.append(f"{event.function} was repeated eagerly: {event.reason}"),
+    events.Hint: lambda report, event: report.hints.append(event.text),
+}
 
 
 def explain(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
-    """Compiles `f` anew and calls it once. An exception of the user's code is the user's own."""
+    """Compiles `f` anew, under its own settings if it is compiled already, and calls it once. An exception of the user's code is the
+    user's own."""
     report = Report()
-    compiled = api.compile(f)
-    with events.STREAM.listening(report._listen):
-        report.result = compiled(*args, **kwargs)
+    compiled = api.compile_again(f)
+    _native.hook_reset()  # what earlier compiles reached through a graph break is captured anew
+    try:
+        with events.STREAM.listening(report.listen):
+            report.result = compiled(*args, **kwargs)
+    finally:
+        _native.hook_reset()
     return report
