@@ -74,7 +74,8 @@ def compile(
         raise OptionError(f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}")
     driver = _driver()
     _subscribe()
-    compiler = driver.Compiler(settings, _listener(settings))  # resolves the backend, so that a wrong name fails here and not at the first call
+    # This resolves the backend, so that a wrong name fails here and not at the first call.
+    compiler = driver.Compiler(settings, _listener(settings))
     if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
         return model
     return _compile_callable(model, compiler)
