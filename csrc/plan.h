@@ -232,6 +232,7 @@ struct Program {
     std::vector<GatherStep> gathers;
     std::vector<OutputSpec> outputs;
     PyObject *constants = nullptr;
+    PyObject *owner = nullptr;  // keeps the machine code of the kernels in memory
     int32_t arena = 0;  // value index of the arena's size
     size_t arena_limit = 0;
     bool single = false, dispatches = false, has_windows = false;

@@ -13,8 +13,9 @@ from fusewright.errors import RuntimeFallback
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", "0")  # tests of the disk cache turn it on, in a folder of their own
     _native.set_fallback_error(RuntimeFallback)  # tests of the native part set their own
     _native.hook_set_policy(driver._policy)
     fusewright.reset()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import os
 import threading
@@ -35,6 +36,7 @@ from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
 from fusewright.errors import (
     BackendError,
+    CannotFunctionalise,
     DynamicMarkError,
     FusewrightError,
     GraphBreakError,
@@ -59,7 +61,6 @@ from fusewright.events import (
     Skipped,
     Subscriber,
 )
-from fusewright.graph.passes import CannotFunctionalise
 from fusewright.options import Settings
 
 CompiledFunction = _native.CompiledFunction
@@ -114,6 +115,19 @@ def call_with_locals(function: types.FunctionType, values: tuple[Any, ...]) -> A
     if code.co_flags & inspect.CO_VARKEYWORDS:
         keywords.update(rest.pop(0))
     return function(*positional, **keywords)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Holds back Python's cycle collector: a compile makes many objects that live on, and each full collection walks the whole heap."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
@@ -177,7 +191,8 @@ class Compiler:
             if entries:
                 self.notify(Recompiling(name, failures, state.compiles))
             state.compiles += 1
-            return self._compile(state, name, function, values)
+            with _without_collection():
+                return self._compile(state, name, function, values)
 
     def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...]) -> None:
         if state.warned:

@@ -47,8 +47,16 @@ class RuntimeFallback(FusewrightError):
     the call is repeated eagerly, so users never see it."""
 
 
+class CannotFunctionalise(FusewrightError):
+    """Raised by the graph passes for a mutation that has no pure equivalent: the graph runs eagerly, so users never see it."""
+
+
 class RecompileLimitWarning(UserWarning):
     """A function was compiled as often as `recompile_limit` allows; new cases now run eagerly."""
+
+
+class CacheWarning(UserWarning):
+    """The disk cache cannot be used, or an entry of it was damaged; what it would have given is compiled again."""
 
 
 class InternalErrorWarning(UserWarning):

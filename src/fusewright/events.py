@@ -110,6 +110,15 @@ class FellBack(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse(Event):
+    """The disk cache was asked for a graph: whether it was found, its key, and why not when it was not."""
+
+    hit: bool
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hint(Event):
     """A performance hint."""
 

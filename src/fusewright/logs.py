@@ -87,6 +87,7 @@ HANDLERS: dict[type[events.Event], Callable[[Any], None]] = {
     events.KernelMade: _kernel_made,
     events.Compiled: lambda e: _log("timings", lambda: f"{e.function}: compiled in {e.seconds * 1e3:.1f} ms"),
     events.FellBack: lambda e: _log("graph_breaks", lambda: f"{e.function} was repeated eagerly: {e.reason}"),
+    events.CacheUse: lambda e: _log("cache", lambda: f"{e.function}: {'hit' if e.hit else 'miss'} {e.key[:16]} {e.reason}".rstrip()),
     events.Hint: lambda e: _log("perf_hints", lambda: f"{e.function}: {e.text}"),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fusewright.errors import OptionError, near_misses
@@ -31,6 +32,7 @@ OPTIONS: dict[str, Option] = {
     "trace.enabled": Option(bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"),
     "fallback_random": Option(bool, True, "random operators give exactly eager's numbers"),
     "layout": Option(bool, True, "let convolution chains run in channels-last memory format inside the graph"),
+    "disk_cache": Option(bool, True, "keep compiled graphs on disk and take them from there"),
     "fusion": Option(bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"),
     "stop_after_rewrites": Option(int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"),
     "instruction_limit": Option(int, 5_000_000, "Python instructions that capture follows before it gives up on a frame"),
@@ -64,6 +66,9 @@ VARIABLES: dict[str, Variable] = {
     "FUSEWRIGHT_LOGS": Variable(str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles"),
     "FUSEWRIGHT_DEBUG": Variable(_flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/"),
     "FUSEWRIGHT_DISABLE": Variable(_flag, False, "compile() returns its argument unchanged"),
+    "FUSEWRIGHT_CACHE": Variable(_flag, True, "0 turns the disk cache off"),
+    "FUSEWRIGHT_CACHE_DIR": Variable(str, "", "the disk cache's folder (default: fusewright in the user's cache folder)"),
+    "FUSEWRIGHT_CACHE_MIB": Variable(int, 2048, "the disk cache's largest size, in MiB"),
     "FUSEWRIGHT_BACKEND": Variable(str, "", "the backend to use where the program does not name one"),
 }
 
@@ -73,6 +78,15 @@ def environment(name: str) -> Any:
     variable = VARIABLES[name]
     text = os.environ.get(name)
     return variable.default if text is None else variable.parse(text)
+
+
+def cache_folder() -> Path:
+    """The disk cache's folder: FUSEWRIGHT_CACHE_DIR, or `fusewright` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
+    named = environment("FUSEWRIGHT_CACHE_DIR")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fusewright"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.graph.sizes import symbol
 from fusewright.loops.ir import BufferRef, Output
 from fusewright.runtime import launch
-from fusewright.runtime.artifact import ArtifactError, NotSerialisable, dump_plan, load_plan
+from fusewright.runtime.artifact import ArtifactError, NotSerialisable, dump, load_plan
 from runtime.plans import Schedule, elementwise, whole
 
 aten = torch.ops.aten
@@ -40,9 +40,9 @@ def schedule() -> Schedule:
 def test_a_plan_survives_its_bytes() -> None:
     s = schedule()
     plan = s.build(name="survivor")
-    data = dump_plan(plan)
+    data = dump(plan)
     again = load_plan(data)
-    assert describe(again) == describe(plan) and dump_plan(again) == data
+    assert describe(again) == describe(plan) and dump(again) == data
     assert again.constants[0].stride() == plan.constants[0].stride() and torch.equal(again.constants[0], plan.constants[0])
     x = torch.randn(5, 3)
     first, second = launch.load(plan, s.addresses())(x), launch.load(again, s.addresses())(x)
@@ -53,21 +53,21 @@ def test_a_plan_survives_its_bytes() -> None:
 def test_integers_of_any_size_and_sign() -> None:
     values = (0, -1, 63, -64, 64, 2**63 - 1, -(2**63), 2**100)
     plan = CallPlan("n", "", values, (), (), (), (), (), 0, False)
-    assert load_plan(dump_plan(plan)).values == values
+    assert load_plan(dump(plan)).values == values
 
 
 def test_what_has_no_bytes_is_refused() -> None:
     s = Schedule()
     s.call(lambda x: x, s.input("x", 3), out=[s.output("o", 3)])
     with pytest.raises(NotSerialisable):
-        dump_plan(s.build())
+        dump(s.build())
     opaque = CallPlan("n", "", (0,), (), (), (), (), (), 0, False, (torch.randn(2, 2).to_mkldnn(),))
     with pytest.raises(NotSerialisable, match="mkldnn"):
-        dump_plan(opaque)
+        dump(opaque)
 
 
 def test_damage_is_refused() -> None:
-    data = dump_plan(schedule().build())
+    data = dump(schedule().build())
     for broken in (b"", data[:20], data[:-1], data + b"\0", b"XXXX" + data[4:], data[:40] + bytes([data[40] ^ 1]) + data[41:]):
         with pytest.raises(ArtifactError):
             load_plan(broken)
@@ -79,7 +79,7 @@ def test_a_missing_kernel_or_function_is_an_error_at_load() -> None:
         launch.load(s.build(), {})
     unknown = Schedule()
     unknown.call(aten.mm.default, unknown.input("a", 2, 2), unknown.input("b", 2, 2), out=[unknown.output("o", 2, 2)])
-    data = dump_plan(unknown.build()).replace(b"aoti_torch_cpu_mm_out", b"aoti_torch_cpu_mm_XXX")
+    data = dump(unknown.build()).replace(b"aoti_torch_cpu_mm_out", b"aoti_torch_cpu_mm_XXX")
     with pytest.raises(ArtifactError):
         load_plan(data)
     assert not launch.is_available("aoti_torch_cpu_mm_XXX")

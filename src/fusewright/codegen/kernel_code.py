@@ -16,6 +16,11 @@ from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.types import Location
 
 
+def symbol_of(key: str) -> str:
+    """The name of the machine function of a kernel with this key."""
+    return f"fw_{key[:16]}"
+
+
 @dataclass(frozen=True, slots=True)
 class KernelCode:
     """key: content hash of what decides the machine code (two kernels with one key share it). symbol: function name in the module.

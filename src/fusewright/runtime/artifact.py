@@ -1,6 +1,6 @@
-"""A call plan as bytes, for the disk cache and for export.
+"""A compiled graph as bytes, for the disk cache and for export.
 
-Takes a `CallPlan`; gives bytes, and the plan back from them. The format is a tagged binary tree: one byte for the kind of a value, then
+Takes a `CallPlan` or a `CompiledGraph` (plan, machine code, what is told about the kernels); gives bytes, and the same back from them. The format is a tagged binary tree: one byte for the kind of a value, then
 its content; integers are variable-length. Operators are stored by name and looked up again.
 Always holds: reading executes nothing that the bytes name except the lookup of a registered operator: no pickle, no eval. Bytes that are
 damaged or of another version raise ArtifactError. What has no bytes (a Python callable, an opaque tensor) raises NotSerialisable.
@@ -11,18 +11,44 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import torch
 
 from fusewright.codegen.call_plan_types import CallPlan, CCall, Gather, KernelCall, OutputSpec, PythonCall, SlotSpec, SlotStep
 
 MAGIC = b"FWCP"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<4sHI")
 
-_RECORDS: tuple[type, ...] = (CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec)
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """What users can be told about a kernel. lines: places in the graph (node, level of its stack) of the source lines that it came from.
+    text: the generated code, compressed by zlib."""
+
+    name: str
+    origins: tuple[str, ...]
+    lines: tuple[tuple[int, int], ...]
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between sizes that
+    compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan."""
+
+    plan: CallPlan
+    code: bytes
+    kernels: tuple[KernelFacts, ...]
+    facts: tuple[tuple[str, Any, Any], ...]
+
+
+_RECORDS: tuple[type, ...] = (
+    CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph,
+)  # fmt: skip
+Record = TypeVar("Record")
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -34,15 +60,24 @@ class ArtifactError(ValueError):
     """The bytes are not a call plan of this version."""
 
 
-def dump_plan(plan: CallPlan) -> bytes:
-    """The plan as bytes, its constant tensors included. Raises NotSerialisable."""
+def dump(value: CallPlan | CompiledGraph) -> bytes:
+    """The value as bytes, its constant tensors included. Raises NotSerialisable."""
     out = bytearray()
-    _write(out, plan)
+    _write(out, value)
     return _HEADER.pack(MAGIC, VERSION, zlib.crc32(out)) + bytes(out)
 
 
 def load_plan(data: bytes) -> CallPlan:
-    """The plan that `dump_plan` wrote. Raises ArtifactError."""
+    """The plan that `dump` wrote. Raises ArtifactError."""
+    return _load(data, CallPlan)
+
+
+def load_graph(data: bytes) -> CompiledGraph:
+    """The compiled graph that `dump` wrote. Raises ArtifactError."""
+    return _load(data, CompiledGraph)
+
+
+def _load(data: bytes, kind: type[Record]) -> Record:
     if len(data) < _HEADER.size:
         raise ArtifactError("too short for a call plan")
     magic, version, checksum = _HEADER.unpack_from(data)
@@ -51,12 +86,12 @@ def load_plan(data: bytes) -> CallPlan:
         raise ArtifactError("not a call plan of this version, or damaged")
     reader = _Reader(body)
     try:
-        plan = reader.value()
+        value = reader.value()
     except (IndexError, KeyError, AttributeError, TypeError, UnicodeDecodeError, struct.error, RuntimeError) as error:
         raise ArtifactError(f"a call plan that does not make sense: {error}") from error
-    if not isinstance(plan, CallPlan) or reader.position != len(body):
-        raise ArtifactError("not a call plan")
-    return plan
+    if not isinstance(value, kind) or reader.position != len(body):
+        raise ArtifactError(f"not a {kind.__name__}")
+    return value
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ def is_available(symbol: str) -> bool:
 ARENA_LIMIT = 4 << 30
 
 
-def load(plan: CallPlan, addresses: Mapping[str, int], *, arena_limit: int = ARENA_LIMIT) -> Any:
-    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name; the machine code must stay
-    loaded as long as the plan lives. `arena_limit`: a call that needs more bytes of temporary memory frees them when it ends; less is kept
+def load(plan: CallPlan, addresses: Mapping[str, int], *, owner: object = None, arena_limit: int = ARENA_LIMIT) -> Any:
+    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name. `owner`: what keeps
+    them valid; the plan holds it. `arena_limit`: a call that needs more bytes of temporary memory frees them when it ends; less is kept
     for the next call and shared by all plans. Raises LoadError."""
     return _native.Plan(
         name=plan.name,
@@ -60,6 +60,7 @@ def load(plan: CallPlan, addresses: Mapping[str, int], *, arena_limit: int = ARE
         constants=plan.constants,
         single=plan.single,
         arena_limit=arena_limit,
+        owner=owner,
     )
 
 

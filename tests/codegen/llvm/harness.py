@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,16 @@ from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.graph.sizes import Expr, evaluate, loop_symbol
 from fusewright.loops.ir import Axis, Expression, Store, apply, load
+from fusewright.runtime.machine_code import LoadedCode, load_code
 from fusewright.schedule.plan import Kernel, Plan, RunKernel, Stage
 from tests.loops import reference as loops
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+
+@functools.lru_cache(maxsize=256)
+def loaded(data: bytes, symbol: str) -> LoadedCode:
+    return load_code(data, [symbol])
 
 
 def run_code(
@@ -27,7 +34,7 @@ def run_code(
     status.
     """
     sizes = sizes or {}
-    entry = _ENTRY(module.addresses[code.symbol])
+    entry = _ENTRY(loaded(module.object, code.symbol).addresses[code.symbol])
     pointers = (ctypes.c_void_p * max(len(code.buffers), 1))(*[tensors[name].data_ptr() for name in code.buffers])
     values = (ctypes.c_int64 * max(len(code.sizes), 1))(*[sizes[symbol] for symbol in code.sizes])
     status = ctypes.c_int64(0)

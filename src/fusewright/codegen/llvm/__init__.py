@@ -6,6 +6,6 @@ pure data for lowering.
 """
 
 from fusewright.codegen.llvm.capabilities import supports
-from fusewright.codegen.llvm.module import CompiledModule, compile_kernels, host_key, load_object
+from fusewright.codegen.llvm.module import CompiledModule, compile_kernels, load_object
 
-__all__ = ["CompiledModule", "compile_kernels", "host_key", "load_object", "supports"]
+__all__ = ["CompiledModule", "compile_kernels", "load_object", "supports"]

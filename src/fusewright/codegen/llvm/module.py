@@ -1,9 +1,8 @@
 """Kernels to machine code: one LLVM module for all kernels of a graph, compiled in this process by llvmlite, and object files loaded
 back.
 
-Takes `Kernel`s; gives a `CompiledModule` with addresses that stay valid until the process ends. The only file that imports llvmlite, and
-only when first needed. Always holds: kernels with equal text are compiled once; an object file is only loaded on a processor and a
-library set that has what it was compiled for (the caller's cache key holds `host_key()`).
+Takes `Kernel`s; gives a `CompiledModule` whose object file runtime/machine_code.py loads. The only file that imports llvmlite, and
+only when first needed. Always holds: kernels with equal text are compiled once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fusewright.codegen.kernel_code import KernelCode
+from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.codegen.llvm.analysis import tree_size, values_of
 from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
 from fusewright.codegen.llvm.signature import signature
@@ -29,17 +28,16 @@ from fusewright.schedule.printer import kernel_text
 
 PRINTABLE_NODES = 2000
 _library_names = itertools.count()
-_resident: list[Any] = []  # what keeps loaded code in memory: addresses are handed to native plans, so code is never unloaded
+_resident: list[Any] = []  # what keeps code in memory that `load_object` loaded: such code is never unloaded
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledModule:
-    """codes: by kernel name. addresses: of each distinct function, by symbol. object: the object file, for `load_object` in a later
-    process. ir: the module's text.
+    """codes: by kernel name. object: the object file, whose functions are the codes' symbols; empty when there is none. ir: the module's
+    text.
     """
 
     codes: dict[str, KernelCode]
-    addresses: dict[str, int]
     object: bytes
     ir: str
 
@@ -104,13 +102,6 @@ def host_target() -> Target:
     return _machine().target
 
 
-def host_key() -> str:
-    """What an object file depends on beside the kernels: processor, LLVM, PyTorch (whose library it calls)."""
-    machine = _machine()
-    version = ".".join(map(str, machine.binding.llvm_version_info))
-    return f"{machine.target.triple}|{machine.target.cpu}|{machine.target.features}|llvm {version}|torch {torch.__version__}"
-
-
 def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozenset()) -> CompiledModule:
     """Compiles `kernels`; equal ones share one function. `without`: processor features not to use.
 
@@ -127,12 +118,11 @@ def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozens
         if text is None:
             text = texts[structure] = emit_kernel(kernel, machine.target, declarations)
         key = hashlib.sha256(text.body.encode()).hexdigest()
-        symbol = f"fw_{key[:16]}"
+        symbol = symbol_of(key)
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")
         codes[kernel.name] = _code(kernel, text, key, symbol, functions[symbol])
     ir = "\n".join([f'target triple = "{machine.target.triple}"', *declarations.values(), *functions.values()]) + "\n"
-    data = _compile(machine, ir)
-    return CompiledModule(codes, load_object(data, functions), data, ir)
+    return CompiledModule(codes, _compile(machine, ir) if functions else b"", ir)
 
 
 def _code(kernel: Kernel, text: KernelText, key: str, symbol: str, function: str) -> KernelCode:
@@ -166,16 +156,12 @@ def _compile(machine: _Machine, ir: str) -> bytes:
     return data
 
 
-def load_object(data: bytes, symbols: Iterable[str] | Mapping[str, Any]) -> dict[str, int]:
-    """Addresses of `symbols` in an object file made by `compile_kernels` (on this kind of host). The code stays loaded until the process
-    ends.
-
-    Raises RuntimeError if the file is not loadable or lacks a symbol.
+def load_object(data: bytes, symbols: Iterable[str]) -> dict[str, int]:
+    """Addresses of `symbols` in an object file made by `compile_kernels`, loaded by LLVM: for platforms that runtime/machine_code.py has
+    no loader for. The code stays loaded until the process ends. Raises RuntimeError if the file is not loadable.
     """
-    names = list(symbols)
-    if not names:
-        return {}
     machine = _machine()
+    names = list(symbols)
     builder = machine.binding.JITLibraryBuilder().add_object_img(data).add_current_process()
     for name in names:
         builder.export_symbol(name)

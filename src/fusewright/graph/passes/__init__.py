@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch.fx
 
+from fusewright.errors import CannotFunctionalise
 from fusewright.graph.passes.canonicalise import canonicalise
 from fusewright.graph.passes.constant_fold import constant_fold
 from fusewright.graph.passes.cse import cse
@@ -16,7 +17,6 @@ from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.layout import layout
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
 from fusewright.graph.passes.specialise import specialise
-from fusewright.graph.passes.views import CannotFunctionalise
 
 PIPELINE: list[tuple[Pass, str]] = [
     (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),

@@ -19,9 +19,10 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import Builder, env_of, is_dense, same_strides
 from fusewright.graph.passes.runner import Rewrites
-from fusewright.graph.passes.views import PARTS, SCATTERS, CannotFunctionalise, ViewStep
+from fusewright.graph.passes.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.schema import facts
 from fusewright.graph.types import Location, TensorType
 

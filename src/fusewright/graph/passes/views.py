@@ -13,15 +13,12 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import Builder
 from fusewright.graph.sizes import Dim, minimum
 from fusewright.graph.types import TensorType
 
 aten = torch.ops.aten
-
-
-class CannotFunctionalise(Exception):
-    """A mutation that has no pure equivalent here; the graph must run eagerly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,215 @@
+"""Compiled graphs in the disk cache: what a graph's key is made of, and how an entry is used and written.
+
+Takes a graph on its way to backend `native`; gives the compiled graph that an earlier process (or an earlier compile of this one) has
+stored for it. Always holds: the key covers everything that decides the result: graph, sizes' relations, options, PyTorch's global
+state, and the versions of fusewright, Python, PyTorch and the processor. Relations between sizes on which the compile relied are
+checked against the present sizes and become guards again; other sizes have an entry of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+
+from fusewright.backends.registry import GraphToCompile
+from fusewright.capture.torch_state import capture_global_state
+from fusewright.codegen.call_plan_types import CallPlan, KernelCall
+from fusewright.codegen.kernel_code import KernelCode, symbol_of
+from fusewright.events import CacheUse, KernelMade
+from fusewright.graph.builder import env_of
+from fusewright.graph.fingerprint import fingerprint
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.sizes import Relation, from_tuples, to_tuples
+from fusewright.graph.types import Location
+from fusewright.options import cache_folder, environment
+from fusewright.runtime import launch
+from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
+from fusewright.runtime.cache import DiskCache
+from fusewright.runtime.machine_code import load_code
+
+IRRELEVANT = frozenset({"disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
+"""Options that do not change what is compiled."""
+_CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
+
+
+@cache
+def _sources() -> str:
+    """A digest of this package's code, compiled and not: development changes it without changing the version."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted([*root.rglob("*.py"), *root.glob("_native*")]):
+        digest.update(str(path.relative_to(root)).encode() + b"\0")
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _processor() -> str:
+    """What tells this kind of processor from another: its model, and the instructions that it has."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()} {platform.platform()}"
+    fields = (line.partition(":") for line in first.splitlines())
+    return f"{platform.machine()} " + "; ".join(value.strip() for name, _, value in fields if name.strip() in _CPU_FIELDS)
+
+
+@cache
+def host_text() -> str:
+    """What an entry depends on beside the graph: versions of fusewright, Python and PyTorch, and the processor."""
+    return "|".join((_sources(), sys.implementation.cache_tag, torch.__version__, str(torch.version.git_version), _processor()))
+
+
+@cache
+def _store(folder: Path, mib: int) -> DiskCache:
+    return DiskCache(folder, mib << 20)
+
+
+def store() -> DiskCache:
+    """The disk cache that the environment names."""
+    return _store(cache_folder(), environment("FUSEWRIGHT_CACHE_MIB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What is known about one graph. key: where it is or will be stored, None when it cannot be. `known`: relations that its sizes had
+    before it was compiled. plan: the native plan, when it was found and loaded."""
+
+    graph: torch.fx.Graph
+    key: str | None
+    known: int
+    plan: Any = None
+
+
+def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
+    """Looks `graph` up, and loads what is found."""
+    env = env_of(graph)
+    known = 0 if env is None else len(env.guards)
+    key = _key(to_compile, graph)
+    if key is None:
+        return Lookup(graph, None, known)
+    for candidate in _candidates(key, env):
+        body = store().get(candidate)
+        if body is None:
+            to_compile.notify(CacheUse(to_compile.function, False, candidate, "no entry"))
+            return Lookup(graph, candidate, known)
+        try:
+            stored = load_graph(body)
+            if not _facts_hold(stored, env):
+                continue
+            plan = load_plan(stored.plan, stored.code, name=to_compile.function)
+        except (ArtifactError, launch.LoadError, ValueError) as error:
+            # The entry is whole (its hash was checked) but this process cannot use it: it is written anew.
+            to_compile.notify(CacheUse(to_compile.function, False, candidate, f"not usable here: {error}"))
+            return Lookup(graph, candidate, known)
+        _learn_facts(stored, env)
+        to_compile.notify(CacheUse(to_compile.function, True, candidate, ""))
+        for kernel in stored.kernels:
+            announce_kernel(to_compile, kernel, graph)
+        return Lookup(graph, candidate, known, plan)
+    return Lookup(graph, None, known)
+
+
+def save(to_compile: GraphToCompile, lookup: Lookup, plan: CallPlan, code: bytes, kernels: Iterable[KernelCode]) -> None:
+    """Stores what was compiled for the graph of `lookup`, if it can be stored."""
+    if lookup.key is None:
+        return
+    env = env_of(lookup.graph)
+    learnt = () if env is None else env.guards[lookup.known :]
+    facts = tuple((fact.op, to_tuples(fact.left), to_tuples(fact.right)) for fact in learnt)
+    places = _places(lookup.graph)
+    described = tuple(kernel_facts(kernel, places) for kernel in kernels)
+    try:
+        body = dump(CompiledGraph(plan, code, described, facts))
+    except NotSerialisable as error:
+        to_compile.notify(CacheUse(to_compile.function, False, lookup.key, f"not stored: it holds {error}"))
+        return
+    store().put(lookup.key, to_compile.function, body)
+
+
+def load_plan(plan: CallPlan, code: bytes, name: str) -> Any:
+    """The native plan, with its machine code in memory. Raises LoadError or ValueError."""
+    keys = {step.key for step in plan.steps if isinstance(step, KernelCall)}
+    loaded = load_code(code, map(symbol_of, keys))
+    addresses = {key: loaded.addresses[symbol_of(key)] for key in keys}
+    return launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> str | None:
+    settings = to_compile.settings
+    if not (settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")) or settings["trace.enabled"] or environment("FUSEWRIGHT_DEBUG"):
+        return None
+    text = fingerprint(graph, to_compile.constants)
+    if text is None:
+        return None
+    options = {key: value for key, value in settings.options.items() if key not in IRRELEVANT}
+    parts = (host_text(), repr(sorted(options.items())), repr(capture_global_state()), text)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _candidates(key: str, env: ShapeEnv | None) -> Iterator[str]:
+    """The key without regard to the example's sizes, then the one for just these sizes."""
+    yield key
+    if env is not None:
+        sizes = ",".join(str(known.hint) for known in env.symbols.values())
+        yield hashlib.sha256(f"{key}|{sizes}".encode()).hexdigest()
+
+
+# --- relations between sizes -----------------------------------------------------------------------------------------
+
+
+def _relations(stored: CompiledGraph, env: ShapeEnv | None) -> list[Relation]:
+    symbols = {} if env is None else {symbol.name: symbol for symbol in env.symbols}
+    return [Relation(op, from_tuples(left, symbols), from_tuples(right, symbols)) for op, left, right in stored.facts]  # type: ignore[arg-type]
+
+
+def _facts_hold(stored: CompiledGraph, env: ShapeEnv | None) -> bool:
+    relations = _relations(stored, env)
+    return not relations or (env is not None and all(Relation(r.op, env.hint(r.left), env.hint(r.right)).holds({}) for r in relations))
+
+
+def _learn_facts(stored: CompiledGraph, env: ShapeEnv | None) -> None:
+    for relation in _relations(stored, env):
+        assert env is not None
+        env.guard(relation)
+
+
+# --- what users are told about kernels --------------------------------------------------------------------------------
+
+
+def _places(graph: torch.fx.Graph) -> dict[Location, tuple[int, int]]:
+    """Where each source line first stands in the graph: (node, level of its stack)."""
+    found: dict[Location, tuple[int, int]] = {}
+    for position, node in enumerate(graph.nodes):
+        for level, location in enumerate(node.meta.get("location", ())):
+            found.setdefault(location, (position, level))
+    return found
+
+
+def kernel_facts(kernel: KernelCode, places: dict[Location, tuple[int, int]]) -> KernelFacts:
+    lines = tuple(places[location] for location in kernel.locations if location in places)
+    return KernelFacts(kernel.name, kernel.origins, lines, zlib.compress(kernel.source.encode(), 1))
+
+
+def announce_kernel(to_compile: GraphToCompile, kernel: KernelFacts, graph: torch.fx.Graph) -> None:
+    nodes = list(graph.nodes)
+    stacks = ((nodes[position].meta.get("location", ()), level) for position, level in kernel.lines if position < len(nodes))
+    locations = tuple(stack[level] for stack, level in stacks if level < len(stack))
+    to_compile.notify(KernelMade(to_compile.function, kernel.name, locations, kernel.origins, partial(_text, kernel.text)))
+
+
+def _text(compressed: bytes) -> str:
+    return zlib.decompress(compressed).decode()

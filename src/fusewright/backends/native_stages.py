@@ -1,0 +1,80 @@
+"""The stages of backend `native`: functional ATen graph → loops → schedule → LLVM kernels and a call plan.
+
+The order of the stages is written here and nowhere else. Each stage is timed and announced on the event stream with its printed result
+(the text is built only when somebody reads it). Imported only when something must be compiled: a warm start does without.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.fx
+
+from fusewright.backends.joint import compile_joint
+from fusewright.backends.registry import GraphToCompile
+from fusewright.codegen.call_plan import build_call_plan, describe
+from fusewright.codegen.call_plan_types import CallPlan
+from fusewright.codegen.kernel_code import KernelCode
+from fusewright.codegen.llvm import CompiledModule, compile_kernels
+from fusewright.events import StageDone
+from fusewright.graph import passes
+from fusewright.graph.printer import print_graph
+from fusewright.loops.ir import LoopProgram
+from fusewright.loops.lower import lower
+from fusewright.loops.printer import print_program
+from fusewright.runtime import launch
+from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule.plan import Plan
+from fusewright.schedule.printer import plan_text
+
+__all__ = ["choose_layouts", "clean", "compile_joint", "generate"]
+
+Result = TypeVar("Result")
+
+
+def run_stage(
+    to_compile: GraphToCompile,
+    stage: str,
+    artifact: str,
+    text: Callable[[Result], str],
+    work: Callable[..., Result],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Result:
+    """work(*args, **kwargs), timed and announced as `stage`."""
+    started = time.perf_counter()
+    result = work(*args, **kwargs)
+    seconds = time.perf_counter() - started
+    to_compile.notify(StageDone(to_compile.function, stage, functools.partial(text, result), seconds, artifact))
+    return result
+
+
+def clean(to_compile: GraphToCompile) -> torch.fx.Graph:
+    """The captured graph after the passes: functional, without dead or repeated work."""
+    limit = to_compile.settings["stop_after_rewrites"]
+    stop_after = None if limit < 0 else limit
+    return run_stage(to_compile, "passes", "aot_graphs", print_graph, passes.run, to_compile.graph, stop_after=stop_after)
+
+
+def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
+    """The graph with its convolution chains in channels-last format, unless the option says no."""
+    if not to_compile.settings["layout"]:
+        return graph
+    return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
+
+
+def generate(graph: torch.fx.Graph, to_compile: GraphToCompile, name: str) -> tuple[CallPlan, bytes, tuple[KernelCode, ...]]:
+    """The call plan of a functional graph, the object file of its kernels, and the kernels."""
+    run = functools.partial(run_stage, to_compile)
+    program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
+    options = ScheduleOptions(fusion=to_compile.settings["fusion"])
+    plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
+    module: CompiledModule = run("kernels", "", lambda made: made.ir, compile_kernels, list(plan.kernels.values()))
+    call_plan: CallPlan = run(
+        "call_plan", "output_code", describe, build_call_plan, plan, module.codes, name=name, available=launch.is_available
+    )
+    return call_plan, module.object, tuple(module.codes.values())

@@ -1,0 +1,125 @@
+"""A graph's identity: a text that two graphs share only when every later stage does the same with both.
+
+Takes a recorded graph, the tensors of its get_attr nodes, and what is known of its sizes; gives a SHA-256 digest, or None for a graph
+that holds something without a faithful text. Always holds: everything that a node carries is part of the text (an unknown kind of value
+gives None), except what only describes: names, source lines, example values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from fusewright.graph.builder import env_of
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.sizes import Expr, bounds, free_symbols, to_tuples
+from fusewright.graph.types import TensorType
+
+DESCRIPTIVE = frozenset({"location", "example_value", "env"})
+LARGEST_CONSTANT = 64 << 20
+"""Bytes of the largest constant that is read to be compared; a graph with a larger one has no fingerprint."""
+
+
+class NoFingerprint(Exception):
+    """The graph holds a value that has no faithful text."""
+
+
+def fingerprint(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]) -> str | None:
+    """The digest of `graph`, in hexadecimal; None when it holds a value of an unknown kind, or a constant that is too large."""
+    try:
+        text = _Text(constants)
+        for position, node in enumerate(graph.nodes):
+            text.node(position, node)
+        text.sizes(env_of(graph))
+    except NoFingerprint:
+        return None
+    return hashlib.sha256("\n".join(text.lines).encode()).hexdigest()
+
+
+class _Text:
+    def __init__(self, constants: Mapping[str, torch.Tensor]) -> None:
+        self.constants = constants
+        self.lines: list[str] = []
+        self.positions: dict[torch.fx.Node, int] = {}
+        self.symbols: set[Expr] = set()
+
+    def node(self, position: int, node: torch.fx.Node) -> None:
+        self.positions[node] = position
+        target = self.target(node)
+        meta = [f"{key}={self.value(node.meta[key])}" for key in sorted(node.meta.keys() - DESCRIPTIVE)]
+        self.lines.append(f"{node.op} {target} {self.value(node.args)} {self.value(node.kwargs)} {' '.join(meta)}")
+
+    def target(self, node: torch.fx.Node) -> str:
+        if node.op == "get_attr":
+            return self.value(self.constants[str(node.target)])
+        if node.op in ("placeholder", "output"):
+            return ""
+        return self.value(node.target)
+
+    def value(self, value: Any) -> str:
+        row = _ROWS.get(type(value))
+        if row is not None:
+            return row(self, value)
+        if isinstance(value, torch.fx.Node):
+            return f"%{self.positions[value]}"
+        if isinstance(value, Expr):
+            self.symbols.update(free_symbols(value))
+            return f"<{to_tuples(value)}>"
+        if isinstance(value, tuple | list):  # fx's immutable lists, and torch.Size
+            return f"({','.join(map(self.value, value))})"
+        if isinstance(value, dict):
+            return f"{{{','.join(f'{self.value(key)}:{self.value(item)}' for key, item in value.items())}}}"
+        if isinstance(value, torch.Tensor):
+            return _tensor(value)
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if callable(value) and module in ("_operator", "math", "builtins"):
+            return f"{module}.{name}"
+        raise NoFingerprint(type(value).__name__)
+
+    def type(self, type_: TensorType) -> str:
+        shape, stride, offset = self.value(type_.shape), self.value(type_.stride), self.value(type_.offset)
+        return f"{type_.dtype}{shape}{stride}{offset}{type_.device}{type_.requires_grad}"
+
+    def sizes(self, env: ShapeEnv | None) -> None:
+        self.lines.extend(sorted(f"{symbol} in {bounds(symbol)}" for symbol in self.symbols))
+        if env is None:
+            return
+        self.lines.extend(f"{symbol.name} in {bounds(symbol)}" for symbol in env.symbols)
+        self.lines.extend(f"{self.value(fact.left)} {fact.op} {self.value(fact.right)}" for fact in env.guards)
+
+
+def _tensor(tensor: torch.Tensor) -> str:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.nbytes > LARGEST_CONSTANT or tensor.is_conj() or tensor.is_neg():
+        raise NoFingerprint("a constant tensor")
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    digest = hashlib.sha256(data).hexdigest()
+    return f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.requires_grad}{digest}"
+
+
+def _exact(text: _Text, value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"
+
+
+_ROWS: dict[type, Callable[[_Text, Any], str]] = {
+    type(None): _exact,
+    bool: _exact,
+    int: lambda text, value: str(value),
+    float: lambda text, value: f"float {value.hex()}",
+    complex: lambda text, value: f"complex {value.real.hex()} {value.imag.hex()}",
+    str: _exact,
+    bytes: _exact,
+    slice: lambda text, value: f"slice {text.value((value.start, value.stop, value.step))}",
+    torch.dtype: lambda text, value: str(value),
+    torch.layout: lambda text, value: str(value),
+    torch.memory_format: lambda text, value: str(value),
+    torch.device: lambda text, value: f"device {value}",
+    TensorType: _Text.type,
+    OpOverload: lambda text, value: f"{value._schema}",
+    HigherOrderOperator: lambda text, value: f"higher order {value.name()}",
+}

@@ -1,0 +1,260 @@
+"""The disk cache: content-addressed entries in a private folder, shared by every process of the user.
+
+Takes a key (hexadecimal digest) and bytes; gives the bytes back, in this process or a later one.
+Always holds: there are no locks. A writer makes a temporary file and renames it, so an entry is whole or absent however a writer dies; a
+reader checks the entry's hash, which covers the key, before it uses a byte of it; a damaged entry is removed with a warning and made
+again. The folder belongs to this user alone (0700), or the cache is not used. Its size is bounded: what was not read for longest goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import struct
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusewright.errors import CacheWarning
+
+MAGIC = b"FWCE\x01"
+SUFFIX = ".fw"
+TEMPORARY = "tmp-"
+KEY_LENGTH = 64
+STALE_SECONDS = 600.0
+"""A temporary file this old was left by a writer that died."""
+TOUCH_SECONDS = 3600.0
+SCAN_EVERY = 32
+"""Writes between two looks at the folder's size (the first write of a process looks too)."""
+_HEADER = struct.Struct("<5s32sI")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry: its key, what it was made from (a function's name), bytes on disk, and when it was last used (seconds since the epoch)."""
+
+    key: str
+    label: str
+    size: int
+    used: float
+
+
+class DamagedEntry(ValueError):
+    """An entry whose content is not what was written."""
+
+
+def pack(key: str, label: str, body: bytes) -> bytes:
+    """The content of an entry's file."""
+    name = label.encode()
+    digest = hashlib.sha256(b"\0".join((key.encode(), name, body))).digest()
+    return _HEADER.pack(MAGIC, digest, len(name)) + name + body
+
+
+def unpack(key: str, data: bytes) -> tuple[str, bytes]:
+    """(label, body) of an entry's file. Raises DamagedEntry unless it is exactly what was written under this key."""
+    if len(data) < _HEADER.size:
+        raise DamagedEntry("too short")
+    magic, digest, length = _HEADER.unpack_from(data)
+    name, body = data[_HEADER.size : _HEADER.size + length], data[_HEADER.size + length :]
+    if magic != MAGIC:
+        raise DamagedEntry("not an entry of this version")
+    if hashlib.sha256(b"\0".join((key.encode(), name, body))).digest() != digest:
+        raise DamagedEntry("its hash does not fit its content")
+    return name.decode(), body
+
+
+def is_key(name: str) -> bool:
+    return len(name) == KEY_LENGTH and all(c in "0123456789abcdef" for c in name)
+
+
+class DiskCache:
+    """The entries under `folder`, at most `limit` bytes of them (checked now and then, so a burst may pass it for a while)."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._writes = 0
+        self._usable: bool | None = None
+
+    # --- entries -----------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes | None:
+        """The body stored under `key`, or None. A damaged entry is removed, with a CacheWarning."""
+        path = self._path(key)
+        if not self._is_usable():
+            return None
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(f"entry {path} cannot be read ({error}); it is compiled again")
+            return None
+        try:
+            _, body = unpack(key, data)
+        except (DamagedEntry, UnicodeDecodeError) as error:
+            self._warn(f"entry {path} is damaged ({error}); it was removed and is compiled again")
+            self._remove(path)
+            return None
+        self._touch(path)
+        return body
+
+    def put(self, key: str, label: str, body: bytes) -> bool:
+        """Stores `body` under `key`; False, with a CacheWarning, when the folder cannot be written."""
+        if not self._is_usable(create=True):
+            return False
+        path = self._path(key)
+        temporary = self.folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(pack(key, label, body))
+                os.replace(temporary, path)
+            except BaseException:
+                self._remove(temporary)
+                raise
+        except OSError as error:
+            self._warn(f"an entry could not be written to {self.folder} ({error})")
+            return False
+        if self._writes % SCAN_EVERY == 0:
+            self.evict()
+        self._writes += 1
+        return True
+
+    def discard(self, key: str) -> None:
+        """Removes an entry, if it is there."""
+        self._remove(self._path(key))
+
+    # --- the whole folder --------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """All entries, the most recently used first. Their content is not checked."""
+        found = [Entry(path.stem, _label(path), status.st_size, status.st_mtime) for path, status in self._files()]
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """(key, file's content) of every entry, unchecked."""
+        for path, _ in self._files():
+            with contextlib.suppress(FileNotFoundError):  # another process removed it
+                yield path.stem, path.read_bytes()
+
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return sum(status.st_size for _, status in self._files())
+
+    def clear(self) -> int:
+        """Removes every entry and temporary file; gives the number of entries removed."""
+        count = 0
+        for path, _ in self._files():
+            self._remove(path)
+            count += 1
+        for path in self._temporaries():
+            self._remove(path)
+        return count
+
+    def verify(self) -> list[str]:
+        """Checks every entry and removes the damaged ones; gives their keys."""
+        damaged = []
+        for path, _ in self._files():
+            try:
+                unpack(path.stem, path.read_bytes())
+            except FileNotFoundError:
+                continue  # another process removed it
+            except (DamagedEntry, UnicodeDecodeError):
+                damaged.append(path.stem)
+                self._remove(path)
+        return damaged
+
+    def evict(self) -> None:
+        """Brings the folder back under its limit, and removes what dead writers left."""
+        now = time.time()
+        for path in self._temporaries():
+            with contextlib.suppress(FileNotFoundError):
+                if now - path.stat().st_mtime > STALE_SECONDS:
+                    self._remove(path)
+        files = sorted(self._files(), key=lambda item: item[1].st_mtime)
+        total = sum(status.st_size for _, status in files)
+        if total <= self.limit:
+            return
+        for path, status in files:
+            self._remove(path)
+            total -= status.st_size
+            if total <= self.limit * 4 // 5:
+                return
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> Path:
+        if not is_key(key):
+            raise ValueError(f"not a key: {key!r}")
+        return self.folder / key[:2] / (key + SUFFIX)
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        if not self._is_usable():
+            return
+        for path in self.folder.glob(f"??/*{SUFFIX}"):
+            if not is_key(path.stem):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another process removed it
+                yield path, path.stat()
+
+    def _temporaries(self) -> list[Path]:
+        return list(self.folder.glob(f"{TEMPORARY}*")) if self._is_usable() else []
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"{path} could not be removed ({error})")
+
+    def _touch(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # only the order of eviction depends on it
+            if time.time() - path.stat().st_mtime > TOUCH_SECONDS:
+                os.utime(path)
+
+    def _is_usable(self, create: bool = False) -> bool:
+        """Whether the folder is there (made if asked) and belongs to this user alone."""
+        if self._usable is not None and (self._usable or not create):
+            return self._usable
+        if create:
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                self._usable = False
+                self._warn(f"the folder {self.folder} cannot be made ({error}); nothing is cached")
+                return False
+        try:
+            status = os.stat(self.folder)
+        except OSError:
+            return False  # not there yet: asked again at the next call
+        problem = ""
+        if not self.folder.is_dir():
+            problem = "is not a folder"
+        elif hasattr(os, "getuid") and status.st_uid != os.getuid():
+            problem = "belongs to another user"
+        elif os.name == "posix" and status.st_mode & 0o077:
+            problem = "is open to other users (mode should be 0700)"
+        self._usable = not problem
+        if problem:
+            self._warn(f"the folder {self.folder} {problem}; nothing is cached")
+        return self._usable
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(f"fusewright's disk cache: {text}", CacheWarning, stacklevel=4)
+
+
+def _label(path: Path) -> str:
+    """The label in an entry's header, unchecked; "" when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEADER.size)
+            length = _HEADER.unpack(head)[2] if len(head) == _HEADER.size else 0
+            return file.read(min(length, 4096)).decode(errors="replace")
+    except OSError:
+        return ""
