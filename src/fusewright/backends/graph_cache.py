@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from fusewright.backends.registry import GraphToCompile
 from fusewright.capture.torch_state import capture_global_state
 from fusewright.codegen.call_plan_types import CallPlan, KernelCall
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.events import CacheUse, KernelMade
+from fusewright.events import CacheUse, KernelMade, StageDone
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.graph.shape_env import ShapeEnv
@@ -107,7 +108,7 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
             stored = load_graph(body)
             if not _facts_hold(stored, env):
                 continue
-            plan = load_plan(stored.plan, stored.code, name=to_compile.function)
+            plan = load_plan(to_compile, stored.plan, stored.code, to_compile.function)
         except (ArtifactError, launch.LoadError, ValueError) as error:
             # The entry is whole (its hash was checked) but this process cannot use it: it is written anew.
             to_compile.notify(CacheUse(to_compile.function, False, candidate, f"not usable here: {error}"))
@@ -137,12 +138,15 @@ def save(to_compile: GraphToCompile, lookup: Lookup, plan: CallPlan, code: bytes
     store().put(lookup.key, to_compile.function, body)
 
 
-def load_plan(plan: CallPlan, code: bytes, name: str) -> Any:
+def load_plan(to_compile: GraphToCompile, plan: CallPlan, code: bytes, name: str) -> Any:
     """The native plan, with its machine code in memory. Raises LoadError or ValueError."""
+    started = time.perf_counter()
     keys = {step.key for step in plan.steps if isinstance(step, KernelCall)}
     loaded = load_code(code, map(symbol_of, keys))
     addresses = {key: loaded.addresses[symbol_of(key)] for key in keys}
-    return launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
+    made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
+    to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
+    return made
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
 def _generate(to_compile: GraphToCompile, lookup: graph_cache.Lookup, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:
     """The native plan of a functional graph, compiled and stored under the key of `lookup`."""
     plan, code, kernels = _stages().generate(graph, to_compile, name)
-    loaded = graph_cache.load_plan(plan, code, name)
+    loaded = graph_cache.load_plan(to_compile, plan, code, name)
     for kernel in kernels:
         to_compile.notify(
             KernelMade(to_compile.function, kernel.name, kernel.locations, kernel.origins, functools.partial(str, kernel.source))

@@ -1,7 +1,8 @@
 """A compiled graph as bytes, for the disk cache and for export.
 
-Takes a `CallPlan` or a `CompiledGraph` (plan, machine code, what is told about the kernels); gives bytes, and the same back from them. The format is a tagged binary tree: one byte for the kind of a value, then
-its content; integers are variable-length. Operators are stored by name and looked up again.
+Takes a `CallPlan` or a `CompiledGraph` (plan, machine code, what is told about the kernels); gives bytes, and the same back from them.
+The format is a tagged binary tree: one byte for the kind of a value, then its content; integers are variable-length. Operators are
+stored by name and looked up again.
 Always holds: reading executes nothing that the bytes name except the lookup of a registered operator: no pickle, no eval. Bytes that are
 damaged or of another version raise ArtifactError. What has no bytes (a Python callable, an opaque tensor) raises NotSerialisable.
 """

@@ -86,7 +86,7 @@ def _import(cache: DiskCache, arguments: argparse.Namespace) -> int:
         if HOST_FILE not in names:
             raise _UsageError(f"{arguments.file} is no bundle: it has no {HOST_FILE}")
         if bundle.read(HOST_FILE).decode(errors="replace") != host_text():
-            print("this bundle was made by another version, or on another kind of processor: its entries will not be used here", file=sys.stderr)
+            print("the bundle comes from another version or kind of processor: its entries will not be used here", file=sys.stderr)
         for name in names:
             key = name.removesuffix(SUFFIX)
             if name == HOST_FILE:
