@@ -14,11 +14,18 @@ from typing import Any
 
 import torch
 
+from fusewright.errors import RuntimeFallback
+
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    """How the tangent of an output is laid out: as the output, or as empty_like(output) when an expanded dimension shares memory
+    (`Recorder.tangent` says the same)."""
+    stride = tensor.stride()
+    if 0 in stride and tensor.numel():
+        stride = torch.empty_like(tensor, device="meta").stride()
+    return tensor.shape, stride, tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,7 @@ class Halves:
     replay    runs the recorded forward operators with autograd alive: (*inputs) → user outputs
     outputs   number of user outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
     saved_inputs  for each saved value the input position that it is, or -1 (the forward's extra outputs, in order)
+    fell_back  is told why when the compiled backward could not finish and the recorded operators ran instead
     """
 
     forward: Callable[..., tuple[Any, ...]]
@@ -37,6 +45,7 @@ class Halves:
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
     saved_inputs: tuple[int, ...]
+    fell_back: Callable[[str], None]
 
 
 class _Compiled(torch.autograd.Function):
@@ -66,13 +75,18 @@ class _Compiled(torch.autograd.Function):
         halves: Halves = ctx.halves
         tensors = ctx.saved_tensors
         gradients: list[Any] = [None] * (1 + len(ctx.input_plain))
+        inputs = [tensor if plain is None else plain for tensor, plain in zip(tensors[ctx.count :], ctx.input_plain)]
         if torch.is_grad_enabled():
-            inputs = [tensor if plain is None else plain for tensor, plain in zip(tensors[ctx.count :], ctx.input_plain)]
             results = _replayed_gradients(halves, inputs, tangents)
         else:
             saved = [tensor if plain is None else plain for tensor, plain in zip(tensors[: ctx.count], ctx.saved_plain)]
             given = [_tangent(tangents[position], layout) for position, layout in zip(halves.tangents, ctx.layouts)]
-            results = halves.backward(*saved, *given)
+            try:
+                results = halves.backward(*saved, *given)
+            except RuntimeFallback as error:
+                halves.fell_back(str(error))
+                with torch.enable_grad():
+                    results = _replayed_gradients(halves, inputs, tangents, create_graph=False)
         for position, gradient in zip(halves.gradients, results):
             if ctx.needs_input_grad[1 + position]:
                 gradients[1 + position] = gradient
@@ -89,13 +103,13 @@ def _tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
     return given
 
 
-def _replayed_gradients(halves: Halves, inputs: list[Any], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+def _replayed_gradients(halves: Halves, inputs: list[Any], tangents: tuple[Any, ...], create_graph: bool = True) -> tuple[Any, ...]:
     """Gradients with a graph of their own: the recorded operators run once more under autograd."""
     outputs = halves.replay(*inputs)
     pairs = [(outputs[position], tangents[position]) for position in halves.tangents if tangents[position] is not None]
     wanted = [inputs[position] for position in halves.gradients]
     return torch.autograd.grad(
-        [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=True, allow_unused=True
+        [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
     )
 
 

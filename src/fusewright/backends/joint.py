@@ -17,7 +17,7 @@ from fusewright.autograd.function import Halves, differentiable
 from fusewright.autograd.joint import JointGraph, Split, forward_only
 from fusewright.autograd.partition import split
 from fusewright.backends.registry import GraphToCompile
-from fusewright.events import StageDone
+from fusewright.events import FellBack, StageDone
 from fusewright.graph.printer import print_graph
 
 
@@ -46,5 +46,6 @@ def compile_joint(
         tangents=backward.tangents,
         gradients=backward.gradients,
         saved_inputs=halves.saved_inputs,
+        fell_back=lambda reason: to_compile.notify(FellBack(f"{to_compile.function} backward", reason)),
     )
     return differentiable(compiled)

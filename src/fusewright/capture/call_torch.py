@@ -37,7 +37,7 @@ _OPERATOR_MODULES = frozenset({
 _NATIVE_MODULES = frozenset({
     "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg", "torch.fft", "torch._jit_internal",
     "torch._ops", "torch.overrides", "torch._linalg_utils", "torch._lowrank", "torch._refs", "torch._decomp.decompositions", "torch._VF",
-    "torch.signal.windows.windows", "torch.nn.modules.utils", "torch.library", "torch._library.custom_ops",
+    "torch.masked._ops", "torch.signal.windows.windows", "torch.nn.modules.utils", "torch.library", "torch._library.custom_ops",
 })  # fmt: skip
 _NATIVE_PACKAGES = ("torch._refs.", "torch._prims", "torch._decomp")
 

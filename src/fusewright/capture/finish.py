@@ -477,7 +477,7 @@ def _build_tuple(code: _Code, value: tuple) -> str:
         return text
     if isinstance(value, torch.Size):
         return f"{code.bind('Size', torch.Size)}({text})"
-    if kind.__module__ == "torch.return_types":
+    if hasattr(kind, "n_sequence_fields"):  # the result types of native operators
         return f"{code.bind(kind.__name__, kind)}({text})"
     made = f"tuple.__new__({code.bind(kind.__name__, kind)}, {text})"
     return _with_attributes(code, value, made)

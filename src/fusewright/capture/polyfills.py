@@ -16,6 +16,7 @@ import torch
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.values.tuple import tuple_like
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -119,7 +120,7 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
     kind = type(value)
     maker = classes.native_new(kind)
     if isinstance(value, tuple):
-        return tuple.__new__(kind, [convert(element) for element in tuple.__iter__(value)])
+        return tuple_like(value, [convert(element) for element in tuple.__iter__(value)])
     made = maker(kind)
     if memo is not None:
         memo[id(value)] = made

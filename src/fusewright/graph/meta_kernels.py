@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch._ops import OpOverload
 
+from fusewright.graph.rules.cpu import corrected
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.symint import dim_of, size_of
@@ -83,7 +84,7 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
         after = type_of(tensor, type_.device)
         if _layout(after, env) != _layout(type_, env):
             raise MetadataChanged(f"{op} changed the shape of an argument from {type_} to {after}")
-    return _lift(result, device)
+    return corrected(op, _lift(result, device), args, kwargs, device)
 
 
 def _layout(type_: TensorType, env: ShapeEnv | None) -> tuple[Dim, ...]:

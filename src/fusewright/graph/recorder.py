@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusewright.capture.signals import GraphBreak, Signal
 from fusewright.graph import scalar_operands, shape_rules
 from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
+from fusewright.graph.rules.common import preserved_strides
 from fusewright.graph.schema import OperatorFacts, argument, facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
@@ -148,8 +149,11 @@ class Recorder:
         return size  # type: ignore[return-value]
 
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
-        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet."""
+        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet. Where an expanded dimension
+        of the output shares memory, the gradient is laid out as empty_like(output)."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
+        if any(isinstance(stride, int) and stride == 0 for stride in type_.stride) and 0 not in type_.shape:
+            type_ = replace(type_, stride=preserved_strides(type_))
         node = self._placeholder(name, None)
         node.meta["type"] = type_
         traced = make_traced(self, node, type_)
@@ -317,6 +321,8 @@ class Recorder:
             indices = args[1]
             if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):  # type: ignore[attr-defined]
                 return
+        if func is aten._ctc_loss.default:
+            return  # the lengths are Python numbers
         if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
             return
         raise GraphBreak(*refused)

@@ -25,4 +25,10 @@ def load_tuple(world: World, real: tuple, source: Source) -> object:
     elements = [world.load(element, Item(source, index)) for index, element in enumerate(tuple.__iter__(real))]
     if all(new is old for new, old in zip(elements, tuple.__iter__(real), strict=False)):
         return world.stand_in(real, source, real)
-    return world.stand_in(real, source, tuple.__new__(type(real), elements))
+    return world.stand_in(real, source, tuple_like(real, elements))
+
+
+def tuple_like(real: tuple, elements: list[object]) -> tuple:
+    """A tuple of the type of `real`. The result types of native operators have a constructor of their own, which takes a sequence."""
+    kind = type(real)
+    return kind(elements) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, elements)

@@ -100,6 +100,8 @@ BITCASTABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torc
 
 
 def reshape_indices(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim]) -> tuple[Dim, ...]:
+    if any(isinstance(size, int) and size == 0 for size in new):  # no element, so any index is right; and nothing can be divided
+        return (0,) * len(old)
     return _reshape_indices(tuple(old), tuple(new), tuple(axes))
 
 

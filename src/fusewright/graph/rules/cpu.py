@@ -1,0 +1,233 @@
+"""Where PyTorch's meta kernels say something else than its CPU kernels do, and CPU operators that have no meta kernel at all.
+
+Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said (TensorTypes on
+the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU gives. Always holds: a correction
+leaves the results of other devices alone. tests/graph/test_meta_kernels.py compares every operator of PyTorch's samples with the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.graph.rules.common import Rule, fresh, suggested_strides
+from fusewright.graph.sizes import Dim, minimum
+from fusewright.graph.types import TensorType, contiguous_strides
+
+aten = torch.ops.aten
+Correction = Callable[..., Any]
+
+
+def _column_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides of a batch of column-major matrices, as LAPACK takes and gives them."""
+    swapped = contiguous_strides((*shape[:-2], shape[-1], shape[-2]))
+    return (*swapped[:-2], swapped[-1], swapped[-2])
+
+
+def _as_column_major(t: TensorType) -> TensorType:
+    return replace(t, stride=_column_major(t.shape)) if t.ndim >= 2 else t
+
+
+def _contiguous(t: TensorType) -> TensorType:
+    return replace(t, stride=contiguous_strides(t.shape))
+
+
+# --- corrections ---------------------------------------------------------------------------------------------------------
+
+
+def _batch_norm(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
+    """Inference saves no statistics."""
+    if training or mean is None:
+        return said
+    return (said[0], *(replace(t, shape=(0,), stride=(1,)) for t in said[1:3]), *said[3:])
+
+
+def _embedding_bag(always_sized: bool) -> Correction:
+    """(output, the bag of each index, bag sizes, positions of maxima). Summing by the fast path needs no map from indices to bags, and
+    only a sum without gradient leaves the sizes as long as the offsets (ATen/native/EmbeddingBag.cpp, make_*_out)."""
+
+    def correction(
+        said: tuple[TensorType, ...], weight: TensorType, indices: TensorType, offsets: TensorType, scale: bool, mode: int, sparse: bool,
+        per_sample_weights: TensorType | None, include_last_offset: bool, padding_idx: int,
+    ) -> Any:  # fmt: skip
+        fast = weight.dtype in (torch.float32, torch.float16, torch.bfloat16) and weight.stride[1] == 1 and padding_idx < 0
+        if per_sample_weights is not None:
+            fast = fast and per_sample_weights.stride[0] == 1
+        bags = offsets.shape[0] - include_last_offset if always_sized or mode != 0 else offsets.shape[0]
+        sizes = replace(said[2], shape=(bags,), stride=(1,))
+        owners = replace(said[1], shape=(0,) if mode == 0 and fast else indices.shape, stride=(1,))
+        return said[0], owners, sizes, said[3] if mode == 2 else replace(said[3], shape=(bags,), stride=(1,))
+
+    return correction
+
+
+def _vectors_by_column(position: int) -> Correction:
+    return lambda said, *args: (*said[:position], _as_column_major(said[position]), *said[position + 1 :])
+
+
+def _max_unpool2d(said: TensorType, input: TensorType, *rest: Any) -> TensorType:
+    return replace(said, stride=suggested_strides(input, said.shape))
+
+
+def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int]) -> tuple[Dim, ...]:
+    """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside, in the order of
+    the input's strides, the transformed ones inside, as listed."""
+    batch = sorted((axis for axis in range(input.ndim) if axis not in dims), key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
+    strides: list[Dim] = [0] * input.ndim
+    running: Dim = 1
+    for axis in reversed([*batch, *dims]):
+        strides[axis] = running
+        running = running * shape[axis]
+    return tuple(strides)
+
+
+def _by_stride(input: TensorType, dims: Sequence[int]) -> list[int]:
+    """The dimensions by falling stride; the order of equal ones is the given one."""
+    return sorted(dims, key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
+
+
+def _is_static(t: TensorType) -> bool:
+    return all(isinstance(d, int) for d in (*t.shape, *t.stride)) and 0 not in t.shape
+
+
+def _fft_r2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
+    if not torch.backends.mkl.is_available():
+        return _contiguous(said)
+    if not _is_static(input) or not dim:
+        return said
+    dims = [axis % input.ndim for axis in dim]
+    dims = [*_by_stride(input, dims[:-1]), dims[-1]]
+    return replace(said, stride=_fft_strides(input, said.shape, dims))
+
+
+def _fft_c2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
+    if not torch.backends.mkl.is_available():
+        return _contiguous(said) if dim else said
+    if not _is_static(input) or not dim:
+        return said
+    return replace(said, stride=_fft_strides(input, said.shape, _by_stride(input, [axis % input.ndim for axis in dim])))
+
+
+def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
+    if not torch.backends.mkl.is_available():
+        return _contiguous(said)
+    if not _is_static(input) or not dim:
+        return said
+    dims = [axis % input.ndim for axis in dim]
+    if len(dims) > 1:
+        input = replace(input, stride=_fft_strides(input, input.shape, _by_stride(input, dims[:-1])))
+    return replace(said, stride=_fft_strides(input, said.shape, dims[-1:]))
+
+
+CORRECTIONS: dict[OpOverload, Correction] = {
+    aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._embedding_bag.default: _embedding_bag(always_sized=True),
+    aten._embedding_bag_forward_only.default: _embedding_bag(always_sized=False),
+    aten._linalg_svd.default: _vectors_by_column(2),
+    aten.linalg_eig.default: _vectors_by_column(1),
+    aten.max_unpool2d.default: _max_unpool2d,
+    aten.nonzero_static.default: lambda said, *args: _contiguous(said),
+    aten._fft_r2c.default: _fft_r2c,
+    aten._fft_c2c.default: _fft_c2c,
+    aten._fft_c2r.default: _fft_c2r,
+}
+
+
+def corrected(op: OpOverload, said: object, args: Sequence[object], kwargs: dict[str, object], device: torch.device | None) -> object:
+    """What `op` really gives where its meta kernel said `said`."""
+    correction = CORRECTIONS.get(op)
+    if correction is None or device is None or device.type != "cpu":
+        return said
+    bound = list(args)
+    for argument in op._schema.arguments[len(args) :]:
+        bound.append(kwargs.get(argument.name, argument.default_value))
+    return correction(said, *bound)
+
+
+# --- operators without a meta kernel -------------------------------------------------------------------------------------
+
+
+def _on_cpu(rule: Rule) -> Rule:
+    def checked(*args: Any, **kwargs: Any) -> object:
+        tensors = [value for value in args if isinstance(value, TensorType)]
+        return rule(*args, **kwargs) if all(t.device.type == "cpu" for t in tensors) else NotImplemented
+
+    return checked
+
+
+def _geqrf(self: TensorType) -> object:
+    if self.ndim < 2:
+        return NotImplemented
+    return _as_column_major(fresh(self.shape, self)), fresh((*self.shape[:-2], minimum(self.shape[-2], self.shape[-1])), self)
+
+
+def _like_input(gradient: TensorType, self: TensorType, *rest: Any) -> object:
+    return fresh(self.shape, self)
+
+
+def _histogram(self: TensorType, bins: Any, **options: Any) -> object:
+    if isinstance(bins, TensorType):
+        if bins.ndim != 1 or bins.shape[0] == 0:
+            return NotImplemented
+        return fresh((bins.shape[0] - 1,), self), fresh(bins.shape, self)
+    if isinstance(bins, int) and bins <= 0:
+        return NotImplemented
+    return fresh((bins,), self), fresh((bins + 1,), self)
+
+
+def _histogramdd_bin_edges(self: TensorType, bins: Sequence[Dim], **options: Any) -> object:
+    return tuple(fresh((count + 1,), self) for count in bins) if _is_histogramdd(self, bins) else NotImplemented
+
+
+def _histogramdd_from_bin_cts(self: TensorType, bins: Sequence[Dim], **options: Any) -> object:
+    return fresh(bins, self) if _is_histogramdd(self, bins) else NotImplemented
+
+
+def _histogramdd_from_bin_tensors(self: TensorType, bins: Sequence[TensorType], **options: Any) -> object:
+    if not _is_histogramdd(self, bins) or any(edges.ndim != 1 for edges in bins):
+        return NotImplemented
+    return fresh([edges.shape[0] - 1 for edges in bins], self)
+
+
+def _is_histogramdd(self: TensorType, bins: Sequence[Any]) -> bool:
+    return self.ndim >= 2 and len(bins) == self.shape[-1] and all(not isinstance(count, int) or count > 0 for count in bins)
+
+
+def _ctc_loss(
+    log_probs: TensorType, targets: TensorType, input_lengths: Sequence[Any], target_lengths: Sequence[Any], *options: Any, **more: Any
+) -> object:
+    """(loss of each sequence, log_alpha); the lengths are Python numbers, so nothing depends on data."""
+    if log_probs.ndim != 3 or targets.ndim not in (1, 2) or not all(isinstance(n, int) for n in target_lengths):
+        return NotImplemented
+    steps, batch, _ = log_probs.shape
+    if len(input_lengths) != batch or len(target_lengths) != batch or not target_lengths:
+        return NotImplemented
+    return fresh((batch,), log_probs), fresh((batch, steps, 2 * max(target_lengths) + 1), log_probs)
+
+
+def _ctc_loss_backward(gradient: TensorType, log_probs: TensorType, *rest: Any, **options: Any) -> object:
+    return fresh(log_probs.shape, log_probs)
+
+
+_MISSING: dict[OpOverload, Rule] = {
+    aten.geqrf.default: _geqrf,
+    aten.multi_margin_loss_backward.default: _like_input,
+    aten.multilabel_margin_loss_backward.default: _like_input,
+    aten.fractional_max_pool3d_backward.default: _like_input,
+    aten.histogram.bin_ct: _histogram,
+    aten.histogram.bins_tensor: _histogram,
+    aten._histogramdd_bin_edges.default: _histogramdd_bin_edges,
+    aten._histogramdd_from_bin_cts.default: _histogramdd_from_bin_cts,
+    aten._histogramdd_from_bin_tensors.default: _histogramdd_from_bin_tensors,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+}
+RULES: dict[OpOverload, Rule] = {op: _on_cpu(rule) for op, rule in _MISSING.items()}
+
+__all__ = ["CORRECTIONS", "RULES", "corrected"]

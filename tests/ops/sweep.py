@@ -1,0 +1,183 @@
+"""The sweep as a program: `python -m tests.ops.sweep --slice 0/8 --form function --dtype float32`.
+
+Takes a selection of cases; runs them in a child process (a native crash costs one operator, not the sweep), prints a table of outcomes
+and every defect, and writes the outcomes as JSON lines with --out. Exit status 1 when there is a defect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.ops.cases import FORMS, Case, foreach_cases, module_cases, operator_cases, operator_name, supports
+from tests.ops.opinfo import foreach_db, module_db, op_db
+from tests.ops.running import GOOD, run_case
+
+DTYPES = {name: getattr(torch, name) for name in "float32 int64 bool bfloat16 float16 float64 complex64 int32 uint8".split()}
+Unit = tuple[str, str, str]
+"""(form, dtype, entry): what is run together; entry is the key of an operator or a module class."""
+
+
+def entries() -> dict[str, Any]:
+    """Every database entry by a key of its own (several entries may share their name and variant)."""
+    found: dict[str, Any] = {}
+    for kind, database in (("op", op_db), ("foreach", foreach_db), ("module", module_db)):
+        for info in database:
+            name = str(info.module_cls.__name__) if kind == "module" else operator_name(info)
+            key = f"{kind}:{name}"
+            while key in found:
+                key += "'"
+            found[key] = info
+    return found
+
+
+def units(options: argparse.Namespace, table: dict[str, Any]) -> list[Unit]:
+    """What the options select, in the order of the databases."""
+    pattern = re.compile(options.only) if options.only else None
+    chosen: list[Unit] = []
+    for form in options.form:
+        for dtype in options.dtype:
+            for key, info in table.items():
+                kind, _, name = key.partition(":")
+                if pattern and not pattern.fullmatch(name):
+                    continue
+                if kind == "op" and form in FORMS and supports(info, DTYPES[dtype], form):
+                    chosen.append((form, dtype, key))
+                elif kind == "foreach" and form == "foreach" and DTYPES[dtype] in info.supported_dtypes("cpu"):
+                    chosen.append((form, dtype, key))
+                elif kind == "module" and form in ("train", "eval") and DTYPES[dtype] in info.dtypes:
+                    chosen.append((form, dtype, key))
+    index, _, count = options.slice.partition("/")
+    return chosen[int(index) :: int(count)]
+
+
+def cases_of(unit: Unit, table: dict[str, Any], limit: int) -> Iterator[Case]:
+    form, dtype, key = unit
+    info = table[key]
+    if form == "foreach":
+        return foreach_cases(info, DTYPES[dtype], limit)
+    if form in ("train", "eval"):
+        return module_cases(info, DTYPES[dtype], form == "train", limit)
+    return operator_cases(info, DTYPES[dtype], form, limit)
+
+
+def run_unit(unit: Unit, table: dict[str, Any], limit: int) -> Iterator[dict[str, Any]]:
+    """The outcomes of one unit, as JSON data."""
+    form, dtype, key = unit
+    try:
+        for case in cases_of(unit, table, limit):
+            try:
+                outcome = run_case(case)
+            except Exception as error:  # the harness's own trouble with a sample is an outcome too, never silence
+                yield {"form": form, "dtype": dtype, "entry": key, "case": case.name, "kind": "no verdict", "code": "", "detail": repr(error)[:600]}
+                continue
+            yield {
+                "form": form, "dtype": dtype, "entry": key, "case": case.name,
+                "kind": outcome.kind, "code": outcome.code, "detail": outcome.detail,
+            }  # fmt: skip
+    except Exception as error:
+        yield {"form": form, "dtype": dtype, "entry": key, "case": key, "kind": "no samples", "code": "", "detail": repr(error)[:600]}
+
+
+def work(options: argparse.Namespace) -> None:
+    """The child: runs the units that it reads from its standard input and writes outcomes as it goes."""
+    table = entries()
+    for line in sys.stdin:
+        unit = tuple(json.loads(line))
+        for outcome in run_unit(unit, table, options.limit):  # type: ignore[arg-type]
+            print(json.dumps(outcome), flush=True)
+        print(json.dumps({"done": unit}), flush=True)
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All outcomes of the selection; a child that dies is replaced, and the unit that it was at is an outcome of kind "died"."""
+    pending = units(options, entries())
+    total = len(pending)
+    outcomes: list[dict[str, Any]] = []
+    out = Path(options.out).open("a") if options.out else None
+    started = time.monotonic()
+    while pending:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.ops.sweep", "--work", "--limit", str(options.limit)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        # One line at a time: everything at once would fill the pipe while the child waits for us to read.
+        child.stdin.write(json.dumps(pending[0]) + "\n")
+        child.stdin.flush()
+        for line in child.stdout:
+            if not line.startswith("{"):
+                continue
+            data = json.loads(line)
+            if "done" not in data:
+                outcomes.append(data)
+                if out:
+                    out.write(line)
+                continue
+            pending.pop(0)
+            if out:
+                out.flush()
+            if not options.quiet and not len(pending) % 50:
+                print(f"{total - len(pending)} of {total} in {time.monotonic() - started:.0f} s: {dict(Counter(o['kind'] for o in outcomes))}", flush=True)
+            if not pending:
+                break
+            child.stdin.write(json.dumps(pending[0]) + "\n")
+            child.stdin.flush()
+        child.stdin.close()
+        status = child.wait()
+        if pending:
+            form, dtype, key = pending.pop(0)
+            outcomes.append({"form": form, "dtype": dtype, "entry": key, "case": key, "kind": "died", "code": "", "detail": f"exit status {status}"})
+            if out:
+                out.write(json.dumps(outcomes[-1]) + "\n")
+    return outcomes
+
+
+def table_of(outcomes: list[dict[str, Any]]) -> str:
+    """Counts by form and dtype, and the breaks by code."""
+    kinds = list(dict.fromkeys(o["kind"] for o in outcomes))
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for o in outcomes:
+        rows.setdefault((o["form"], o["dtype"]), Counter())[o["kind"]] += 1
+    lines = [f"{'form':<10}{'dtype':<10}{'cases':>8}" + "".join(f"{kind:>15}" for kind in kinds)]
+    for (form, dtype), counts in rows.items():
+        lines.append(f"{form:<10}{dtype:<10}{counts.total():>8}" + "".join(f"{counts[kind]:>15}" for kind in kinds))
+    codes = Counter(o["code"] for o in outcomes if o["kind"] == "broke")
+    lines += [f"broke by {code}: {count}" for code, count in codes.most_common()]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slice", default="0/1", help="i/n: every n-th unit, from the i-th")
+    parser.add_argument("--form", nargs="*", default=["function"], choices=[*FORMS, "foreach", "train", "eval"])
+    parser.add_argument("--dtype", nargs="*", default=["float32"], choices=list(DTYPES))
+    parser.add_argument("--only", help="a regular expression for whole names")
+    parser.add_argument("--limit", type=int, default=0, help="at most so many samples of one operator (0: all)")
+    parser.add_argument("--out", help="append the outcomes to this file")
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.work:
+        work(options)
+        return 0
+    outcomes = run(options)
+    print(table_of(outcomes))
+    defects = [o for o in outcomes if o["kind"] not in GOOD]
+    for o in defects if not options.quiet else ():
+        print(f"{o['kind']}: {o['case']}: {o['code']} {o['detail'][-300:]}")
+    return bool(defects)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
