@@ -368,6 +368,7 @@ Py_ssize_t run_guards(const GuardProgram *self, Code &code, Frame &frame, const 
             case OP_TYPE_ATTRIBUTE: {  // object: (type, name, value or nothing)
                 PyTypeObject *type = reinterpret_cast<PyTypeObject *>(PyTuple_GET_ITEM(in.object, 0));
                 PyObject *found = _PyType_Lookup(type, PyTuple_GET_ITEM(in.object, 1));
+                if (in.arg != 0) found = type->tp_mro;
                 passes = found == (PyTuple_GET_SIZE(in.object) > 2 ? PyTuple_GET_ITEM(in.object, 2) : nullptr);
                 // The last attribute of its type's block: the lookup has given the type a version.
                 if (passes && in.skip >= 0) frame.versions[in.skip] = type_version(type);

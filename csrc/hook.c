@@ -3,6 +3,9 @@
 // Takes frames from CPython's evaluator while some thread is inside an eager region (fw_hook_call, hook_region). A frame of a plain Python function whose
 // code has a FrameCache is answered by a compiled entry; every other frame goes to the evaluator that was installed before.
 //
+// The same evaluator watches native calls that capture makes (call_watched): a Python function that native code runs meanwhile (an `__eq__` of a
+// list's element, a `__hash__`, an `__index__`) is given to the thread's interceptor, so that it is interpreted, and what it reads is guarded.
+//
 // Always holds: the evaluator is ours only while fw_hook_regions > 0; on a thread without a region, under sys.settrace or sys.setprofile, for generators,
 // coroutines, class bodies and throws, the earlier evaluator decides. This file is the only one that knows CPython's frame layout.
 #define Py_BUILD_CORE 1
@@ -23,12 +26,15 @@ static __thread int depth = 0;                       // regions open on this thr
 static __thread PyCodeObject *skip_code = NULL;      // the next frame of this code is the eager run itself
 static _PyFrameEvalFunction previous_evaluator = NULL;
 static PyObject *policy = NULL;                      // policy(code, function) -> FrameCache or None
+static __thread PyObject *interceptor = NULL;        // owned; interceptor(function, locals) -> (result,), None or False, of this thread's capture
+static __thread bool watching = false;               // inside call_watched, and not inside the interceptor
 static Py_ssize_t extra_index = -1;
 
 // What a code object's extra points to. Records form a list so that hook_reset finds them all.
 typedef struct Record {
     PyObject *cache;  // NULL: asked, and never to be compiled
     bool asked;
+    char unwatched;   // the interceptor leaves frames of this code alone: 'L' goes on watching below them, 'Q' does not
     struct Record *next, **link;
 } Record;
 static Record *records = NULL;
@@ -150,8 +156,52 @@ static bool is_plain_function(PyCodeObject *code, PyObject *function, struct _Py
            PyFunction_Check(function);
 }
 
+// A frame that native code runs inside call_watched. False: it is left alone.
+static bool intercept(PyCodeObject *code, PyObject *function, struct _PyInterpreterFrame *frame, PyObject **result, bool *quiet) {
+    if (!is_plain_function(code, function, frame)) return false;
+    Record *record = record_of(code);
+    if (record == NULL) return false;
+    if (record->unwatched) {
+        *quiet = record->unwatched == 'Q';
+        return false;
+    }
+    Py_ssize_t n = argument_slots(code);
+    PyObject *locals = PyTuple_New(n);
+    *result = NULL;
+    if (locals == NULL) return true;
+    for (Py_ssize_t i = 0; i < n; i++) PyTuple_SET_ITEM(locals, i, Py_NewRef(frame->localsplus[i]));
+    PyObject *ask = Py_NewRef(interceptor);
+    watching = false;
+    PyObject *answer = PyObject_CallFunctionObjArgs(ask, function, locals, NULL);
+    watching = true;
+    Py_DECREF(ask);
+    Py_DECREF(locals);
+    if (answer == Py_None || answer == Py_False) {  // for good: it depends on the code alone
+        record->unwatched = answer == Py_None ? 'L' : 'Q';
+        *quiet = answer == Py_False;
+        Py_DECREF(answer);
+        return false;
+    }
+    if (answer != NULL && PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 1) {
+        *result = Py_NewRef(PyTuple_GET_ITEM(answer, 0));
+    } else if (answer != NULL) {
+        PyErr_SetString(PyExc_TypeError, "an interceptor returns a tuple of one, None or False");
+    }
+    Py_XDECREF(answer);
+    return true;
+}
+
 static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag) {
     _PyFrameEvalFunction otherwise = previous_evaluator != NULL ? previous_evaluator : _PyEval_EvalFrameDefault;
+    if (watching && !throwflag) {
+        PyObject *answer;
+        bool quiet = false;
+        if (intercept(frame_code(frame), frame_function(frame), frame, &answer, &quiet)) return finish_frame(tstate, frame, answer);
+        watching = !quiet;
+        answer = otherwise(tstate, frame, throwflag);
+        watching = true;
+        return answer;
+    }
     if (depth == 0 || throwflag || tstate->c_tracefunc != NULL || tstate->c_profilefunc != NULL) return otherwise(tstate, frame, throwflag);
     PyCodeObject *code = frame_code(frame);
     if (skip_code == code) {
@@ -217,6 +267,33 @@ static PyObject *call_paused(PyObject *self, PyObject *const *args, Py_ssize_t n
     }
     int saved = fw_hook_suspend();
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
+    fw_hook_resume(saved);
+    return result;
+}
+
+static PyObject *set_interceptor(PyObject *self, PyObject *callable) {
+    if (callable != Py_None && !PyCallable_Check(callable)) {
+        PyErr_SetString(PyExc_TypeError, "the interceptor is a callable or None");
+        return NULL;
+    }
+    PyObject *old = interceptor;
+    interceptor = callable == Py_None ? NULL : Py_NewRef(callable);
+    return old != NULL ? old : Py_NewRef(Py_None);
+}
+
+static PyObject *call_watched(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    if (nargs < 1) {
+        PyErr_SetString(PyExc_TypeError, "call_watched(fn, *args, **kwargs) takes a callable");
+        return NULL;
+    }
+    if (interceptor == NULL) return PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
+    bool before = watching;
+    int saved = fw_hook_suspend();
+    install();
+    watching = true;
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
+    watching = before;
+    uninstall();
     fw_hook_resume(saved);
     return result;
 }
@@ -290,6 +367,11 @@ static PyMethodDef functions[] = {
      "call_eager(fn, /, *args, **kwargs): calls fn with the frame hook on for this thread, so that the frames it runs are compiled."},
     {"call_paused", (PyCFunction)(void (*)(void))call_paused, METH_FASTCALL | METH_KEYWORDS,
      "call_paused(fn, /, *args, **kwargs): calls fn with the frame hook off for this thread."},
+    {"set_interceptor", set_interceptor, METH_O,
+     "set_interceptor(callable or None) -> the one before. interceptor(function, locals) -> (result,), or for all frames of this code None: run\n"
+     "natively; False: run natively, and so does what they call."},
+    {"call_watched", (PyCFunction)(void (*)(void))call_watched, METH_FASTCALL | METH_KEYWORDS,
+     "call_watched(fn, /, *args, **kwargs): calls fn; Python functions that it runs are offered to this thread's interceptor."},
     {"hook_region", hook_region, METH_O, "hook_region(True) opens an eager region on this thread, hook_region(False) closes it; they nest."},
     {"hook_set_policy", set_policy, METH_O, "hook_set_policy(callable or None): policy(code, function) -> FrameCache or None (never), asked once a code."},
     {"hook_reset", hook_reset, METH_NOARGS, "Forgets every code object's cache; the policy will be asked again."},

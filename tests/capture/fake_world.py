@@ -120,6 +120,12 @@ class FakeWorld:
     def type_of(self, obj: object) -> type:
         return type(obj)
 
+    def note_inside_function(self, function: Any) -> None:
+        pass
+
+    def load_function(self, function: Any) -> bool:
+        return False
+
     def note_inside_class(self, cls: type) -> None:
         pass
 

@@ -39,14 +39,17 @@ def alias_guards(world: World) -> list[Guard]:
 
 
 def _distinct_objects(world: World) -> list[Guard]:
-    """DIFFERENT within each type: always among arguments (the program may ask `is`), among all objects once one of them was written to."""
+    """DIFFERENT within each type: identity decides `is`, equality and hashes of objects, and who else sees a store.
+
+    Tensors that are no arguments (parameters) are left out until one was written to or compared by identity.
+    """
     written = world.written_objects()
-    written_types: set[object] = set()
+    written_types: set[object] = {torch.Tensor} if world.tensors_compared else set()
     groups: dict[object, list[Outside]] = {}
     for record in world.outside_objects():
         real = record.real
         known_by_identity = isinstance(real, (types.FunctionType, types.ModuleType, type)) or is_constant(real)
-        if known_by_identity or isinstance(record.source, (Constant, InstanceDict)):
+        if known_by_identity or isinstance(record.source, InstanceDict):
             continue
         kind: object = torch.Tensor if isinstance(real, torch.Tensor) else type(real)
         groups.setdefault(kind, []).append(record)
@@ -54,7 +57,10 @@ def _distinct_objects(world: World) -> list[Guard]:
             written_types.add(kind)
     guards = []
     for kind, records in groups.items():
-        chosen = records if kind in written_types else [record for record in records if _is_argument(record.source)]
+        whole = kind is not torch.Tensor or kind in written_types
+        chosen = records if whole else [record for record in records if _is_argument(record.source)]
+        if all(isinstance(record.source, Constant) for record in chosen):
+            continue
         sources = tuple(dict.fromkeys(record.source for record in chosen))
         if len(sources) > 1:
             guards.append(Guard("DIFFERENT", sources[0], sources, f"distinct objects ({getattr(kind, '__name__', kind)})"))

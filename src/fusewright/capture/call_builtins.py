@@ -28,6 +28,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
 from fusewright.capture.protocols import BINARY, COMPARE, PLAIN, SCALARS, for_native
 from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.sources import Attribute
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.constant import is_constant
 from fusewright.capture.values.dict import OutsideDict, callback
@@ -81,12 +82,7 @@ def _isinstance(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _issubclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    cls, bases = args
-    for base in bases if isinstance(bases, tuple) else (bases,):
-        check = classes.lookup(type(base), "__subclasscheck__")
-        if isinstance(check, types.FunctionType) and check.__module__ not in ("abc", "typing", "_py_abc", "typing_extensions"):
-            raise GraphBreak("untraceable-call", f"issubclass with {base!r}")
-    return native(issubclass, cls, bases)
+    return call_classes.is_subclass(tracer, *args)
 
 
 def _type(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -135,7 +131,9 @@ def _dir(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _callable(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
-    return native(callable, tracer.world.materialise(args[0]))
+    world = tracer.world
+    classes.guarded_lookup(world, world.type_of(args[0]), "__call__")
+    return native(callable, world.materialise(args[0]))
 
 
 def _id(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
@@ -437,7 +435,9 @@ def _rounding(fn: Callable[..., Any], method: str) -> Row:
 def _divmod(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if type(args[0]) in SCALARS and type(args[1]) in SCALARS:
         return native(divmod, *args)
-    return tracer.world.binary("//", *args), tracer.world.binary("%", *args)
+    if any(isinstance(value, torch.Tensor) for value in args):
+        return tracer.world.binary("//", *args), tracer.world.binary("%", *args)
+    return protocols.dispatch(tracer.world, protocols.DIVMOD, divmod, "divmod()", *args)
 
 
 def _pow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -492,8 +492,20 @@ def _of_class(fn: Callable[..., Any]) -> Row:
     return ask
 
 
+def _guard_signature(world: World, function: Any) -> None:
+    """What inspect.signature reads of a Python function and of those that it wraps."""
+    while isinstance(function, types.FunctionType) and world.load_function(function):
+        where = world.constant(function, function.__name__)
+        for name in ("__defaults__", "__kwdefaults__", "__annotations__"):
+            world.guard("IS", Attribute(where, name), getattr(function, name))
+        attributes = world.getattr(function, "__dict__")
+        attributes.lookup("__signature__")
+        function = attributes.lookup("__wrapped__")
+
+
 def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     subject = args[0]
+    _guard_signature(tracer.world, subject.__func__ if isinstance(subject, types.MethodType) else subject)
     if isinstance(subject, types.MethodType):
         known = tracer.world.outside(subject.__func__) is not None
     else:

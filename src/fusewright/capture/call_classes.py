@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import enum
 import types
+import typing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from fusewright.capture import call_support, call_torch
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native, truth
-from fusewright.capture.signals import GraphBreak
+from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.constant import is_constant
 
@@ -114,7 +115,7 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
         return any(is_instance(tracer, obj, one) for one in cls.__args__)
     kind = world.type_of(obj)
     if isinstance(cls, type):
-        check = classes.lookup(type(cls), "__instancecheck__")
+        check = classes.guarded_lookup(world, type(cls), "__instancecheck__")
         if isinstance(check, types.FunctionType) and check.__module__ not in _KNOWN_CHECKS:
             return truth(world, tracer.call(world.load(check, world.constant(check, "__instancecheck__")), (cls, obj)))
         if isinstance(obj, torch.Tensor):
@@ -123,9 +124,36 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
             if isinstance(check, types.FunctionType) and check.__module__ == "torch.nn.parameter":
                 return native(isinstance, world.real_of(obj), cls) if world.outside(obj) is not None else False
             return issubclass(kind, cls)
-        if kind is not type(obj):
-            return native(issubclass, kind, cls)
+        world.guard_bases(kind)
+        answer = native(issubclass, kind, cls) if kind is not type(obj) else native(isinstance, obj, cls)
+        if getattr(cls, "_is_protocol", False):
+            _guard_protocol(tracer, obj, cls)
+        world.abstract_checks.note(kind, cls, answer)
+        return answer
     return native(isinstance, obj, cls)
+
+
+def _guard_protocol(tracer: Tracer, obj: Any, cls: Any) -> None:
+    """A runtime-checkable protocol looks for attributes of the instance: they are read once more through the border, to be guarded."""
+    for name in sorted(typing._get_protocol_attrs(cls)):  # type: ignore[attr-defined]
+        try:
+            tracer.world.getattr(obj, name)
+        except UserException as signal:
+            if not isinstance(signal.exception, AttributeError):
+                raise
+
+
+def is_subclass(tracer: Tracer, cls: type, bases: Any) -> bool:
+    """`issubclass(cls, bases)`."""
+    world = tracer.world
+    for base in bases if isinstance(bases, tuple) else (bases,):
+        check = classes.guarded_lookup(world, type(base), "__subclasscheck__")
+        if isinstance(check, types.FunctionType) and check.__module__ not in _KNOWN_CHECKS:
+            raise GraphBreak("untraceable-call", f"issubclass with {base!r}")
+        if isinstance(cls, type) and isinstance(base, type):
+            world.guard_bases(cls)
+            world.abstract_checks.note(cls, base, native(issubclass, cls, base))
+    return native(issubclass, cls, bases)
 
 
 # Checks of these modules look at nothing but the class.

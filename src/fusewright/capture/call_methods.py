@@ -35,7 +35,7 @@ Kwargs = dict[str, Any]
 _TENSOR_QUERIES = frozenset({
     "size", "stride", "dim", "ndimension", "numel", "nelement", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
     "element_size",
-    "storage_offset", "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim",
+    "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim",
     "sparse_dim",
     "is_coalesced", "__len__", "__hash__",
 })  # fmt: skip
@@ -136,6 +136,8 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     protocol = _TENSOR_PROTOCOL.get(name)
     if protocol is not None:
         return protocol(tracer.world, owner, *args)
+    if name == "storage_offset":
+        return tensors.storage_offset(tracer.world, owner)
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
     return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)

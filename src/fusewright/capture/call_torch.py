@@ -134,26 +134,26 @@ def policy(origin: str) -> Policy | None:
     return None
 
 
-# C functions that answer from a setting that a capture is guarded on (STATE), or that never change.
+# C functions that answer from a setting that a capture is guarded on (STATE), from their arguments, or that never change.
 _ANSWERS = frozenset({
-    "is_grad_enabled", "is_inference_mode_enabled", "_get_tracing_state", "_is_tracing", "is_autocast_enabled", "is_autocast_cpu_enabled",
-    "get_autocast_dtype",
-    "get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cache_enabled", "is_anomaly_enabled", "get_default_dtype",
-    "_get_deterministic_algorithms", "get_num_threads", "_jit_is_script_object", "_get_cudnn_enabled", "_get_mkldnn_enabled",
-    "_has_torch_function",
-    "_has_torch_function_unary", "_has_torch_function_variadic", "_is_torch_function_enabled", "_len_torch_function_stack",
-    "_len_torch_dispatch_stack",
-    "is_any_autocast_enabled", "_is_any_autocast_enabled", "_cuda_isInBadFork", "_get_cudnn_allow_tf32", "_get_cublas_allow_tf32",
-    "_get_float32_matmul_precision", "_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled",
-    "_get_cudnn_sdp_enabled",
-    "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_functorch_interpreter_stack", "is_autocast_available", "_is_autocast_available",
-    "_is_deterministic_algorithms_warn_only_enabled", "_get_deterministic_algorithms_warn_only", "_cuda_getDeviceCount",
-    "_get_privateuse1_backend_name",
-    "_cuda_isBuilt", "_has_mkldnn", "_jit_get_profiling_executor", "_is_functorch_wrapped_tensor", "_is_torch_function_mode_enabled",
-    "_is_torch_function_all_disabled", "is_functorch_wrapped_tensor", "_get_sdp_priority_order",
-    "_unset_dispatch_mode", "_get_overlap_policy", "_autograd_init", "is_scripting", "maybe_current_level", "_is_key_in_tls",
-    "_mps_is_available",
-}) - {"_unset_dispatch_mode", "_autograd_init"}  # fmt: skip
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
+    "get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cache_enabled", "get_default_dtype", "is_any_autocast_enabled",
+    "_is_any_autocast_enabled", "_get_deterministic_algorithms", "_is_deterministic_algorithms_warn_only_enabled",
+    "_get_deterministic_algorithms_warn_only", "get_num_threads", "_get_float32_matmul_precision", "_is_torch_function_enabled",
+    "_len_torch_function_stack", "_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_torch_function_all_disabled",
+    "_functorch_interpreter_stack", "maybe_current_level", "_is_functorch_wrapped_tensor", "is_functorch_wrapped_tensor",
+    "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic", "_jit_is_script_object", "is_scripting",
+    "is_autocast_available", "_is_autocast_available", "_cuda_isInBadFork", "_cuda_getDeviceCount", "_cuda_isBuilt", "_has_mkldnn",
+    "_get_privateuse1_backend_name", "_mps_is_available", "_is_key_in_tls",
+})  # fmt: skip
+
+# C functions that answer from other settings: a guard asks them again.
+_ASKED_AGAIN = frozenset({
+    "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "_get_tracing_state", "_is_tracing", "_get_cudnn_enabled", "_get_mkldnn_enabled",
+    "_get_cudnn_allow_tf32", "_get_cublas_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_sdp_priority_order", "_get_overlap_policy",
+    "_jit_get_profiling_executor",
+})  # fmt: skip
 
 # C functions that change a setting; World restores it at the end of the attempt, finish replays what is left at its end.
 _SETTERS = frozenset({
@@ -182,6 +182,10 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
         return tracer.world.torch_call(fn, args, kwargs) if tracer.recorder.level == "torch" else native(fn, *args, **kwargs)
     if name in _ANSWERS:
         return native(fn, *args, **kwargs)
+    if name in _ASKED_AGAIN and not args and not kwargs:
+        answer = native(fn)
+        tracer.world.guard_answer(fn, (), answer)
+        return answer
     raise GraphBreak("untraceable-call", f"{origin}.{name}")
 
 

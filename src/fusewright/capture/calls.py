@@ -17,7 +17,7 @@ import torch
 
 from fusewright.capture import call_builtins, call_classes, call_marked, call_methods, call_torch, optimizers, polyfills
 from fusewright.capture.guards import MISSING
-from fusewright.capture.native import Trampoline, native
+from fusewright.capture.native import Trampoline, is_library, native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Referent
 from fusewright.capture.values import cls as classes
@@ -101,16 +101,25 @@ def _call_trampoline(tracer: Tracer, fn: Trampoline, args: Args, kwargs: Kwargs)
 
 
 def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A functools.lru_cache function.
+    """A functools.lru_cache function: asked itself, and asked again by a guard, since its cache may be cleared.
 
-    With constant arguments it is asked itself: its answer is by contract the same at every call. Otherwise its body is interpreted;
-    output that it defers (a `warning_once`) is replayed by calling the cached function, so that it still comes once.
+    A library's is asked of constants alone, and its answer kept: by contract it is the same at every call. Otherwise its body is
+    interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so that it still comes once.
     """
     world = tracer.world
-    if all(is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in (*args, *kwargs.values())):
+    values = (*args, *kwargs.values())
+    library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
+    known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
+    if all(fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)):
+        for value in values:
+            world.guard_identity(value)
         with torch.utils._python_dispatch._disable_current_modes():
-            value = native(fn, *args, **kwargs)
+            value = unwatched(fn, *args, **kwargs)
+        if not library:
+            world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
         return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
+    if not library:
+        raise GraphBreak("untraceable-call", f"{describe(fn)}, which keeps its results by functools.lru_cache, of a tensor or a container")
     before = len(world.effects.calls)
     result = call(tracer, world.load(fn.__wrapped__, world.constant(fn.__wrapped__, "wrapped")), args, kwargs)
     if result is None and len(world.effects.calls) > before:

@@ -183,6 +183,7 @@ _WRITERS: dict[type, tuple[str, ...]] = {
     ),
     dict: ("dict.clear({target})", "dict.update({target}, {content})"),
     list: ("list.__setitem__({target}, slice(None), {content})",),
+    bytearray: ("bytearray.__setitem__({target}, slice(None), {content})",),
     set: ("set.clear({target})", "set.update({target}, {content})"),
     collections.deque: ("{base}.clear({target})", "{base}.extend({target}, {content})"),
 }

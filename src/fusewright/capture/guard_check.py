@@ -321,7 +321,9 @@ def _length(container: object) -> int:
 
 
 def type_lookup(cls: type, name: str) -> object:
-    """The attribute that the MRO gives, raw; MISSING when none does."""
+    """The attribute that the MRO gives, raw; MISSING when none does. Under `__mro__`, the MRO itself."""
+    if name == "__mro__":
+        return cls.__mro__
     for base in cls.__mro__:
         if name in (namespace := type.__dict__["__dict__"].__get__(base)):
             return namespace[name]
@@ -438,7 +440,7 @@ def guard_text(guard: Guard) -> str:
         case "STATE":
             return f"global state is {value}"
         case _:
-            return guard.why or f"{_short(value)}({name})"
+            return _short(value) if isinstance(guard.source, FunctionSource) else f"{name} {_short(value)}"
 
 
 def _state_difference(wanted: Any) -> str:

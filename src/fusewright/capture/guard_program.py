@@ -340,7 +340,7 @@ class _Builder:
             for guard in guards:
                 _, name, wanted = cast("tuple[type, str, object]", guard.value)
                 value = (cls, name) if isinstance(wanted, Missing) else (cls, name, wanted)
-                self.emit("TYPE_ATTRIBUTE", skip=block if guard is guards[-1] else -1, value=value, guard=guard)
+                self.emit("TYPE_ATTRIBUTE", arg=int(name == "__mro__"), skip=block if guard is guards[-1] else -1, value=value, guard=guard)
             self.patch_skip(block, len(self.instructions))
 
     def emit_of_several(self, guard: Guard) -> None:
@@ -422,6 +422,8 @@ def _source_instruction(source: Source, parent: _Node | None, builtins_slot: int
             code = _FIELDS.get(name, 0)
             assert parent is not None
             base = types.FunctionType if isinstance(parent.source, FunctionSource) else parent.expected_type()
+            if isinstance(parent.source, Constant):
+                base = type(parent.source.obj)
             if code and base is _FIELD_TYPES[code]:
                 return "ATTRIBUTE", code, None
             return "ATTRIBUTE", 0, name

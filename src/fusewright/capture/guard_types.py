@@ -6,6 +6,7 @@ Takes nothing; gives frozen dataclasses. Always holds: a guard says what it look
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,6 +81,35 @@ class GlobalState:
     num_threads: int
     matmul_precision: str
     functorch: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswersAgain:
+    """A CALL guard's callable: `function(*args)` still answers `value` (the very object when `identical`), whatever it is called with."""
+
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    value: object
+    identical: bool = False
+
+    def __call__(self, subject: object) -> bool:
+        answer = self.function(*self.args)
+        return answer is self.value or (not self.identical and type(answer) is type(self.value) and bool(answer == self.value))
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return f"{name}({', '.join(map(repr, self.args))}) answers {self.value!r}"
+
+    def __hash__(self) -> int:
+        return hash((id(self.function), len(self.args)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is AnswersAgain
+            and self.function is other.function
+            and len(self.args) == len(other.args)
+            and all(mine is theirs for mine, theirs in zip(self.args, other.args))
+        )
 
 
 @dataclass(frozen=True, slots=True)

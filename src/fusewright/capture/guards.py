@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from fusewright.capture.guard_check import evaluate, guard_holds, guard_text, readable
 from fusewright.capture.guard_program import GuardProgram, build_program
-from fusewright.capture.guard_types import MISSING, GlobalState, Guard, GuardKind, Missing, TensorGuard
+from fusewright.capture.guard_types import MISSING, AnswersAgain, GlobalState, Guard, GuardKind, Missing, TensorGuard
 from fusewright.capture.torch_state import capture_global_state
 
 __all__ = [
     "MISSING",
+    "AnswersAgain",
     "GlobalState",
     "Guard",
     "GuardKind",

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
+from fusewright import _native
 from fusewright.capture import calls, cutting, finish
 from fusewright.capture.continuation import Continuation
 from fusewright.capture.dynamic import check_marks
 from fusewright.capture.frame import Backward, Break, CapturedFrame
+from fusewright.capture.native import Interceptor
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame
@@ -97,9 +99,11 @@ class _Attempt:
 
     def run(self) -> CapturedFrame:
         world = self.tracer.world
+        before = _native.set_interceptor(Interceptor(self.tracer))
         try:
             return self._captured(self.tracer.run(self._load_argument, self._cut))
         finally:
+            _native.set_interceptor(before)
             world.close()
 
     def _load_argument(self, real: object, slot: int, name: str) -> Any:

@@ -3,14 +3,21 @@
 Takes a callable and arguments that are ready for native code (stand-ins materialised); gives its result.
 Always holds: what the callable raises becomes a `UserException`; a `Signal` passes through untouched; callbacks that native
 code makes into interpreted code go through a `Trampoline`, which turns a `UserException` back into the plain exception that
-native code expects to see (StopIteration, KeyError…).
+native code expects to see (StopIteration, KeyError…); so do Python functions that native code finds by itself (the `__eq__` of a
+list's element), which the `Interceptor` of the attempt receives from the frame evaluator.
 """
 
 from __future__ import annotations
 
+import os
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from fusewright import _native
 from fusewright.capture.signals import UserException
 
 if TYPE_CHECKING:
@@ -18,11 +25,72 @@ if TYPE_CHECKING:
 
 
 def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
-    """Runs `fn`; raises UserException for what it raises."""
+    """Runs `fn`; raises UserException for what it raises. Python functions of the user that it runs are interpreted."""
+    try:
+        return _native.call_watched(fn, *args, **kwargs)
+    except Exception as exception:
+        raise UserException(exception) from None
+
+
+def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    """As `native`, but Python code that `fn` runs is simply run: PyTorch's own under the recorder, or what is to happen as in eager."""
     try:
         return fn(*args, **kwargs)
     except Exception as exception:
         raise UserException(exception) from None
+
+
+def _folder(path: str | None) -> str:
+    return os.path.dirname(os.path.abspath(path or os.__file__)) + os.sep
+
+
+_OURS = _folder(__file__)[: -len("capture" + os.sep)]
+_STANDARD = _folder(os.__file__)
+_LIBRARIES = (_folder(torch.__file__), _folder(np.__file__), "<frozen ")
+_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+# Files of the standard library whose Python code works on its arguments' elements, as user code does.
+_TRANSPARENT = frozenset(
+    _STANDARD + name.replace("/", os.sep)
+    for name in (
+        "collections/__init__.py", "functools.py", "_collections_abc.py", "fractions.py", "numbers.py", "operator.py", "dataclasses.py",
+    )
+)
+
+
+def _runs_natively(file: str) -> bool | None:
+    """What is to become of a code object's frames: False, run them and what they call unwatched; None, run them; True, interpret."""
+    if file.startswith(_OURS):
+        return False
+    if file.startswith(_LIBRARIES):
+        return None
+    if file.startswith(_STANDARD) and _SITE_PACKAGES not in file:
+        return True if file in _TRANSPARENT else None
+    return True
+
+
+def is_library(function: types.FunctionType) -> bool:
+    """Whether a function belongs to an installed library rather than to the user."""
+    file = function.__code__.co_filename
+    return _SITE_PACKAGES in file or file.startswith((_OURS, _STANDARD, *_LIBRARIES))
+
+
+class Interceptor:
+    """Receives the Python functions that native code runs by itself during one attempt; see csrc/hook.c."""
+
+    __slots__ = ("tracer",)
+
+    def __init__(self, tracer: Any) -> None:
+        self.tracer = tracer
+
+    def __call__(self, function: types.FunctionType, values: tuple[object, ...]) -> tuple[object] | bool | None:
+        how = _runs_natively(function.__code__.co_filename)
+        if not how:
+            return how
+        try:
+            return (self.tracer.called_natively(function, values),)
+        except UserException as signal:
+            error = signal.exception
+        raise error  # plainly: `from None` would change the exception's cause
 
 
 class Trampoline:

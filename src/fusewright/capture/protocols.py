@@ -60,6 +60,8 @@ BINARY: dict[str, Operator] = {
     "^": _operator("xor", operator.xor, operator.ixor),
 }
 
+DIVMOD = _operator("divmod", divmod, divmod)
+
 COMPARE: dict[str, Operator] = {
     symbol: Operator(f"__{name}__", f"__{reflected}__", "", function, function)
     for symbol, name, reflected, function in (
@@ -166,9 +168,13 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
             result = world.tracer.call(method, (left, right))
             if result is not NotImplemented:
                 return result
+    return dispatch(world, row, function, f"{op}=" if inplace else ("** or pow()" if op == "**" else op), left, right)
+
+
+def dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], shown: str, left: Any, right: Any) -> Any:
+    """A binary operator by its special methods, with Python's TypeError where neither side has one; `shown` names it there."""
     result = _dispatch(world, row, function, left, right)
     if result is NotImplemented:
-        shown = f"{op}=" if inplace else ("** or pow()" if op == "**" else op)
         names = f"'{world.type_of(left).__name__}' and '{world.type_of(right).__name__}'"
         raise UserException(TypeError(f"unsupported operand type(s) for {shown}: {names}"))
     return result
@@ -241,13 +247,20 @@ def identical(left: Any, right: Any) -> bool:
     return _canonical(left) is _canonical(right)
 
 
+def _same_object(world: World, left: Any, right: Any) -> bool:
+    """`left is right`, as a question of the program: tensors that are not the same must stay so."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        world.tensors_compared = True
+    return identical(left, right)
+
+
 def _canonical(value: Any) -> Any:
     return value.shadow if type(value) is OutsideDict and value.shadow is not None else value
 
 
 _MEMBERSHIP: dict[str, Callable[[World, Any, Any], bool]] = {
-    "is": lambda world, left, right: identical(left, right),
-    "is not": lambda world, left, right: not identical(left, right),
+    "is": lambda world, left, right: _same_object(world, left, right),
+    "is not": lambda world, left, right: not _same_object(world, left, right),
     "in": lambda world, left, right: contains(world, right, left),
     "not in": lambda world, left, right: not contains(world, right, left),
 }

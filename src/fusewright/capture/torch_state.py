@@ -17,7 +17,7 @@ from torch.utils import _device as default_device_module
 from fusewright import _native
 from fusewright.capture.guard_types import GlobalState
 
-AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
+AUTOCAST_DEVICES = ("cpu", "cuda")
 # Devices whose tensors keep their sizes in the TensorImpl; for others a tensor guard asks Python.
 NATIVE_DEVICES = frozenset({"cpu", "cuda", "meta"})
 _MATMUL_PRECISIONS = ("highest", "high", "medium")

@@ -226,8 +226,27 @@ class Tracer:
         code = function.__code__
         if code.co_flags & CO_ASYNC:
             raise SkipFrame("frame-kind", f"{code.co_qualname} is a coroutine")
+        self.world.load_function(function)
         values = bind(function, args, kwargs or {}, self.world.load_default)
         return self.execute(Frame(self, function, decoded(code), values), None)
+
+    def called_natively(self, function: types.FunctionType, values: tuple[object, ...]) -> object:
+        """Interprets a call that native code makes by itself, of a special method as a rule; `values` are the frame's argument slots."""
+        world = self.world
+        code = function.__code__
+        arguments = list(values)
+        if world.load_function(function):
+            defaults, first = function.__defaults__ or (), code.co_argcount - len(function.__defaults__ or ())
+            for index, value in enumerate(defaults):
+                if arguments[first + index] is value:
+                    arguments[first + index] = world.load_default(function, index)
+            for name, value in (function.__kwdefaults__ or {}).items():
+                slot = code.co_varnames.index(name)
+                if arguments[slot] is value:
+                    arguments[slot] = world.load_default(function, name)
+        if arguments:
+            world.guard_method(arguments[0], function)
+        return self.execute(Frame(self, function, decoded(code), arguments), None)
 
     def run_class_body(self, function: types.FunctionType, namespace: dict[str, object]) -> object:
         """Interprets the body of a class statement in `namespace`; gives what the body returns (its `__class__` cell, or None)."""

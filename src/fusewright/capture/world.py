@@ -23,8 +23,8 @@ from fusewright.capture.aliasing import alias_guards
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.dynamic import check_marks
 from fusewright.capture.effects import Effects
-from fusewright.capture.guards import MISSING, Guard, GuardKind
-from fusewright.capture.native import native
+from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
+from fusewright.capture.native import native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.torch_state import capture_global_state
@@ -35,6 +35,7 @@ from fusewright.capture.values import list as lists
 from fusewright.capture.values import object as objects
 from fusewright.capture.values import set as sets
 from fusewright.capture.values import tuple as tuples
+from fusewright.capture.values.cls import AbstractChecks
 from fusewright.capture.values.dict import OutsideDict
 from fusewright.graph.sizes import Relation
 from fusewright.graph.traced_tensor import TracedTensor
@@ -52,6 +53,8 @@ LOADERS: dict[type, Loader] = {
     type: function.load_identity,
     dict: dicts.load_exact,
     types.MappingProxyType: dicts.load_exact,
+    bytearray: lists.load_bytearray,
+    **dict.fromkeys(dicts.VIEWS, dicts.refuse_view),
 }
 BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
     (torch.Tensor, tensor.load_tensor),
@@ -97,6 +100,8 @@ class World:
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         self.numbers: dict[Source, tuple[Any, Any]] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
         self.global_hooks_checked = False
+        self.tensors_compared = False
+        self.abstract_checks = AbstractChecks()
         self.state = context.snapshot()
         self.initial = capture_global_state()
         self.requires_grad_matters = self.initial.grad_enabled
@@ -105,6 +110,7 @@ class World:
         self._by_value: dict[int, Outside] = {}
         self._alive: list[object] = []
         self._inside_classes: set[int] = set()
+        self._inside_functions: dict[int, types.FunctionType] = {}
         self._constants: dict[int, Constant] = {}
         self._constant_names: set[str] = set(tracer.function.__code__.co_varnames)
         self._dicts: list[OutsideDict] = []
@@ -223,6 +229,27 @@ class World:
         self._alive.append(cls)
         self._inside_classes.add(id(cls))
 
+    def note_inside_function(self, function: types.FunctionType) -> None:
+        """Called for each function that is made during this capture."""
+        self._inside_functions[id(function)] = function
+
+    def load_function(self, function: types.FunctionType) -> bool:
+        """Called for each function whose code is interpreted: False when it was made inside, otherwise its code is guarded."""
+        if id(function) in self._inside_functions:
+            return False
+        where = self.constant(function, function.__name__)
+        if self.outside(function) is None:
+            self.load(function, where)
+        if function is not self.tracer.function:  # a compiled function looks at its own code
+            self.guard("IS", Attribute(where, "__code__"), function.__code__)
+        return True
+
+    def guard_method(self, obj: object, function: types.FunctionType) -> None:
+        """Guards that native code finds `function` in the class of `obj`, under whatever name it looked for."""
+        kind = self.type_of(obj)
+        for name in {name for base in kind.__mro__ for name, found in base.__dict__.items() if found is function}:
+            classes.guarded_lookup(self, kind, name)
+
     def has_stand_ins(self) -> bool:
         """Whether any lazy stand-in exists, so that native code must be kept from seeing one."""
         return bool(self._dicts)
@@ -233,9 +260,24 @@ class World:
         """Adds a guard once; facts about an object that is known by identity need none where the fact cannot change."""
         if isinstance(source, Constant) and (kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))):  # type: ignore[attr-defined]
             return
-        key = (kind, source, value) if kind == "ABSENT" else (kind, source)
+        key = (kind, source, value) if kind in ("ABSENT", "CALL") else (kind, source)
         if key not in self._guards:
             self._guards[key] = Guard(kind, source, value, self._why())
+
+    def guard_identity(self, value: object) -> None:
+        """Guards that an outside object with a path is the very object: it serves as a key. Constants are guarded by value already."""
+        record = self.outside(value)
+        if record is not None and not isinstance(record.source, Constant):
+            self.guard("IS", record.source, record.real)
+
+    def guard_bases(self, cls: type) -> None:
+        """Guards the bases of a class: `__bases__` may be assigned to."""
+        if cls.__flags__ & (1 << 9):
+            self.guard_type_attribute(cls, "__mro__", cls.__mro__)
+
+    def guard_answer(self, function: Callable[..., object], args: tuple[object, ...], value: object, identical: bool = False) -> None:
+        """Guards that `function(*args)`, a question to the outside world that is asked again at each call, keeps its answer."""
+        self.guard("CALL", FunctionSource(), AnswersAgain(function, args, value, identical))
 
     def guard_type_attribute(self, cls: type, name: str, found: object) -> None:
         """Guards what the MRO of `cls` holds under `name`."""
@@ -266,6 +308,8 @@ class World:
             Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads")
             for real, source, traced in self.inputs
         ]
+        if self.abstract_checks.answers:
+            self.guard("CALL", FunctionSource(), self.abstract_checks)
         return (settings, *self._guards.values(), *number.number_guards(self), *tensors, *sizes, *alias_guards(self))
 
     def size_guards_since(self, count: int) -> tuple[Guard, ...]:
@@ -359,7 +403,7 @@ class World:
         """A default argument, by its place in `__defaults__` or its name in `__kwdefaults__`."""
         values: Any = func.__defaults__ if isinstance(which, int) else func.__kwdefaults__
         value = values[which]
-        if self.outside(func) is None and func is not self.tracer.function:
+        if id(func) in self._inside_functions:
             return value
         where: Source = FunctionSource() if func is self.tracer.function else self.constant(func, func.__name__)
         table = Attribute(where, "__defaults__" if isinstance(which, int) else "__kwdefaults__")
@@ -463,7 +507,7 @@ class World:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
         args = tuple(protocols.for_native(self, argument) for argument in args)
         kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
-        return native(self.recorder.call, fn, args, kwargs)
+        return unwatched(self.recorder.call, fn, args, kwargs)
 
     # Imports.
 

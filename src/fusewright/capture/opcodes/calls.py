@@ -132,6 +132,7 @@ def make_function(frame: Any, flags: int) -> None:
     for flag in (ANNOTATIONS, KEYWORD_DEFAULTS, DEFAULTS):
         if flags & flag:
             _ATTRIBUTES[flag](function, stack.pop())
+    frame.world.note_inside_function(function)
     stack.append(function)
 
 
@@ -144,6 +145,7 @@ def set_function_attribute(frame: Any, flag: int) -> None:
         complete = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, value)
         complete.__kwdefaults__ = function.__kwdefaults__
         complete.__annotations__ = function.__annotations__
+        frame.world.note_inside_function(complete)
         function = complete
     else:
         _ATTRIBUTES[flag](function, value)

@@ -6,6 +6,7 @@ TYPE_ATTRIBUTE guard for each name that was looked up. Always holds: a store to 
 
 from __future__ import annotations
 
+import abc
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from fusewright.capture.effects import DELETED
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
 from fusewright.capture.signals import GraphBreak, UserException
-from fusewright.capture.sources import InstanceDict, Item
+from fusewright.capture.sources import Attribute, InstanceDict, Item
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
@@ -28,6 +29,35 @@ def lookup(cls: type, name: str) -> Any:
         if found is not MISSING:
             return found
     return MISSING
+
+
+class AbstractChecks:
+    """Guard callable: abstract base classes still give the same answers about classes that do not derive from them.
+
+    While nothing has been registered with any of them, one comparison tells.
+    """
+
+    __slots__ = ("answers", "token")
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[type, type], bool] = {}
+        self.token = abc.get_cache_token()
+
+    def note(self, cls: type, base: type, answer: bool) -> None:
+        """`issubclass(cls, base)` gave `answer`."""
+        if isinstance(base, abc.ABCMeta) and base not in cls.__mro__:
+            self.answers[cls, base] = answer
+
+    def __call__(self, subject: object) -> bool:
+        token = abc.get_cache_token()
+        if token != self.token:
+            if any(issubclass(cls, base) is not answer for (cls, base), answer in self.answers.items()):
+                return False
+            self.token = token
+        return True
+
+    def __repr__(self) -> str:
+        return f"answers of abstract base classes: {[(cls.__name__, base.__name__) for cls, base in self.answers]}"
 
 
 def native_new(cls: type) -> Any:
@@ -66,7 +96,10 @@ def python_method(world: World, cls: type, name: str) -> types.FunctionType | No
     if not cls.__flags__ & (1 << 9):  # a static type has C slots only
         return None
     found = guarded_lookup(world, cls, name)
-    return found if isinstance(found, types.FunctionType) else None
+    if not isinstance(found, types.FunctionType):
+        return None
+    world.load_function(found)
+    return found
 
 
 def getattr_class(world: World, cls: type, name: str) -> object:
@@ -78,7 +111,10 @@ def getattr_class(world: World, cls: type, name: str) -> object:
             if name == "__dict__":
                 return world.dict_stand_in(cls.__dict__, InstanceDict(world.constant(cls, cls.__name__)))
             value = native(getattr, cls, name)
-            return world.load(value, world.constant(value, name))
+            if name == "__mro__" or not cls.__flags__ & (1 << 9):
+                world.guard_bases(cls)
+                return world.load(value, world.constant(value, name))
+            return world.load(value, Attribute(world.constant(cls, cls.__name__), name))
         return world.bind(from_meta, cls, meta, name)
     getattribute = python_method(world, meta, "__getattribute__")
     if getattribute is not None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
+from fusewright.capture.torch_state import AUTOCAST_DEVICES
+
 
 @dataclass(frozen=True, slots=True)
 class TorchState:
@@ -28,7 +30,7 @@ class TorchState:
 
 def autocast_devices() -> tuple[str, ...]:
     """Devices whose autocast settings are kept."""
-    return ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
+    return AUTOCAST_DEVICES
 
 
 def snapshot() -> TorchState:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusewright.capture.effects import DELETED, Shadow, contents
 from fusewright.capture.guards import MISSING
-from fusewright.capture.native import Trampoline
+from fusewright.capture.native import Trampoline, native
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import DictKey, Item, Source
 from fusewright.capture.values.constant import is_constant
@@ -48,7 +48,8 @@ class OutsideDict:
         if self.shadow is not None:
             return dict.get(self.shadow, key, MISSING)
         if not _is_plain_key(key):
-            return dict.get(self.materialise(), key, MISSING)
+            return native(dict.get, self.materialise(), key, MISSING)
+        self.world.guard_identity(key)
         if key in self.stores:
             stored = self.stores[key]
             return MISSING if stored is DELETED else stored
@@ -212,6 +213,16 @@ def load_exact(world: World, real: dict | types.MappingProxyType, source: Source
     """A lazy stand-in; only the type is guarded at first."""
     world.guard("TYPE", source, type(real))
     return world.stand_in(real, source, OutsideDict(world, real, source))
+
+
+VIEWS: tuple[type, ...] = tuple(
+    type(view) for mapping in ({}, OrderedDict()) for view in (mapping.keys(), mapping.values(), mapping.items())
+)
+
+
+def refuse_view(world: World, real: Any, source: Source) -> object:
+    """A view from outside shows a dict to which no path leads."""
+    raise GraphBreak("opaque-object", f"{source.text()}, a {type(real).__name__} that was made before the compiled function was called")
 
 
 def load_subclass(world: World, real: Any, source: Source) -> object:

@@ -68,8 +68,11 @@ def load_cell(world: World, real: types.CellType, source: Source) -> object:
     return load_identity(world, real, source)
 
 
-# What is read natively from a function, and how it is held: code and globals never change in a function that is known by identity.
-_FIXED = frozenset({"__code__", "__name__", "__qualname__", "__module__", "__doc__", "__builtins__", "__annotations__", "__type_params__"})
+# Attributes of a function that an assignment changes, read from it at every check; the others never change.
+_SETTABLE = frozenset({
+    "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__", "__module__", "__doc__", "__annotations__",
+})  # fmt: skip
+_FIXED = frozenset({"__builtins__", "__type_params__"})
 
 
 def getattr_function(world: World, function: types.FunctionType, name: str) -> object:
@@ -86,7 +89,7 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
         return world.globals_dict(function)
     if name in _FIXED:
         return world.load(getattr(function, name), world.constant(getattr(function, name), name))
-    if name in ("__defaults__", "__kwdefaults__", "__closure__"):
+    if name in _SETTABLE:
         return world.load(getattr(function, name), Attribute(record.source, name))
     if name == "__dict__":
         return world.dict_stand_in(function.__dict__, InstanceDict(record.source))

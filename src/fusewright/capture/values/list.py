@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusewright.capture.effects import Shadow, contents
 from fusewright.capture.signals import GraphBreak
-from fusewright.capture.sources import InstanceDict, Item, Source
+from fusewright.capture.sources import Attribute, InstanceDict, Item, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
@@ -40,6 +40,29 @@ def check_no_slots(cls: type) -> None:
             raise GraphBreak("container-with-slots", f"{cls.__qualname__} derives from a container and has __slots__")
 
 
+class HoldsBytes:
+    """Guard callable: the bytearray has this content."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __call__(self, candidate: object) -> bool:
+        return type(candidate) is bytearray and candidate == self.content
+
+    def __repr__(self) -> str:
+        return f"is {bytearray(self.content)!r}"
+
+
+def load_bytearray(world: World, real: bytearray, source: Source) -> object:
+    """A shadow, guarded as a whole."""
+    world.guard("CALL", source, HoldsBytes(bytes(real)))
+    shadow = world.stand_in(real, source, bytearray(real))
+    world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow)))
+    return shadow
+
+
 def load_list(world: World, real: Any, source: Source) -> object:
     """Type and length are guarded, elements are loaded with an Item source each."""
     cls = type(real)
@@ -49,6 +72,7 @@ def load_list(world: World, real: Any, source: Source) -> object:
     world.guard("LENGTH", source, base.__len__(real))
     shadow = base.__new__(cls)
     if base is deque:
+        world.guard("EQUALS" if real.maxlen is not None else "IS", Attribute(source, "maxlen"), real.maxlen)
         deque.__init__(shadow, (), real.maxlen)
     world.stand_in(real, source, shadow)
     for index, element in enumerate(base.__iter__(real)):

@@ -7,7 +7,6 @@ which interprets PyTorch's own `_call_impl`.
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,5 +110,4 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     if plain:
         return world.tracer.call(getattr_module(world, module, "forward"), args, kwargs)
     # A compiled submodule (`module.compile()`) is captured from its original code, so `_compiled_call_impl` is passed over.
-    function = world.load(Module._call_impl, world.constant(Module._call_impl, "_call_impl"))
-    return world.tracer.call(types.MethodType(function, module), args, kwargs)
+    return world.tracer.call(world.getattr(module, "_call_impl"), args, kwargs)

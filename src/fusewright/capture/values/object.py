@@ -6,6 +6,7 @@ Always holds: an outside object is never written to; its instance dictionary is 
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 def load_object(world: World, real: object, source: Source) -> object:
     """Raw; only its type is guarded, its attributes are loaded when they are read."""
-    world.guard("TYPE", source, type(real))
+    kind = type(real)
+    world.guard("TYPE", source, kind)
+    for name in ("__eq__", "__hash__"):  # native containers compare and hash what they hold: a method added later would go unnoticed
+        classes.guarded_lookup(world, kind, name)
     return world.stand_in(real, source, real)
 
 
@@ -34,6 +38,8 @@ def instance_dict(world: World, obj: object) -> Any:
     if kind.__dictoffset__ == 0 and not isinstance(obj, types.ModuleType):
         return None
     record = world.outside(obj)
+    if isinstance(obj, enum.Enum) and not world.is_inside_class(kind):
+        return world.dict_stand_in(_raw_dict(obj), InstanceDict(world.constant(obj, kind.__name__)))
     namespace = object.__getattribute__(obj, "__dict__") if "__dict__" not in _shadowed(kind) else _raw_dict(obj)
     if record is None or record.real is not obj:
         return namespace

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright import _native
 from fusewright.capture.effects import Shadow, contents
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Source
@@ -21,21 +22,19 @@ if TYPE_CHECKING:
 
 
 class HoldsElements:
-    """Guard callable: the set has this type and holds just these elements (compared as sets do, and of the same types)."""
+    """Guard callable: the set has this type and holds just these elements, in this order (a program may iterate over it)."""
 
-    __slots__ = ("cls", "elements", "types")
+    __slots__ = ("cls", "elements")
 
-    def __init__(self, cls: type, elements: frozenset[Any]) -> None:
+    def __init__(self, cls: type, elements: tuple[Any, ...]) -> None:
         self.cls = cls
         self.elements = elements
-        self.types = frozenset((type(element), element) for element in elements)
 
     def __call__(self, candidate: Any) -> bool:
-        same_type: bool = type(candidate) is self.cls
-        return same_type and self.types == {(type(element), element) for element in candidate}
+        return type(candidate) is self.cls and _native.constant_equal(self.elements, contents(candidate))
 
     def __repr__(self) -> str:
-        return f"is the {self.cls.__name__} {set(self.elements)!r}"
+        return f"is the {self.cls.__name__} {list(self.elements)!r}"
 
 
 def _comparable(element: object) -> bool:
@@ -53,7 +52,7 @@ def load_set(world: World, real: Any, source: Source) -> object:
     cls = type(real)
     check_no_slots(cls)
     base: Any = set if isinstance(real, set) else frozenset
-    elements = frozenset(base.__iter__(real))
+    elements = contents(real)
     if not all(_comparable(element) for element in elements):
         raise GraphBreak("set-of-objects", f"a {cls.__name__} whose elements define __eq__ came from outside ({source.text()})")
     world.guard("CALL", source, HoldsElements(cls, elements))
@@ -62,8 +61,9 @@ def load_set(world: World, real: Any, source: Source) -> object:
     if base is frozenset:
         return world.stand_in(real, source, real)
     shadow = set.__new__(cls)
-    for element in set.__iter__(real):
-        set.add(shadow, element)
+    set.update(shadow, elements)
+    if any(mine is not theirs for mine, theirs in zip(contents(shadow), elements)):
+        raise GraphBreak("set-of-objects", f"a set whose order depends on its history came from outside ({source.text()})")
     world.stand_in(real, source, shadow)
     attributes = load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))

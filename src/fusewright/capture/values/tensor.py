@@ -6,6 +6,7 @@ Takes plain tensors, parameters and buffers; gives traced tensors. Always holds:
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -98,9 +99,9 @@ def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Gu
 
 # Attributes answered natively by the traced tensor.
 _PLAIN = frozenset({
-    "shape", "dtype", "device", "ndim", "layout", "is_leaf", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_sparse",
-    "is_sparse_csr", "is_mkldnn", "is_quantized", "is_nested", "is_complex", "itemsize", "nbytes", "names", "retains_grad", "is_xla",
-    "is_ipu", "is_maia", "is_mtia", "is_vulkan", "output_nr",
+    "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_sparse",
+    "is_sparse_csr", "is_mkldnn", "is_quantized", "is_nested", "is_complex", "itemsize", "nbytes", "names", "is_xla",
+    "is_ipu", "is_maia", "is_mtia", "is_vulkan",
 })  # fmt: skip
 
 # Attributes that are operators.
@@ -158,6 +159,45 @@ def _requires_grad(world: World, tensor: torch.Tensor) -> object:
     return tensor.requires_grad
 
 
+class _Reads:
+    """Guard callable: this attribute, or the answer of this method, is still what it was."""
+
+    __slots__ = ("name", "read", "value")
+
+    def __init__(self, name: str, read: Callable[[Any], object], value: object) -> None:
+        self.name = name
+        self.read = read
+        self.value = value
+
+    def __call__(self, tensor: Any) -> bool:
+        return self.read(tensor) == self.value
+
+    def __repr__(self) -> str:
+        return f"has {self.name} = {self.value!r}"
+
+
+def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[Any], object]) -> object:
+    """What a tensor guard does not look at, read from the original and guarded by itself; a tensor made inside answers natively."""
+    record = world.outside(tensor)
+    if record is None:
+        return native(read, tensor)
+    value = native(read, record.real)
+    world.guard("CALL", record.source, _Reads(name, read, value))
+    return value
+
+
+def storage_offset(world: World, tensor: torch.Tensor) -> object:
+    """`tensor.storage_offset()`; a view made inside does not know the offset of what it is a view of."""
+    if world.outside(tensor) is None and tensor._is_view():
+        raise GraphBreak("tensor-address", "Tensor.storage_offset() of a view that was made inside")
+    return guarded_fact(world, tensor, "storage_offset()", torch.Tensor.storage_offset)
+
+
+def _fact(name: str) -> Callable[[World, torch.Tensor], object]:
+    read = operator.attrgetter(name)
+    return lambda world, tensor: guarded_fact(world, tensor, name, read)
+
+
 def _grad(world: World, tensor: torch.Tensor) -> object:
     record = world.outside(tensor)
     if record is None:
@@ -174,6 +214,9 @@ _ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
     "requires_grad": _requires_grad,
     "grad": _grad,
     "data": _data,
+    "is_leaf": _fact("is_leaf"),
+    "retains_grad": _fact("retains_grad"),
+    "output_nr": _fact("output_nr"),
     "__class__": lambda world, tensor: world.type_of(tensor),
     "__dict__": _namespace,
 }
