@@ -215,9 +215,8 @@ def load_exact(world: World, real: dict | types.MappingProxyType, source: Source
     return world.stand_in(real, source, OutsideDict(world, real, source))
 
 
-VIEWS: tuple[type, ...] = tuple(
-    type(view) for mapping in ({}, OrderedDict()) for view in (mapping.keys(), mapping.values(), mapping.items())
-)
+_MAPPINGS: tuple[dict[str, object], ...] = ({}, OrderedDict())
+VIEWS: tuple[type, ...] = tuple(type(view) for mapping in _MAPPINGS for view in (mapping.keys(), mapping.values(), mapping.items()))
 
 
 def refuse_view(world: World, real: Any, source: Source) -> object:
