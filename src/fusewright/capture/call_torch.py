@@ -195,8 +195,6 @@ def call_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return native(fn, *args, **kwargs)
     if fn.__name__ == "is_nonzero":
         raise GraphBreak("data-dependent-branch", "torch.is_nonzero")
-    if "out" in kwargs and kwargs["out"] is not None and not isinstance(kwargs["out"], torch.Tensor):
-        raise GraphBreak("untraceable-call", f"torch.{fn.__name__} with several `out` tensors")
     return tracer.world.torch_call(fn, args, kwargs)
 
 

@@ -26,11 +26,11 @@ from fusewright.capture.signals import GraphBreak, Signal
 from fusewright.graph import scalar_operands, shape_rules
 from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
 from fusewright.graph.rules.common import preserved_strides
-from fusewright.graph.schema import OperatorFacts, argument, facts
+from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
 from fusewright.graph.symint import dim_of, size_of
-from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata
+from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata, replace_metadata
 from fusewright.graph.types import Location, TensorType
 
 Level = Literal["aten", "torch"]
@@ -222,6 +222,9 @@ class Recorder:
         self.op_count += 1
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they are now.
         node = self._torch_node(fn, args, kwargs) if self.level == "torch" and not self._depth else None
+        outs = _out_tensors(kwargs) if self.level == "aten" else []
+        before = [(t, t.node, _version(t)) for t in outs]
+        last = next(iter(reversed(self.graph.nodes)), None) if outs else None
         try:
             with self.recording():
                 result = fn(*args, **kwargs)
@@ -229,10 +232,26 @@ class Recorder:
             raise
         except Exception as error:
             raise GraphBreak("operator-failed", f"{_name(fn)}: {type(error).__name__}: {error}") from error
+        if outs:
+            self._check_written(fn, before, last)
         if node is not None:
             node.meta["example_value"] = result
             self._adopt(result, node)
         return result
+
+    def _check_written(self, fn: object, before: list[tuple[TracedTensor, torch.fx.Node, int]], last: torch.fx.Node | None) -> None:
+        """PyTorch's composite operators compute beside an `out` tensor that is a subclass, now and then, and never write to it."""
+        unwritten = [t for t, node, version in before if t.node is node and _version(t) == version and 0 not in t.tensor_type.shape]
+        if not unwritten:
+            return
+        for node in reversed(self.graph.nodes):
+            if node is last:
+                break
+            if isinstance(node.target, OpOverload):
+                written = [argument(node.target, node.args, node.kwargs, index) for index in facts(node.target).written]
+                unwritten = [t for t in unwritten if t.node not in written]
+        if unwritten:
+            raise GraphBreak("operator-failed", f"{_name(fn)} does not write to its `out` tensor when it is traced")
 
     def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
@@ -260,7 +279,10 @@ class Recorder:
         type_kwargs: dict[str, object] = {}
         for name, value in kwargs.items():
             node_kwargs[name], type_kwargs[name] = self._convert(value)
-        result_type = self._infer(func, type_args, type_kwargs)
+        try:
+            result_type = self._infer(func, type_args, type_kwargs)
+        except MetadataChanged as error:
+            return self._resized_out(func, args, kwargs, error)
         node = None
         if self.level == "aten":
             node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs)  # type: ignore[arg-type]
@@ -306,6 +328,28 @@ class Recorder:
         move_metadata(traced, func, args, kwargs)
         traced.node, traced.tensor_type, traced.input_storage = view.node, view.tensor_type, view.input_storage
         return traced
+
+    def _resized_out(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], error: MetadataChanged) -> object:
+        """`out=` tensors that the operator lays out itself: of the right shape they are copied to; an empty tensor made in this capture
+        becomes the result, as eager resizes it without a warning."""
+        form = functional_form(func)
+        names = [a.name for a in func._schema.arguments if a.is_out]
+        targets = [kwargs.get(name) for name in names]
+        if form is None or not names or len(facts(func).returned) != len(names):
+            raise GraphBreak("inplace-metadata", str(error)) from error
+        made = self.dispatch(form, args, {name: value for name, value in kwargs.items() if name not in names})
+        results = [made] if isinstance(made, torch.Tensor) else made
+        for target, result in zip(targets, results, strict=True):  # type: ignore[arg-type]
+            if not isinstance(target, TracedTensor) or not isinstance(result, TracedTensor) or target.dtype != result.dtype:
+                raise GraphBreak("inplace-metadata", str(error)) from error
+            if target.tensor_type.shape == result.tensor_type.shape:
+                self.dispatch(aten.copy_.default, (target, result), {})
+            elif target.input_storage or 0 not in target.tensor_type.shape or self.level != "aten":
+                raise GraphBreak("inplace-metadata", str(error)) from error
+            else:
+                replace_metadata(target, result)
+                target.node, target.tensor_type = result.node, result.tensor_type
+        return targets[0] if len(targets) == 1 else tuple(targets)
 
     def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         for index in facts(func).written:
@@ -370,9 +414,7 @@ class Recorder:
             return found
         try:
             return infer(func, tuple(args), kwargs, shape_rules.result_device(args, kwargs), self.env)
-        except MetadataChanged as error:
-            raise GraphBreak("inplace-metadata", str(error)) from error
-        except Signal:
+        except (Signal, MetadataChanged):
             raise
         except Exception as error:
             raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
@@ -578,6 +620,18 @@ _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
 def _overlaps(type_: TensorType) -> bool:
     """Whether an expanded dimension makes elements share memory (eager then refuses to write)."""
     return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in zip(type_.shape, type_.stride, strict=True))
+
+
+def _out_tensors(kwargs: Mapping[str, object]) -> list[TracedTensor]:
+    out = kwargs.get("out")
+    if out is None:
+        return []
+    return [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, TracedTensor)]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written to; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 _refusals: dict[OpOverload, tuple[str, str] | None] = {}

@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch._ops import OpOverload
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
@@ -77,3 +79,38 @@ def argument(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
     if index < len(args):
         return args[index]
     return kwargs.get(known.arguments[index])
+
+
+# Functional forms that are not found by name and arguments: in-place operator -> (operator, positions of its arguments that are kept).
+_FUNCTIONAL: dict[OpOverload, OpOverload] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+}
+
+
+@cache
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """The pure operator that computes what `op` writes: same arguments less the `out` ones; None when PyTorch has none."""
+    found = _FUNCTIONAL.get(op)
+    if found is not None:
+        return found
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    name = op._schema.name.removeprefix("aten::")
+    if any(a.is_out for a in op._schema.arguments):
+        base = name
+    elif name.endswith("_") and not name.endswith("__"):
+        base = name[:-1]
+    else:
+        return None
+    packet = getattr(aten, base, None)
+    if packet is None or op.namespace != "aten":
+        return None
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == wanted
+        if same and not facts(candidate).written and candidate._schema.returns:
+            return candidate
+    return None

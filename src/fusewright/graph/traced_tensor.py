@@ -109,6 +109,12 @@ def move_metadata(traced: TracedTensor, func: OpOverload, args: tuple[object, ..
         func(*args, **kwargs)
 
 
+def replace_metadata(traced: TracedTensor, like: TracedTensor) -> None:
+    """Give a traced tensor, which no autograd graph knows, the sizes and strides of another."""
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        traced.data = like
+
+
 def _recorder_of(values: tuple[object, ...]) -> Recorder:
     """The recorder of the first traced tensor among the arguments (at most one level deep in lists)."""
     for value in values:

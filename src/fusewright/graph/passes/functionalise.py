@@ -12,8 +12,9 @@ through the scatter row of each step on the way; a read re-applies the steps to 
 from __future__ import annotations
 
 import operator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 import torch
 import torch.fx
@@ -23,7 +24,7 @@ from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import Builder, env_of, is_dense, same_strides
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.views import PARTS, SCATTERS, ViewStep
-from fusewright.graph.schema import facts
+from fusewright.graph.schema import facts, functional_form
 from fusewright.graph.types import Location, TensorType
 
 aten = torch.ops.aten
@@ -52,46 +53,12 @@ class _Ref:
     aliases: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
 
 
-# Functional forms that are not found by name and arguments: in-place operator -> (operator, positions of its arguments that are kept).
-_FUNCTIONAL: dict[OpOverload, OpOverload] = {
-    aten.bernoulli_.float: aten.bernoulli.p,
-    aten.normal_.default: aten.normal_functional.default,
-    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
-    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
-    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
-}
-
 # Operators that write to arguments without saying so in their schema: (written arguments, they are written only if this argument is true).
 _HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
     aten.native_batch_norm.default: ((3, 4), 5),
     aten.cudnn_batch_norm.default: ((3, 4), 5),
     aten.miopen_batch_norm.default: ((3, 4), 5),
 }
-
-
-@cache
-def functional_form(op: OpOverload) -> OpOverload | None:
-    """The pure operator that computes what `op` writes: same arguments less the `out` ones; None when PyTorch has none."""
-    found = _FUNCTIONAL.get(op)
-    if found is not None:
-        return found
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
-    name = op._schema.name.removeprefix("aten::")
-    if any(a.is_out for a in op._schema.arguments):
-        base = name
-    elif name.endswith("_") and not name.endswith("__"):
-        base = name[:-1]
-    else:
-        return None
-    packet = getattr(aten, base, None)
-    if packet is None or op.namespace != "aten":
-        return None
-    for overload in packet.overloads():
-        candidate = getattr(packet, overload)
-        same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == wanted
-        if same and not facts(candidate).written and candidate._schema.returns:
-            return candidate
-    return None
 
 
 def functionalise(graph: torch.fx.Graph, rewrites: Rewrites | None = None) -> torch.fx.Graph:
@@ -281,6 +248,8 @@ class _Functionaliser:
     def _conform(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
         """`value` with the dtype, shape and (where a fresh tensor can have them) strides of the tensor that it is written to."""
         type_: TensorType = value.meta["type"]
+        if not torch.can_cast(type_.dtype, like.dtype):
+            raise CannotFunctionalise(f"a result of {type_.dtype} is written to a tensor of {like.dtype}")  # eager raises, mostly
         if type_.dtype != like.dtype or type_.device != like.device:
             changes: dict[str, object] = {"dtype": like.dtype}
             if type_.device != like.device:
@@ -356,13 +325,17 @@ class _Functionaliser:
 
     def _finish(self, node: torch.fx.Node) -> None:
         mutated = [storage for storage in self.inputs if storage.version]
+        results = [self.refs[old] for old in _flat(list(node.args[0])) if old in self.refs]  # type: ignore[arg-type]
+        returned = Counter([*(id(ref.storage) for ref in results), *map(id, self.inputs)])
 
         def convert(old: torch.fx.Node) -> torch.fx.Node:
             ref = self.refs.get(old)
             if ref is None:
                 return self.plain[old]
-            if _is_lazy(ref) and any(ref.storage is storage for storage in self.inputs):
+            if any(ref.storage is storage for storage in self.inputs) and _passes(ref, _is_lazy):
                 raise CannotFunctionalise("a result is a conjugate or negative view of an input")
+            if returned[id(ref.storage)] > 1 and _passes(ref, _is_recast):
+                raise CannotFunctionalise("a result shares the memory of an input or of another result under another dtype")
             if ref.storage.version == 0:
                 return self._read(ref)
             is_input = any(ref.storage is storage for storage in mutated)
@@ -407,9 +380,19 @@ _SPECIAL = {
 }
 
 
-def _is_lazy(ref: _Ref) -> bool:
-    """Whether a step on the way computes, so that the tensor is no true view of its root."""
-    return ref.step is not None and ref.parent is not None and (not facts(ref.step.op).is_view or _is_lazy(ref.parent))
+def _passes(ref: _Ref, test: Callable[[OpOverload], bool]) -> bool:
+    """Whether an operator on the way from the root to the tensor passes the test."""
+    return ref.step is not None and ref.parent is not None and (test(ref.step.op) or _passes(ref.parent, test))
+
+
+def _is_lazy(op: OpOverload) -> bool:
+    """It computes, so that its result is no true view."""
+    return not facts(op).is_view
+
+
+def _is_recast(op: OpOverload) -> bool:
+    """Its result has the same bytes under another dtype; loops compute it as a value of its own."""
+    return op in (aten.view_as_complex.default, aten.view_as_real.default, aten.view.dtype)
 
 
 def _argument(node: torch.fx.Node, op: OpOverload, index: int) -> object:

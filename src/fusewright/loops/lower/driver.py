@@ -296,9 +296,10 @@ class Lowering:
         self._names[stem] = count + 1
         return stem if count == 0 else f"{stem}_{count}"
 
-    def new_buffer(self, type_: TensorType, role: Any = "temporary") -> Buffer:
+    def new_buffer(self, type_: TensorType, role: Any = "temporary", exact: bool = False) -> Buffer:
+        """A buffer laid out as the type says; densely where that would make elements share memory, unless an operator does so (`exact`)."""
         name = f"buf{len(self.program.buffers)}"
-        stride = type_.stride if is_non_overlapping(type_.shape, type_.stride) else dense_strides_like(type_.shape, type_.stride)
+        stride = type_.stride if exact or is_non_overlapping(type_.shape, type_.stride) else dense_strides_like(type_.shape, type_.stride)
         buffer = Buffer(name, type_.shape, stride, type_.dtype, type_.device, role)
         self.program.buffers[name] = buffer
         self._created.add(name)

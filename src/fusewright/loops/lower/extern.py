@@ -34,7 +34,7 @@ def call_extern(
     outputs: list[str | None] = []
     for item in flatten_types(kinds):
         if isinstance(item, TensorType):
-            buffer = lowering.new_buffer(item)
+            buffer = lowering.new_buffer(item, exact=True)
             outputs.append(buffer.name)
             results.append(lowering.buffer_value(item, buffer))
         else:

@@ -15,7 +15,7 @@ from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.registry import Fallback, lowers
-from fusewright.loops.lower.values import Value
+from fusewright.loops.lower.values import Value, is_non_overlapping
 
 
 def number(value: Any, dtype: torch.dtype) -> Expression:
@@ -44,8 +44,14 @@ def ones(call: Call, *args: Any, **options: Any) -> Value:
     return call.result(number(1, ex.compute_dtype(call.type.dtype)))
 
 
-@lowers("zeros", "zeros_like", "new_zeros", "zero")
 @lowers("empty.memory_format", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+def empty(call: Call, *args: Any, **options: Any) -> Value:
+    if not is_non_overlapping(call.type.shape, call.type.stride):
+        raise Fallback("elements that share memory")
+    return zeros(call)
+
+
+@lowers("zeros", "zeros_like", "new_zeros", "zero")
 def zeros(call: Call, *args: Any, **options: Any) -> Value:
     return call.result(number(0, ex.compute_dtype(call.type.dtype)))
 

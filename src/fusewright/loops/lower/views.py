@@ -237,8 +237,8 @@ def diagonal(call: Call, self: Value, offset: int = 0, dim1: int = 0, dim2: int 
 
 @lowers("unfold", view=True)
 def unfold(call: Call, self: Value, dimension: int, size: int, step: int) -> Value:
-    if self.ndim == 0:
-        raise Fallback("unfolding a scalar")
+    if self.ndim == 0:  # counts as one element in one dimension
+        return viewed(call, self, ())
     axes = list(call.axes)
     within = axes.pop()
     dim = normalize_dim(dimension, self.ndim)
