@@ -339,7 +339,7 @@ class Recorder:
             raise GraphBreak("inplace-metadata", str(error)) from error
         made = self.dispatch(form, args, {name: value for name, value in kwargs.items() if name not in names})
         results = [made] if isinstance(made, torch.Tensor) else made
-        for target, result in zip(targets, results, strict=True):  # type: ignore[arg-type]
+        for target, result in zip(targets, results, strict=True):  # type: ignore[arg-type, call-overload]
             if not isinstance(target, TracedTensor) or not isinstance(result, TracedTensor) or target.dtype != result.dtype:
                 raise GraphBreak("inplace-metadata", str(error)) from error
             if target.tensor_type.shape == result.tensor_type.shape:
