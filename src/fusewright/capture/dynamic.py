@@ -15,7 +15,7 @@ import torch
 
 from fusewright import marks
 from fusewright.capture.signals import SkipFrame
-from fusewright.capture.sources import Item, Local, Source, TensorSize
+from fusewright.capture.sources import Attribute, InstanceDict, Item, Local, Source, TensorSize
 from fusewright.errors import DynamicMarkError
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fusewright.graph.sizes import Symbol
 
 def symbolic_dims(
-    real: torch.Tensor, source: Source, code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
+    real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
 ) -> dict[int, Symbol]:
-    """dimension → symbol, for the dimensions of this input that are to be symbolic."""
+    """dimension → symbol, for the dimensions of this input that are to be symbolic. `modules`: where nn.Modules were met."""
     marked = _marked(real, marks.DYNAMIC)
     maybe = _marked(real, marks.MAYBE_DYNAMIC) | _marked(real, marks.UNBACKED)
-    wanted = _wanted(real, source, code, options)
+    wanted = _wanted(real, source, modules, code, options)
     if env is None or options.dynamic is False:
         return {}
     chosen: dict[int, Symbol] = {}
@@ -74,8 +74,8 @@ def _range(real: torch.Tensor, dim: int) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _wanted(real: torch.Tensor, source: Source, code: types.CodeType, options: CaptureOptions) -> set[int]:
-    if isinstance(real, torch.nn.Parameter) or not _from_argument(source):
+def _wanted(real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, options: CaptureOptions) -> set[int]:
+    if isinstance(real, torch.nn.Parameter) or not _from_argument(source, modules):
         return set()
     sizes = tuple(real.shape)
     if options.dynamic is True:
@@ -92,8 +92,10 @@ def _wanted(real: torch.Tensor, source: Source, code: types.CodeType, options: C
     return {dim for dim, size in enumerate(merged) if size is None}
 
 
-def _from_argument(source: Any) -> bool:
-    """Whether a tensor comes with the call (an argument, or an element of one), not from a module or a global."""
-    while isinstance(source, Item):
+def _from_argument(source: Any, modules: set[Source]) -> bool:
+    """Whether a tensor comes with the call (an argument, an element or an attribute of one), not from a module or a global."""
+    while isinstance(source, (Item, InstanceDict, Attribute)):
         source = source.base
+        if source in modules:
+            return False
     return isinstance(source, Local)

@@ -97,6 +97,7 @@ class World:
         self.effects = Effects()
         self.input_sources: list[Source] = []
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
+        self.module_sources: set[Source] = set()
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         self.numbers: dict[Source, tuple[Any, Any]] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
         self.global_hooks_checked = False

@@ -11,6 +11,8 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fusewright.capture.effects import DELETED
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
@@ -29,6 +31,8 @@ def load_object(world: World, real: object, source: Source) -> object:
     world.guard("TYPE", source, kind)
     for name in ("__eq__", "__hash__"):  # native containers compare and hash what they hold: a method added later would go unnoticed
         classes.guarded_lookup(world, kind, name)
+    if isinstance(real, torch.nn.Module):
+        world.module_sources.add(source)
     return world.stand_in(real, source, real)
 
 
