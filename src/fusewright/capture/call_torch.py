@@ -282,6 +282,13 @@ ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
     (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),
+    # Methods of symbolic numbers are written in Python, and part of the border.
+    *(
+        (method, _query(method))
+        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool)
+        for name, method in vars(kind).items()
+        if isinstance(method, types.FunctionType) and name != "__init__"
+    ),
 ]
 
 

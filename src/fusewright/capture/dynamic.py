@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fusewright.graph.shape_env import ShapeEnv
     from fusewright.graph.sizes import Symbol
 
+
 def symbolic_dims(
     real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
 ) -> dict[int, Symbol]:

@@ -709,7 +709,7 @@ _BUILDERS: dict[type, Callable[[_Code, Any], str]] = {
     classmethod: _build_wrapped,
     torch.SymInt: _Code.output,
     torch.SymFloat: _build_float,
-    torch.SymBool: _refuse("a symbolic bool"),
+    torch.SymBool: lambda code, value: repr(value.node.guard_bool("", 0)),
     InterpretedGenerator: _refuse("a generator that is alive at this point"),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),

@@ -1,7 +1,8 @@
 """The one door to foreign native code.
 
 Takes a callable and arguments that are ready for native code (stand-ins materialised); gives its result.
-Always holds: what the callable raises becomes a `UserException`; a `Signal` passes through untouched; callbacks that native
+Always holds: what the callable raises becomes a `UserException`; a `Signal` passes through untouched; what refuses a symbolic number
+(a hash, a bit operation, a format) is asked again with its guarded value; callbacks that native
 code makes into interpreted code go through a `Trampoline`, which turns a `UserException` back into the plain exception that
 native code expects to see (StopIteration, KeyError…); so do Python functions that native code finds by itself (the `__eq__` of a
 list's element), which the `Interceptor` of the attempt receives from the frame evaluator.
@@ -29,6 +30,8 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     try:
         return _native.call_watched(fn, *args, **kwargs)
     except Exception as exception:
+        if isinstance(exception, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
+            return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
         raise UserException(exception) from None
 
 
@@ -91,6 +94,28 @@ class Interceptor:
         except UserException as signal:
             error = signal.exception
         raise error  # plainly: `from None` would change the exception's cause
+
+
+def _may_ask_again(values: tuple[object, ...]) -> bool:
+    """Whether a symbolic number is among the arguments, and nothing that would run the program's code twice."""
+    return any(map(_is_symbolic, values)) and not any(isinstance(value, (Trampoline, TrampolineIterator)) for value in values)
+
+
+def _is_symbolic(value: object) -> bool:
+    if type(value) is tuple:
+        return any(map(_is_symbolic, value))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _specialised(value: Any) -> Any:
+    """`value` with symbolic numbers (in tuples too) replaced by their values, which are then guarded."""
+    if type(value) is tuple:
+        return tuple(map(_specialised, value))
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value.node.guard_float("", 0))
+    return bool(value) if isinstance(value, torch.SymBool) else value
 
 
 class Trampoline:

@@ -93,7 +93,8 @@ class SymNode:
         return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
 
     def str(self) -> object:
-        return f"{self.value}"
+        """What the program shows of a size is a number, which is then guarded."""
+        return f"{self.guard_bool('', 0) if self.is_bool() else self.guard_float('', 0) if self.is_float() else self.guard_int('', 0)}"
 
     __str__ = __repr__ = _graph_repr = str  # type: ignore[assignment]
 
