@@ -396,6 +396,12 @@ def guard_holds(guard: Guard, locals: tuple[object, ...], function: types.Functi
 
 
 def _short(value: object) -> str:
+    if isinstance(value, torch.Tensor):  # its own text would show, and copy, its elements
+        return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
+    if type(value) in (tuple, list) and len(value) > 8:  # type: ignore[arg-type]
+        return f"({', '.join(map(_short, value[:3]))}, ... {len(value)} in all)"  # type: ignore[index, arg-type]
+    if type(value) in (tuple, list):
+        return f"({', '.join(map(_short, value))})"  # type: ignore[call-overload]
     try:
         text = repr(value)
     except Exception:  # a user's __repr__ must not break a recompile message

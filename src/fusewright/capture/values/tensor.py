@@ -51,7 +51,7 @@ def placeholder_name(source: Source) -> str:
     parts: list[str] = []
     at: Any = source
     while at is not None:
-        name = getattr(at, "key", None) if isinstance(at, Item) else getattr(at, "name", None)
+        name = (at.key_name() or at.key) if isinstance(at, Item) else getattr(at, "name", None)
         if name is not None and name not in ("_parameters", "_buffers", "_modules"):
             parts.append("".join(letter if letter.isalnum() else "_" for letter in str(name)).strip("_"))
         at = getattr(at, "base", None)
