@@ -191,7 +191,13 @@ def work(names: list[str], generate: bool) -> None:
         try:
             record = measure(name, generate)
         except Exception as error:
-            record = {"name": name, "whole": False, "reason": f"{type(error).__name__}: {error}".splitlines()[0], "breaks": [], "difference": None}
+            record = {
+                "name": name,
+                "whole": False,
+                "reason": f"{type(error).__name__}: {error}".splitlines()[0],
+                "breaks": [],
+                "difference": None,
+            }
             if os.environ.get("COVERAGE_TRACE"):
                 traceback.print_exc()
         print(json.dumps(record), flush=True)

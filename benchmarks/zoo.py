@@ -84,7 +84,9 @@ def sound(length: int = 2000) -> Callable[[], Inputs]:
     return lambda: {"input_values": torch.randn(2, length)}
 
 
-def add(name: str, family: str, build: Callable[[], nn.Module], inputs: Callable[[], Inputs], generate: Callable[[], Inputs] | None) -> None:
+def add(
+    name: str, family: str, build: Callable[[], nn.Module], inputs: Callable[[], Inputs], generate: Callable[[], Inputs] | None
+) -> None:
     ROWS[name] = Row(name, family, build, inputs, generate)
 
 
@@ -125,12 +127,33 @@ def encoders() -> None:
     hf("mpnet", family, "MPNetConfig", "MPNetModel", text)
     hf("modernbert", family, "ModernBertConfig", "ModernBertModel", text, sep_token_id=3, cls_token_id=4)
     hf("xlnet", family, "XLNetConfig", "XLNetModel", text, base=NO_LENGTH, d_model=32, n_layer=2, n_head=4, d_inner=64)
-    hf("funnel", family, "FunnelConfig", "FunnelModel", text, base=NO_LENGTH, block_sizes=[1, 1], d_model=32, n_head=4, d_head=8, d_inner=64)
+    hf(
+        "funnel",
+        family,
+        "FunnelConfig",
+        "FunnelModel",
+        text,
+        base=NO_LENGTH,
+        block_sizes=[1, 1],
+        d_model=32,
+        n_head=4,
+        d_head=8,
+        d_inner=64,
+    )
     hf("convbert", family, "ConvBertConfig", "ConvBertModel", text, embedding_size=16)
     hf("squeezebert", family, "SqueezeBertConfig", "SqueezeBertModel", text, embedding_size=32)
     hf("mobilebert", family, "MobileBertConfig", "MobileBertModel", text, embedding_size=16, intra_bottleneck_size=16)
     hf("fnet", family, "FNetConfig", "FNetModel", lambda: {"input_ids": ids()})
-    hf("nystromformer", family, "NystromformerConfig", "NystromformerModel", text, num_landmarks=12, segment_means_seq_len=12, conv_kernel_size=5)
+    hf(
+        "nystromformer",
+        family,
+        "NystromformerConfig",
+        "NystromformerModel",
+        text,
+        num_landmarks=12,
+        segment_means_seq_len=12,
+        conv_kernel_size=5,
+    )
     hf("roformer", family, "RoFormerConfig", "RoFormerModel", text, embedding_size=32)
     hf("rembert", family, "RemBertConfig", "RemBertModel", text, input_embedding_size=16, output_embedding_size=16)
     hf("longformer", family, "LongformerConfig", "LongformerModel", text, attention_window=[4, 4])
@@ -230,7 +253,16 @@ def vision() -> None:
     hf("resnet", family, "ResNetConfig", "ResNetForImageClassification", image(64), base={}, embedding_size=8, hidden_sizes=[16, 32, 32, 64], depths=[1, 1, 2, 1])  # fmt: skip
     hf("regnet", family, "RegNetConfig", "RegNetModel", image(64), base={}, embedding_size=8, hidden_sizes=[16, 32, 32, 64], depths=[1, 1, 2, 1], groups_width=8)  # fmt: skip
     hf("mobilenet-v1", family, "MobileNetV1Config", "MobileNetV1Model", image(64), base={}, image_size=64, depth_multiplier=0.25)
-    hf("mobilenet-v2", family, "MobileNetV2Config", "MobileNetV2ForImageClassification", image(64), base={}, image_size=64, depth_multiplier=0.35)
+    hf(
+        "mobilenet-v2",
+        family,
+        "MobileNetV2Config",
+        "MobileNetV2ForImageClassification",
+        image(64),
+        base={},
+        image_size=64,
+        depth_multiplier=0.35,
+    )
     hf("efficientnet", family, "EfficientNetConfig", "EfficientNetModel", image(64), base={}, image_size=64, width_coefficient=0.25, depth_coefficient=0.25, hidden_dim=320)  # fmt: skip
     hf("segformer", family, "SegformerConfig", "SegformerForSemanticSegmentation", image(64), base={}, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
        num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16)  # fmt: skip
@@ -238,12 +270,39 @@ def vision() -> None:
     hf("poolformer", family, "PoolFormerConfig", "PoolFormerModel", image(64), base={}, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1])
     hf("pvt", family, "PvtConfig", "PvtModel", image(64), base={}, image_size=64, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4])  # fmt: skip
     hf("focalnet", family, "FocalNetConfig", "FocalNetModel", image(32), base={}, image_size=32, embed_dim=16, depths=[1, 1], focal_levels=[2, 2], focal_windows=[3, 3])  # fmt: skip
-    hf("hiera", family, "HieraConfig", "HieraModel", image(64), base={}, image_size=[64, 64], embed_dim=16, depths=[1, 1, 1, 1], num_heads=[1, 2, 2, 4])
+    hf(
+        "hiera",
+        family,
+        "HieraConfig",
+        "HieraModel",
+        image(64),
+        base={},
+        image_size=[64, 64],
+        embed_dim=16,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 2, 2, 4],
+    )
     hf("dpt", family, "DPTConfig", "DPTForDepthEstimation", image(), base=small, num_hidden_layers=4, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=16, is_hybrid=False)  # fmt: skip
     hf("glpn", family, "GLPNConfig", "GLPNForDepthEstimation", image(64), base={}, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16)  # fmt: skip
     hf("levit", family, "LevitConfig", "LevitModel", image(64), base={}, image_size=64, hidden_sizes=[16, 32, 48], num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[8, 8, 8])  # fmt: skip
-    hf("videomae", family, "VideoMAEConfig", "VideoMAEModel", lambda: {"pixel_values": torch.randn(1, 4, 3, 32, 32)}, base=small, num_frames=4)
-    hf("timesformer", family, "TimesformerConfig", "TimesformerModel", lambda: {"pixel_values": torch.randn(1, 4, 3, 32, 32)}, base=small, num_frames=4)
+    hf(
+        "videomae",
+        family,
+        "VideoMAEConfig",
+        "VideoMAEModel",
+        lambda: {"pixel_values": torch.randn(1, 4, 3, 32, 32)},
+        base=small,
+        num_frames=4,
+    )
+    hf(
+        "timesformer",
+        family,
+        "TimesformerConfig",
+        "TimesformerModel",
+        lambda: {"pixel_values": torch.randn(1, 4, 3, 32, 32)},
+        base=small,
+        num_frames=4,
+    )
     hf("superpoint", family, "SuperPointConfig", "SuperPointForKeypointDetection", image(64), base={}, encoder_hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, keypoint_decoder_dim=65, descriptor_decoder_dim=16)  # fmt: skip
 
 
@@ -256,8 +315,26 @@ def audio() -> None:
     hf("wavlm", family, "WavLMConfig", "WavLMModel", sound(), base=wave, num_buckets=8, max_bucket_distance=16)
     hf("unispeech", family, "UniSpeechConfig", "UniSpeechModel", sound(), base=wave)
     hf("sew", family, "SEWConfig", "SEWModel", sound(), base=wave)
-    hf("data2vec-audio", family, "Data2VecAudioConfig", "Data2VecAudioModel", sound(), base=wave, num_conv_pos_embeddings=2, conv_pos_kernel_size=3)
-    hf("ast", family, "ASTConfig", "ASTModel", lambda: {"input_values": torch.randn(2, 32, 16)}, base=SMALL_VISION, max_length=32, num_mel_bins=16)
+    hf(
+        "data2vec-audio",
+        family,
+        "Data2VecAudioConfig",
+        "Data2VecAudioModel",
+        sound(),
+        base=wave,
+        num_conv_pos_embeddings=2,
+        conv_pos_kernel_size=3,
+    )
+    hf(
+        "ast",
+        family,
+        "ASTConfig",
+        "ASTModel",
+        lambda: {"input_values": torch.randn(2, 32, 16)},
+        base=SMALL_VISION,
+        max_length=32,
+        num_mel_bins=16,
+    )
     bart = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
             "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "decoder_start_token_id": 1}  # fmt: skip
     hf("whisper", family, "WhisperConfig", "WhisperForConditionalGeneration",
@@ -306,7 +383,18 @@ def experts() -> None:
     hf("qwen3-moe", family, "Qwen3MoeConfig", "Qwen3MoeForCausalLM", text, prompt, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)  # fmt: skip
     hf("olmoe", family, "OlmoeConfig", "OlmoeForCausalLM", text, prompt, num_experts=4, num_experts_per_tok=2)
     hf("phimoe", family, "PhimoeConfig", "PhimoeForCausalLM", text, prompt, num_local_experts=4, num_experts_per_tok=2)
-    hf("gpt-oss", family, "GptOssConfig", "GptOssForCausalLM", text, prompt, num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=4)
+    hf(
+        "gpt-oss",
+        family,
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        text,
+        prompt,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        head_dim=8,
+        sliding_window=4,
+    )
     hf("granitemoe", family, "GraniteMoeConfig", "GraniteMoeForCausalLM", text, prompt, num_local_experts=4, num_experts_per_tok=2)
     hf("switch-transformers", family, "SwitchTransformersConfig", "SwitchTransformersForConditionalGeneration", pair, prompt, d_model=32, d_kv=8,
        d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
@@ -319,7 +407,20 @@ def state_space() -> None:
     only = lambda: {"input_ids": ids(2, 6)}  # noqa: E731
     hf("mamba", family, "MambaConfig", "MambaForCausalLM", words, only, state_size=8)
     hf("falcon-mamba", family, "FalconMambaConfig", "FalconMambaForCausalLM", words, only, state_size=8)
-    hf("mamba2", family, "Mamba2Config", "Mamba2ForCausalLM", words, only, state_size=8, num_heads=8, head_dim=8, expand=2, n_groups=2, chunk_size=4)
+    hf(
+        "mamba2",
+        family,
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        words,
+        only,
+        state_size=8,
+        num_heads=8,
+        head_dim=8,
+        expand=2,
+        n_groups=2,
+        chunk_size=4,
+    )
     hf("rwkv", family, "RwkvConfig", "RwkvForCausalLM", words, only, attention_hidden_size=32, context_length=64)
     hf("recurrent-gemma", family, "RecurrentGemmaConfig", "RecurrentGemmaForCausalLM", text, prompt, num_hidden_layers=3, lru_width=32,
        attention_window_size=8, num_key_value_heads=1)  # fmt: skip

@@ -130,7 +130,7 @@ struct Slot {
 
 using KernelFunction = void (*)(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status);
 
-enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate };
+enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate, Group };
 
 struct KernelStep {
     KernelFunction function;
@@ -138,6 +138,12 @@ struct KernelStep {
     int32_t extent;
     int64_t grain;
     std::string name;
+};
+
+// Kernels that run at the same time, in one parallel region.
+struct GroupStep {
+    std::vector<KernelStep> kernels;
+    size_t buffers = 0, sizes = 0;  // of all kernels together
 };
 
 // How one integer-class argument of a C function is made.
@@ -230,6 +236,7 @@ struct Program {
     std::vector<ExternStep> externs;
     std::vector<PythonStep> pythons;
     std::vector<GatherStep> gathers;
+    std::vector<GroupStep> groups;
     std::vector<OutputSpec> outputs;
     PyObject *constants = nullptr;
     PyObject *owner = nullptr;  // keeps the machine code of the kernels in memory
@@ -291,6 +298,7 @@ class Runner {
     }
     bool step(Step step);
     bool kernel(const KernelStep &step);
+    bool group(const GroupStep &step);
     bool external(const ExternStep &step);
     bool python(const PythonStep &step);
     bool take_results(const PythonStep &step, PyObject *result, size_t *position);

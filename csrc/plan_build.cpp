@@ -192,7 +192,7 @@ bool read_python(Reader &r, const Limits &limits, PythonStep *step) {
 bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
     Reader r(tuple);
     Step step;
-    step.kind = static_cast<StepKind>(r.index(0, 9));
+    step.kind = static_cast<StepKind>(r.index(0, 10));
     if (!r.ok()) return false;
     switch (step.kind) {
         case StepKind::Kernel: {
@@ -216,6 +216,20 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
             step.operand = static_cast<int32_t>(p->pythons.size());
             p->pythons.push_back(std::move(python));
             p->dispatches = true;
+            break;
+        }
+        case StepKind::Group: {
+            GroupStep group;
+            while (r.ok() && !r.done()) {
+                Reader one(r.object());
+                KernelStep kernel;
+                if (!read_kernel(one, limits, &kernel)) return false;
+                group.buffers += kernel.buffers.size();
+                group.sizes += kernel.sizes.size();
+                group.kernels.push_back(std::move(kernel));
+            }
+            step.operand = static_cast<int32_t>(p->groups.size());
+            p->groups.push_back(std::move(group));
             break;
         }
         case StepKind::Gather: {

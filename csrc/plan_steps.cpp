@@ -24,6 +24,39 @@ void run_chunk(int64_t begin, int64_t end, void *context) {
     if (status != 0) __atomic_store_n(&call->status, status, __ATOMIC_RELAXED);
 }
 
+constexpr int64_t kPortions = 16;  // portions of a group's work that are worth a thread
+
+struct Row {
+    KernelFunction function;
+    void *const *buffers;
+    const int64_t *sizes;
+    int64_t extent, portion, first;  // iterations; iterations of one portion; number of the kernel's first portion
+};
+
+struct GroupCall {
+    const Row *rows;
+    size_t count;
+    int64_t failed;  // the number of a kernel that met an index out of range, or -1
+};
+
+void run_portions(int64_t begin, int64_t end, void *context) {
+    GroupCall *call = static_cast<GroupCall *>(context);
+    size_t low = 0, high = call->count;  // the last kernel whose first portion is not after `begin`
+    while (low + 1 < high) {
+        size_t middle = (low + high) / 2;
+        if (call->rows[middle].first <= begin) low = middle;
+        else high = middle;
+    }
+    for (size_t i = low; i < call->count && call->rows[i].first < end; i++) {
+        const Row &row = call->rows[i];
+        int64_t from = (begin > row.first ? begin - row.first : 0) * row.portion, to = (end - row.first) * row.portion, status = 0;
+        if (to > row.extent) to = row.extent;
+        if (from >= to) continue;
+        row.function(row.buffers, row.sizes, from, to, &status);
+        if (status != 0) __atomic_store_n(&call->failed, static_cast<int64_t>(i), __ATOMIC_RELAXED);
+    }
+}
+
 // Calls a C function of integer-class and double arguments. On x86-64 System V and 64-bit ARM Linux the two classes travel in separate
 // registers and only integers spill to the stack (in order, eight bytes each), so passing all integers first, then the doubles, and
 // more of either than the function takes, is the same call for every mixture of up to eight doubles.
@@ -64,6 +97,7 @@ bool Runner::run() {
 bool Runner::step(Step one) {
     switch (one.kind) {
         case StepKind::Kernel: return kernel(p.kernels[one.operand]);
+        case StepKind::Group: return group(p.groups[one.operand]);
         case StepKind::Extern: return external(p.externs[one.operand]);
         case StepKind::Python: return python(p.pythons[one.operand]);
         case StepKind::Allocate: return allocate(one.operand);
@@ -147,6 +181,32 @@ bool Runner::kernel(const KernelStep &step) {
     }
     if (call.status == 0) return true;
     return fail("index out of range in " + step.name, PyExc_IndexError);
+}
+
+// The kernels' iterations laid end to end, in portions of about equal work: a thread takes a run of portions, wherever they belong.
+bool Runner::group(const GroupStep &step) {
+    std::vector<void *> buffers(step.buffers);
+    std::vector<int64_t> sizes(step.sizes);
+    std::vector<Row> rows(step.kernels.size());
+    size_t next_buffer = 0, next_size = 0;
+    int64_t portions = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        const KernelStep &kernel = step.kernels[i];
+        int64_t portion = kernel.grain > kPortions ? kernel.grain / kPortions : 1, extent = v[kernel.extent];
+        rows[i] = {kernel.function, buffers.data() + next_buffer, sizes.data() + next_size, extent, portion, portions};
+        for (int32_t slot : kernel.buffers) buffers[next_buffer++] = f.pointers[slot];
+        for (int32_t value : kernel.sizes) sizes[next_size++] = v[value];
+        portions += extent > 0 ? (extent + portion - 1) / portion : 0;
+    }
+    GroupCall call{rows.data(), rows.size(), -1};
+    if (portions >= kPortions) drop_gil();
+    if (portions >= 2 * kPortions) {
+        if (torch.parallel_for(0, portions, kPortions, run_portions, &call) != 0) return fail(torch_error("a group of kernels"), PyExc_RuntimeError);
+    } else {
+        run_portions(0, portions, &call);
+    }
+    if (call.failed < 0) return true;
+    return fail("index out of range in " + step.kernels[call.failed].name, PyExc_IndexError);
 }
 
 bool Runner::pointer(int32_t slot) {

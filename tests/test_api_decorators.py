@@ -263,7 +263,12 @@ def test_graph_break_cuts_and_gives_its_reason(cut: Any) -> None:
 
 def test_is_compiling_answers_true_inside_and_false_outside() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
-        return x + 1, (fusewright.is_compiling(), torch.compiler.is_compiling(), torch.compiler.is_dynamo_compiling(), torch.compiler.is_exporting())
+        return x + 1, (
+            fusewright.is_compiling(),
+            torch.compiler.is_compiling(),
+            torch.compiler.is_dynamo_compiling(),
+            torch.compiler.is_exporting(),
+        )
 
     assert fusewright.compile(f, fullgraph=True)(torch.ones(1))[1] == (True, True, True, False)
     assert f(torch.ones(1))[1] == (False,) * 4

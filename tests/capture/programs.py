@@ -453,7 +453,15 @@ def generators():
         next(generator)
     except StopIteration as stop:
         ended = stop.value
-    return seen, rest, ended, sum(countdown(4)), dict(zip("ab", countdown(3))), any(v == 2 for v in countdown(3)), ",".join(str(v) for v in countdown(2))
+    return (
+        seen,
+        rest,
+        ended,
+        sum(countdown(4)),
+        dict(zip("ab", countdown(3))),
+        any(v == 2 for v in countdown(3)),
+        ",".join(str(v) for v in countdown(2)),
+    )
 
 
 def delegating():

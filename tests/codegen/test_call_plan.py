@@ -66,7 +66,9 @@ def test_steps_and_text() -> None:
     s.call(aten.flip.default, r, (0, 1), out=[c])
     s.run("k1", double, [c, s.output("o", 4, 3)], 12, grain=100)
     s.run("k2", double, [x, x], 32)
-    assert describe(s.build(name="layer")) == """\
+    assert (
+        describe(s.build(name="layer"))
+        == """\
 plan layer: 3 inputs, 192 bytes of temporary memory
   memory    t at 0: float32 (4, 8) stride (8, 1)
   memory    r at 128: float32 (4, 3) stride (3, 1)
@@ -83,6 +85,7 @@ plan layer: 3 inputs, 192 bytes of temporary memory
   mutate    x
   kernel    k2(x, x)  extent 32, grain 1073741824
   return    o"""
+    )
 
 
 def test_symbolic_text() -> None:

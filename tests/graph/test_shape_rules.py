@@ -184,7 +184,11 @@ def test_many_rules_were_checked() -> None:
     """Runs the backward of a small network too; then most rules must have been compared at least once."""
     image = torch.randn(2, 3, 8, 8, requires_grad=True)
     network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.SiLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.GroupNorm(2, 4),
+        torch.nn.SiLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
         torch.nn.Linear(36, 5),
     )
     table = torch.nn.Embedding(7, 5)

@@ -62,9 +62,7 @@ def record(
     env = ShapeEnv() if names else None
     symbols = {name: env.create(name, hint, None) for name, hint in names.items()} if env else {}
     recorder = Recorder("aten", env)
-    traced = [
-        recorder.input(t, f"x{k}", {dim: symbols[name] for dim, name in symbolic.get(k, {}).items()}) for k, t in enumerate(inputs)
-    ]
+    traced = [recorder.input(t, f"x{k}", {dim: symbols[name] for dim, name in symbolic.get(k, {}).items()}) for k, t in enumerate(inputs)]
     result = recorder.call(lambda: function(*traced))
     graph = recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
     return functionalise(graph), recorder.constants

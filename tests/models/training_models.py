@@ -69,7 +69,10 @@ def vit(dropout: float) -> Case:
 
 def resnet(dropout: float) -> Case:
     config = hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32, 32, 64], depths=[1, 1, 2, 1], num_labels=5)
-    return LossOf(hf.ResNetForImageClassification(config)), {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.tensor([1, 3, 0, 2])}
+    return LossOf(hf.ResNetForImageClassification(config)), {
+        "pixel_values": torch.randn(4, 3, 64, 64),
+        "labels": torch.tensor([1, 3, 0, 2]),
+    }
 
 
 def convnext(dropout: float) -> Case:
@@ -87,7 +90,10 @@ def t5(dropout: float) -> Case:
 
 def mobilenet_v2(dropout: float) -> Case:
     config = hf.MobileNetV2Config(image_size=64, depth_multiplier=0.35, num_labels=5, classifier_dropout_prob=dropout)
-    return LossOf(hf.MobileNetV2ForImageClassification(config)), {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.tensor([1, 3, 0, 2])}
+    return LossOf(hf.MobileNetV2ForImageClassification(config)), {
+        "pixel_values": torch.randn(4, 3, 64, 64),
+        "labels": torch.tensor([1, 3, 0, 2]),
+    }
 
 
 class LanguageModel(nn.Module):

@@ -24,8 +24,17 @@ def test_every_function_that_has_no_replacement_is_found() -> None:
 
 def test_codes_are_pytorchs() -> None:
     assert torch_c.DEVICE_CODES["cpu"] == 0
-    known = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
-    torch.complex64}
+    known = {
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    }
     assert known <= set(torch_c.DTYPE_CODES)
     assert len(set(torch_c.DTYPE_CODES.values())) == len(torch_c.DTYPE_CODES)
 

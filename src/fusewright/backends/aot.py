@@ -56,9 +56,7 @@ def aot(
     return Backend("aot", "aten", compile_graph, follows_autograd=False, trains=True)
 
 
-def _compile_half(
-    to_compile: GraphToCompile, compilers: dict[str, Compiler], graph: torch.fx.Graph, direction: str
-) -> Callable[..., Any]:
+def _compile_half(to_compile: GraphToCompile, compilers: dict[str, Compiler], graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     env = next((node.meta.get("env") for node in to_compile.graph.nodes if node.op == "output"), None)
     if direction == "forward":
         inputs = [value if isinstance(value, torch.Tensor) else _example(value, env) for value in to_compile.example_inputs]

@@ -35,9 +35,7 @@ def bind(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, 
     return values
 
 
-def _bind_keywords(
-    function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]
-) -> dict[str, Any]:
+def _bind_keywords(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> dict[str, Any]:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     extra = {}
@@ -77,9 +75,7 @@ def _bind_defaults(
 
 def _mismatch(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> UserException:
     """Lets CPython itself bind the arguments, to a function of the same signature that does nothing, for its message."""
-    stand_in = types.FunctionType(
-        constant_body(function.__code__), {}, function.__name__, function.__defaults__, function.__closure__
-    )
+    stand_in = types.FunctionType(constant_body(function.__code__), {}, function.__name__, function.__defaults__, function.__closure__)
     stand_in.__kwdefaults__ = function.__kwdefaults__
     stand_in.__qualname__ = function.__qualname__
     try:

@@ -59,9 +59,7 @@ class _Cut:
         self.info: CodeInfo = origin.info
         self.index = origin.indices[frame.pc]
         self.live = live_slots(self.info)
-        self.held = {
-            old: value for old, value in zip(origin.slots, frame.locals) if old >= 0 and value is not NULL
-        }
+        self.held = {old: value for old, value in zip(origin.slots, frame.locals) if old >= 0 and value is not NULL}
         self.values: dict[str, object] = {}
         for slot, value in self.held.items():
             self.values[f"__{'cell' if slot in self.info.cells else 'local'}{slot}"] = value

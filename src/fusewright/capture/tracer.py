@@ -170,9 +170,7 @@ class Tracer:
             raise SkipFrame("frame-kind", "a generator, a coroutine, a class body or a module")
         info = decoded(code)
         live = live_slots(info)[0]
-        arguments = [
-            load_argument(real, slot, info.slots[slot]) if live >> slot & 1 else NULL for slot, real in enumerate(self.locals)
-        ]
+        arguments = [load_argument(real, slot, info.slots[slot]) if live >> slot & 1 else NULL for slot, real in enumerate(self.locals)]
         self.root = Frame(self, self.function, info, arguments)
         return self._run_root(self.root, cut)
 

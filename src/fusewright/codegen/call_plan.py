@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import torch
 
@@ -19,6 +20,7 @@ from fusewright.codegen.call_plan_types import (
     CCall,
     Gather,
     KernelCall,
+    KernelGroup,
     OutputSpec,
     PythonCall,
     SlotKind,
@@ -33,7 +35,7 @@ from fusewright.codegen.size_values import ValueTable
 from fusewright.graph.sizes import Dim
 from fusewright.loops.externs import references
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
-from fusewright.schedule.plan import Kernel, Plan, RunKernel
+from fusewright.schedule.plan import Plan, RunExtern, RunKernel
 
 __all__ = ["build_call_plan", "describe"]
 
@@ -89,11 +91,12 @@ class _Builder:
         for step in plan.steps:
             if not isinstance(step, RunKernel) and step.extern.placement == "returned":
                 self.returned.update(buffer for buffer in step.extern.outputs if buffer is not None)
-        for step in plan.steps:
-            if isinstance(step, RunKernel):
-                self.kernel(plan.kernels[step.kernel], self.kernels[step.kernel])
-            else:
+        for index, step in enumerate(plan.steps):
+            if isinstance(step, RunExtern):
                 self.extern(step.extern)
+            elif not step.together:
+                others = takewhile(lambda other: isinstance(other, RunKernel) and other.together, plan.steps[index + 1 :])
+                self.region([step, *others])  # type: ignore[list-item]
         outputs = tuple(self.output(output) for output in plan.outputs)
         arena = self.values.of(plan.arena_size)
         slots = tuple(self.frozen(slot) for slot in self.slots)
@@ -203,11 +206,16 @@ class _Builder:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def kernel(self, kernel: Kernel, code: KernelCode) -> None:
-        self.before_writing(sorted(kernel.written))
-        buffers = tuple(self.pointer_slot(name) for name in code.buffers)
-        sizes = tuple(self.values.of(size) for size in code.sizes)
-        self.steps.append(KernelCall(kernel.name, code.key, buffers, self.values.of(code.extent), code.grain, sizes))
+    def region(self, steps: Sequence[RunKernel]) -> None:
+        """One kernel, or several that run at the same time."""
+        calls = []
+        for step in steps:
+            kernel, code = self.plan.kernels[step.kernel], self.kernels[step.kernel]
+            self.before_writing(sorted(kernel.written))
+            buffers = tuple(self.pointer_slot(name) for name in code.buffers)
+            sizes = tuple(self.values.of(size) for size in code.sizes)
+            calls.append(KernelCall(kernel.name, code.key, buffers, self.values.of(code.extent), code.grain, sizes))
+        self.steps.append(calls[0] if len(calls) == 1 else KernelGroup(tuple(calls)))
 
     def extern(self, extern: Extern) -> None:
         names = {ref.buffer for ref in references((extern.args, extern.kwargs))}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fusewright.codegen.call_plan_types import CallPlan, CCall, Gather, KernelCall, OutputSpec, PythonCall, SlotSpec, SlotStep
+from fusewright.codegen.call_plan_types import CallPlan, CCall, Gather, KernelCall, KernelGroup, OutputSpec, PythonCall, SlotSpec, SlotStep
 
 
 def describe(plan: CallPlan) -> str:
@@ -22,6 +22,7 @@ class _Printer:
         self.texts = dict(plan.value_texts)
         self.step_lines: dict[type, Callable[[Any], str]] = {
             KernelCall: self.kernel,
+            KernelGroup: self.group,
             CCall: self.c_call,
             PythonCall: self.python_call,
             SlotStep: self.slot_step,
@@ -53,6 +54,9 @@ class _Printer:
         buffers = ", ".join(map(self.slot, step.buffers))
         sizes = f"  sizes [{', '.join(map(self.value, step.sizes))}]" if step.sizes else ""
         return f"kernel    {step.name}({buffers})  extent {self.value(step.extent)}, grain {step.grain}{sizes}"
+
+    def group(self, step: KernelGroup) -> str:
+        return "\n".join([f"together  {len(step.calls)} kernels", *(f"  {self.kernel(call)}" for call in step.calls)])
 
     def c_call(self, step: CCall) -> str:
         results = [self.slot(payload) for kind, payload in step.integers if kind == "result" and isinstance(payload, int)]

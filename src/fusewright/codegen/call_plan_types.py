@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
-STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate")
+STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group")
 INTEGER_KINDS = ("immediate", "value", "values", "pointer to values", "handle", "handles", "bytes", "pointer to bytes", "result")
 ARGUMENT_KINDS = ("constant", "tensor", "value", "list", "tuple", "private tensor")
 OUTPUT_KINDS = ("buffer", "view", "private view", "size", "value")
@@ -50,6 +50,13 @@ class KernelCall:
     extent: int
     grain: int
     sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGroup:
+    """Kernels that run at the same time, in one parallel region: none of them touches what another one writes."""
+
+    calls: tuple[KernelCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ class Gather:
     sources: tuple[int, ...]
 
 
-StepSpec = KernelCall | CCall | PythonCall | SlotStep | Gather
+StepSpec = KernelCall | KernelGroup | CCall | PythonCall | SlotStep | Gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,8 @@ def slots_of(step: StepSpec) -> tuple[int, ...]:
     """Every slot that a step touches."""
     if isinstance(step, KernelCall):
         return step.buffers
+    if isinstance(step, KernelGroup):
+        return tuple(slot for call in step.calls for slot in call.buffers)
     if isinstance(step, CCall):
         return tuple(payload for kind, payload in step.integers if kind in ("handle", "handles", "result") and isinstance(payload, int))
     if isinstance(step, PythonCall):

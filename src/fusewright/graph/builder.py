@@ -21,7 +21,6 @@ from fusewright.graph.types import Location, TensorType
 aten = torch.ops.aten
 
 
-
 def argument_types(value: object) -> object:
     """A node argument with each node replaced by its type."""
     if isinstance(value, torch.fx.Node):

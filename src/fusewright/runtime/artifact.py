@@ -17,7 +17,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from fusewright.codegen.call_plan_types import CallPlan, CCall, Gather, KernelCall, OutputSpec, PythonCall, SlotSpec, SlotStep
+from fusewright.codegen.call_plan_types import (
+    CallPlan,
+    CCall,
+    Gather,
+    KernelCall,
+    KernelGroup,
+    OutputSpec,
+    PythonCall,
+    SlotSpec,
+    SlotStep,
+)
 
 MAGIC = b"FWCP"
 VERSION = 2
@@ -47,7 +57,7 @@ class CompiledGraph:
 
 
 _RECORDS: tuple[type, ...] = (
-    CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph,
+    CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph, KernelGroup,
 )  # fmt: skip
 Record = TypeVar("Record")
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)

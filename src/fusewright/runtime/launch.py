@@ -22,6 +22,7 @@ from fusewright.codegen.call_plan_types import (
     CCall,
     Gather,
     KernelCall,
+    KernelGroup,
     OutputSpec,
     PythonCall,
     SlotSpec,
@@ -96,6 +97,10 @@ def _kernel(step: KernelCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
     return (step.name, address, step.extent, step.grain, step.buffers, step.sizes)
 
 
+def _group(step: KernelGroup, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    return tuple(_kernel(call, addresses) for call in step.calls)
+
+
 def _c_call(step: CCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
     address = torch_c.address(step.symbol)
     if address is None:
@@ -124,6 +129,7 @@ def _gather(step: Gather, addresses: Mapping[str, int]) -> tuple[Any, ...]:
 
 _STEPS: dict[type, tuple[str, Callable[[Any, Mapping[str, int]], tuple[Any, ...]]]] = {
     KernelCall: ("kernel", _kernel),
+    KernelGroup: ("group", _group),
     CCall: ("extern", _c_call),
     PythonCall: ("python", _python_call),
     Gather: ("gather", _gather),

@@ -17,6 +17,7 @@ from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.order import order_groups
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
 from fusewright.schedule.split import split_reductions
+from fusewright.schedule.together import run_together
 
 DEFAULTS = ScheduleOptions()
 
@@ -37,6 +38,8 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS) -> Plan:
         name = kernel_name((nest.operation.name for nest in group.nests), len(kernels))
         kernels[name] = build_kernel(group, name, internal, program.buffers, program.size_symbols.keys(), options)
         steps.append(RunKernel(name))
+    if options.fusion:
+        steps = run_together(steps, kernels, program.buffers, dependencies.shared, options)
     memory = plan_memory(steps, kernels, program.buffers, program.outputs)
     for name, pairs in memory.inplace.items():
         kernels[name] = replace(kernels[name], inplace=pairs)

@@ -16,6 +16,7 @@ from fusewright.schedule.axes import same
 from fusewright.schedule.dependencies import extern_reads, shared_memory
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Kernel, Placement, RunExtern, Step
+from fusewright.schedule.together import moments
 
 ALIGNMENT = 64
 
@@ -43,7 +44,7 @@ def plan_memory(
     the end of the plan, and still belongs to the arena: who returns it must copy it or own the arena."""
     lifetimes: dict[str, Lifetime] = {}
     returned: set[str] = set()
-    for number, step in enumerate(steps):
+    for number, step in zip(moments(steps), steps):
         if isinstance(step, RunExtern):
             extern = step.extern
             touched: list[str] = [*extern_reads(extern), *(name for name in extern.outputs if name is not None), *extern.mutates]
@@ -65,7 +66,8 @@ def plan_memory(
     for result, bases in shared_memory(step.extern for step in steps if isinstance(step, RunExtern)).items():
         for name in bases & lifetimes.keys():
             lifetimes[name].last = max(lifetimes[name].last, lifetimes[result].last if result in lifetimes else len(steps))
-    last_use = {name: life.last for name, life in lifetimes.items() if name in returned}
+    last_step = {moment: number for number, moment in enumerate(moments(steps))} | {len(steps): len(steps)}
+    last_use = {name: last_step[life.last] for name, life in lifetimes.items() if name in returned}
     placed = {name: life for name, life in lifetimes.items() if name not in returned}
     sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in placed}
     shared, inplace = _share_in_place(steps, kernels, buffers, placed)
@@ -86,11 +88,17 @@ def _share_in_place(
     """Pairs of a dying temporary and a fresh one of the same size, within one kernel, at the same element in the same iteration."""
     shared: dict[str, str] = {}
     inplace: dict[str, tuple[tuple[str, str], ...]] = {}
-    for number, step in enumerate(steps):
+    times = moments(steps)
+    readers: dict[tuple[str, int], int] = {}  # kernels that touch a buffer at a moment: another one would see it overwritten
+    for number, step in zip(times, steps):
+        for name in () if isinstance(step, RunExtern) else kernels[step.kernel].buffers:
+            readers[name, number] = readers.get((name, number), 0) + 1
+    for number, step in zip(times, steps):
         if isinstance(step, RunExtern):
             continue
         kernel = kernels[step.kernel]
-        dying = [b for b in kernel.buffers if b in lifetimes and b not in kernel.written and lifetimes[b].last == number]
+        candidates = [b for b in kernel.buffers if b in lifetimes and b not in kernel.written and lifetimes[b].last == number]
+        dying = [b for b in candidates if readers[b, number] == 1]
         fresh = [b for b in kernel.buffers if b in lifetimes and b in kernel.written and lifetimes[b].first == number]
         if not dying or not fresh:
             continue

@@ -17,6 +17,7 @@ class ScheduleOptions:
     max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations
     below which a kernel cannot keep a machine busy. small_points: iterations so few that parallelism does not matter.
     chunk_points: reduced points from which a reduction with little outer parallelism is split. size_hint: assumed value of an unknown size.
+    max_together: kernels of one parallel region; together_bytes: new memory that a kernel in such a region may write.
     """
 
     fusion: bool = True
@@ -29,4 +30,6 @@ class ScheduleOptions:
     chunk_points: int = 64 * 1024
     chunks: int = 64
     tiny_points: int = 4096
+    max_together: int = 1024
+    together_bytes: int = 1024 * 1024
     size_hint: int = 256

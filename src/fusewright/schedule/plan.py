@@ -107,7 +107,10 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class RunKernel:
+    """together: it runs at the same time as the step before it, which is a kernel, in one parallel region."""
+
     kernel: str
+    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,8 @@ def plan_text(plan: Plan, locations: bool = True) -> str:
             fresh = [name for name in extern.outputs if name is not None]
         places = [f"{name} at {plan.placements[name].offset}" for name in fresh if name in plan.placements]
         freed = [name for name, last in plan.last_use.items() if last == number]
-        lines.append(f"{number}: {text}")
+        beside = " (together with the step before)" if isinstance(step, RunKernel) and step.together else ""
+        lines.append(f"{number}{beside}: {text}")
         if places:
             lines.append(f"  # arena: {', '.join(places)}")
         if freed:

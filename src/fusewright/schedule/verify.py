@@ -14,6 +14,7 @@ from fusewright.loops.ir import Axis, Expression, LocalValue, Store
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel, ScanStep, Stage, Statement
+from fusewright.schedule.together import moments
 
 
 class PlanError(AssertionError):
@@ -32,6 +33,7 @@ def verify(plan: Plan) -> None:
             _require(name in plan.buffers, f"{kernel.name}: buffer {name} is not in the plan")
             _require(plan.buffers[name].dtype == dtype, f"{kernel.name}: {name} has another dtype in the plan")
     _verify_order(plan)
+    _verify_together(plan)
     _verify_arena(plan)
 
 
@@ -177,15 +179,31 @@ def _verify_order(plan: Plan) -> None:
             _require(name in filled, f"output {name} is never written")
 
 
+def _verify_together(plan: Plan) -> None:
+    """Kernels that run at the same time write nothing that another one of them touches."""
+    touched: set[str] = set()
+    written: set[str] = set()
+    for number, step in enumerate(plan.steps):
+        reads, writes = _touched(plan, number)
+        if isinstance(step, RunKernel) and step.together:
+            _require(number > 0 and isinstance(plan.steps[number - 1], RunKernel), f"step {number} runs together with no kernel")
+            clash = (reads | writes) & written | writes & touched
+            _require(not clash, f"step {number} ({step.kernel}) runs together with kernels that touch {sorted(clash)}")
+        else:
+            touched, written = set(), set()
+        touched |= reads | writes
+        written |= writes
+
+
 def _verify_arena(plan: Plan) -> None:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for number in range(len(plan.steps)):
+    for number, moment in enumerate(moments(plan.steps)):
         reads, writes = _touched(plan, number)
         for name in reads | writes:
             if plan.buffers[name].role == "temporary":
-                first.setdefault(name, number)
-                last[name] = number
+                first.setdefault(name, moment)
+                last[name] = moment
     for output in plan.outputs:
         name = output.buffer if output.kind == "buffer" or output.ref is None else output.ref.buffer
         if name in last:

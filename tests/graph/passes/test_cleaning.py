@@ -50,10 +50,7 @@ def test_view_chains() -> None:
 
     graph = check(program, torch.randn(6, 4))
     assert text(graph) == (
-        "%x0: float32[6, 4] = input\n"
-        "%1: float32[4, 6] = aten.view(%x0, [4, 6])\n"
-        "%2: float32[4, 6] = aten.sin(%1)\n"
-        "return [%2]\n"
+        "%x0: float32[6, 4] = input\n%1: float32[4, 6] = aten.view(%x0, [4, 6])\n%2: float32[4, 6] = aten.sin(%1)\nreturn [%2]\n"
     )
 
 

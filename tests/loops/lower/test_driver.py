@@ -78,7 +78,11 @@ def test_expanded_output_has_stride_zero() -> None:
 
 
 def test_empty_tensors() -> None:
-    check(lambda x: [x * 2, x.sum(), x.sum(0), torch.cat([x, torch.ones(2, 3)])], torch.empty(0, 3), externs=["sum.default", "sum.dim_IntList", "cat.default", "mul.Tensor"])
+    check(
+        lambda x: [x * 2, x.sum(), x.sum(0), torch.cat([x, torch.ones(2, 3)])],
+        torch.empty(0, 3),
+        externs=["sum.default", "sum.dim_IntList", "cat.default", "mul.Tensor"],
+    )
 
 
 def test_complex_tensors_are_left_to_the_library() -> None:

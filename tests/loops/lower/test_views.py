@@ -66,6 +66,7 @@ def test_parts() -> None:
 def test_views_with_one_base_share_memory() -> None:
     program = check(lambda x: [(x * 2).view(6, 20), x.view(-1)], X)
     assert len(program.operations) == 1
+
     def both(x: torch.Tensor) -> list[torch.Tensor]:
         y = x.exp()
         return [y, y.t(), y]

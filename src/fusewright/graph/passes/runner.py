@@ -71,8 +71,6 @@ def run_passes(
         seconds = time.perf_counter() - start
         verify(graph, functional=True)
         if observer is not None:
-            report = PassReport(
-                function.__name__, sentence, before, print_graph(graph), rewrites.done - done, seconds, rewrites.last
-            )
+            report = PassReport(function.__name__, sentence, before, print_graph(graph), rewrites.done - done, seconds, rewrites.last)
             observer(report)
     return graph

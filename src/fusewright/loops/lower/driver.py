@@ -252,9 +252,7 @@ class Lowering:
 
     def at(self, value: Value, indices: Sequence[Dim]) -> Expression:
         """The element at `indices`, as stored (half types are not widened)."""
-        mapping = {
-            sym: index for sym, index in zip(axis_symbols(value.shape), indices) if isinstance(sym, Expr) and sym is not index
-        }
+        mapping = {sym: index for sym, index in zip(axis_symbols(value.shape), indices) if isinstance(sym, Expr) and sym is not index}
         return ex.substitute_expression(value.expression, mapping, self.binder)
 
     def read(self, value: Value, indices: Sequence[Dim], dtype: torch.dtype | None = None) -> Expression:

@@ -238,9 +238,7 @@ def scatter_reduce(call: Call, self: Value, dim: int, index: Value, src: Value, 
     return scatter_along(call, self, dim, index, src, mode)
 
 
-def along_dim(
-    call: Call, self: Value, dim: int, index: Value
-) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], ex.Bindings]:
+def along_dim(call: Call, self: Value, dim: int, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], ex.Bindings]:
     """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place, bindings)."""
     if self.ndim == 0 or index.ndim == 0:
         raise Fallback("an index into a scalar")

@@ -116,9 +116,7 @@ def normalized_gradient(
 
 
 @lowers("_fused_rms_norm")
-def rms_norm(
-    call: Call, input: Value, normalized_shape: Sequence[Dim], weight: Value | None, eps: float | None
-) -> tuple[Value, Value]:
+def rms_norm(call: Call, input: Value, normalized_shape: Sequence[Dim], weight: Value | None, eps: float | None) -> tuple[Value, Value]:
     low = call.lowering
     out_type, rstd_type = call.type
     low.shared(input)

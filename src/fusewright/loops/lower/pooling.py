@@ -65,9 +65,7 @@ class Windows:
         return list(itertools.product(*(range(size) for size in self.kernel)))
 
 
-def loaded(
-    call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float, dtype: torch.dtype
-) -> Expression:
+def loaded(call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float, dtype: torch.dtype) -> Expression:
     body = call.lowering.read(self, place, dtype)
     return body if inside is None else ex.masked(inside, body, ir.constant(outside, dtype))
 
@@ -228,9 +226,7 @@ def adaptive_avg_pool(call: Call, self: Value, output_size: Sequence[int]) -> Va
     offsets = [0 if width == 1 else loop_symbol(f"r{k}", width) for k, width in enumerate(widths)]
     reduced = tuple(Axis(sym, width) for sym, width in zip(offsets, widths) if not isinstance(sym, int))
     place = [start + offset for start, offset in zip(starts, offsets)]
-    inside = ex.all_of(
-        [ex.lt(ir.index_value(i), ir.index_value(end)) for i, end in zip(place, ends) if known_lt(i, end) is not True]
-    )
+    inside = ex.all_of([ex.lt(ir.index_value(i), ir.index_value(end)) for i, end in zip(place, ends) if known_lt(i, end) is not True])
     indices = [*lead, *(0 if is_one(size) else i for size, i in zip(sizes, place))]
     x = loaded(call, self, indices, inside, 0, dtype)
     if not isinstance(area, int):

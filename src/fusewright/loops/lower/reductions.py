@@ -168,9 +168,7 @@ def aminmax(call: Call, self: Value, *, dim: int | None = None, keepdim: bool = 
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-def mean_and_squares(
-    low: Lowering, self: Value, space: Space, working: torch.dtype, finish: Any = None
-) -> tuple[Value, Value]:
+def mean_and_squares(low: Lowering, self: Value, space: Space, working: torch.dtype, finish: Any = None) -> tuple[Value, Value]:
     """(mean, finish(sum of squared deviations from it)), both with the reduced dimensions kept as 1."""
     low.shared(self)
     x = low.read(self, space.symbols, working)

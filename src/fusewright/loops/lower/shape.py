@@ -247,4 +247,3 @@ def eye(call: Call, *sizes: Any, **options: Any) -> Value:
     row, column = call.axes
     dtype = ex.compute_dtype(call.type.dtype)
     return call.result(ir.cast(ex.eq(ir.index_value(row), ir.index_value(column)), dtype))
-
