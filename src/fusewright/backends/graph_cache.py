@@ -24,7 +24,7 @@ import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
 from fusewright.capture.torch_state import capture_global_state
-from fusewright.codegen.call_plan_types import CallPlan, KernelCall
+from fusewright.codegen.call_plan_types import CallPlan, kernel_calls
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.events import CacheUse, KernelMade, StageDone
 from fusewright.graph.builder import env_of
@@ -141,7 +141,7 @@ def save(to_compile: GraphToCompile, lookup: Lookup, plan: CallPlan, code: bytes
 def load_plan(to_compile: GraphToCompile, plan: CallPlan, code: bytes, name: str) -> Any:
     """The native plan, with its machine code in memory. Raises LoadError or ValueError."""
     started = time.perf_counter()
-    keys = {step.key for step in plan.steps if isinstance(step, KernelCall)}
+    keys = {call.key for call in kernel_calls(plan)}
     loaded = load_code(code, map(symbol_of, keys))
     addresses = {key: loaded.addresses[symbol_of(key)] for key in keys}
     made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner)

@@ -137,6 +137,17 @@ class CallPlan:
     value_texts: tuple[tuple[int, str], ...] = ()
 
 
+def kernel_calls(plan: CallPlan) -> list[KernelCall]:
+    """Every call of a generated kernel, those that run together included."""
+    found: list[KernelCall] = []
+    for step in plan.steps:
+        if isinstance(step, KernelGroup):
+            found += step.calls
+        elif isinstance(step, KernelCall):
+            found.append(step)
+    return found
+
+
 def slots_of(step: StepSpec) -> tuple[int, ...]:
     """Every slot that a step touches."""
     if isinstance(step, KernelCall):
