@@ -144,7 +144,7 @@ class Compiler:
         self.options = CaptureOptions(
             fullgraph=settings.fullgraph,
             level=self.backend.level,
-            dynamic=settings.dynamic,
+            dynamic=settings.dynamic if self.backend.dynamic else False,
             instruction_budget=settings["instruction_limit"],
             wrap_resume=self.wrap,
             call_eager=_native.call_eager,

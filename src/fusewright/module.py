@@ -53,7 +53,8 @@ class ModuleCaller:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         entry = type(module).__call__
-        if entry is torch.nn.Module.__call__ and not has_hooks(module):
+        plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)  # whose __call__ adds error reports
+        if plain and not has_hooks(module):
             forward = module.forward
             function = getattr(forward, "__func__", None)
             if function is self._forward and self._fast is not None:
@@ -63,7 +64,7 @@ class ModuleCaller:
                 return self._fast(module, *args, **kwargs)
         if self._slow is None:
             # Not Module.__call__, which would come back here for a module that is compiled in place.
-            self._slow = self.wrap(torch.nn.Module._call_impl if entry is torch.nn.Module.__call__ else entry)  # type: ignore[arg-type]
+            self._slow = self.wrap(torch.nn.Module._call_impl if plain else entry)  # type: ignore[arg-type]
         return self._slow(module, *args, **kwargs)
 
     def compiled_functions(self) -> list[Any]:
@@ -125,7 +126,7 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
         "__doc__": original.__doc__,
     }
     cls: Any = type(original.__name__, (base, original), body)
-    twin = cls.__new__(cls)
+    twin = object.__new__(cls)  # GraphModule's own __new__ would make yet another class
     object.__setattr__(twin, "__dict__", module.__dict__)
     for name, value in slots.items():
         getattr(cls, name).__set__(twin, value)  # the slots: nn.Module.__setattr__ must not see these

@@ -15,4 +15,5 @@ def _compile(module: torch.fx.GraphModule, example_inputs: list[Any], options: d
     return compile_fx(module, example_inputs, config_patches=options)  # type: ignore[return-value]
 
 
-BACKEND = from_callable(_compile, "inductor")
+# Its symbolic sizes are PyTorch's own, which its capture makes; ours would be taken for constants.
+BACKEND = from_callable(_compile, "inductor", dynamic=False)

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ import torch.fx
 
 from fusewright.capture.frame import Backward
 from fusewright.errors import BackendError, OptionError, near_misses
+from fusewright.graph.sizes import Expr
 from fusewright.options import Settings
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
@@ -26,6 +28,9 @@ BUILT_IN = {
     "native": "fusewright.backends.native",
     "eager": "fusewright.backends.eager",
     "aot_eager": "fusewright.backends.aot_eager",
+    "cudagraphs": "fusewright.backends.cudagraphs",
+    "onnxrt": "fusewright.backends.onnxrt",
+    "xla": "fusewright.backends.xla",
     "inductor": "fusewright.backends.inductor",
 }
 
@@ -34,6 +39,10 @@ RETIRED = {
     "nvfuser": "nvFuser was removed from PyTorch; use 'native'",
     "ofi": "torch.jit.optimize_for_inference is not a graph backend any more; use 'native' under torch.no_grad()",
     "aot_cudagraphs": "it is called 'cudagraphs' now",
+    "ts": "TorchScript is no graph backend any more; use 'native'",
+    "nnc": "PyTorch's NNC compiler was retired; use 'native'",
+    "aot_ts": "TorchScript is no graph backend any more; use 'aot_eager'",
+    "onnxruntime": "it is called 'onnxrt' now",
 }
 
 
@@ -60,10 +69,19 @@ class GraphToCompile:
 
     def module(self, graph: torch.fx.Graph | None = None) -> torch.fx.GraphModule:
         """The graph (or another over the same constants) as a GraphModule whose attributes are the constants."""
+        graph = self.graph if graph is None else graph
         root = torch.nn.Module()
-        for name, tensor in self.constants.items():
-            root.register_buffer(name, tensor)
-        return torch.fx.GraphModule(root, self.graph if graph is None else graph)
+        for node in graph.find_nodes(op="get_attr"):
+            if not node.users:  # native code below a torch-level call has read it
+                graph.erase_node(node)
+            elif not hasattr(root, node.target):
+                root.register_buffer(node.target, self.constants[node.target])
+        return torch.fx.GraphModule(root, graph)
+
+    def real_inputs(self) -> list[Any]:
+        """The inputs of the call that caused the compile: tensors, and Python numbers for symbolic sizes."""
+        env = next((node.meta.get("env") for node in self.graph.nodes if node.op == "output"), None)
+        return [env.hint(value) if isinstance(value, Expr) and env is not None else value for value in self.example_inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,7 @@ class Backend:
 
     follows_autograd: the callable's outputs carry autograd's history when the inputs do (it runs PyTorch operators).
     trains: takes joint graphs (`GraphToCompile.backward` set) and attaches their backward.
+    dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
     """
 
     name: str
@@ -79,6 +98,7 @@ class Backend:
     compile: Callable[[GraphToCompile], Callable[..., Any]]
     follows_autograd: bool = True
     trains: bool = False
+    dynamic: bool = True
 
 
 _backends: dict[str, Backend] = {}
@@ -93,14 +113,22 @@ def register(backend: Backend) -> Backend:
 def register_backend(compiler: Any = None, name: str | None = None) -> Any:
     """Decorator: registers `compiler(gm, example_inputs, **options)` as a backend.
 
-    `gm` is a torch.fx.GraphModule at torch level, `example_inputs` the real tensors; it returns a callable over the same inputs. The
-    name is the function's unless given: `@register_backend`, `@register_backend("name")` and `@register_backend(name="name")` all work.
+    `gm` is a torch.fx.GraphModule at torch level: call_function and call_method nodes, with parameters, buffers and symbolic sizes as
+    placeholders, writes and views as the program has them, and a tuple as output; `node.meta["example_value"]` tells shapes and dtypes.
+    `example_inputs` are the real tensors (ints for sizes). It returns a callable over the same inputs. The name is the function's
+    unless given: `@register_backend`, `@register_backend("name")` and `@register_backend(name="name")` all work. Raises OptionError for
+    what is not callable, and for the name of a built-in backend.
     """
+    if compiler is not None and not callable(compiler) and not isinstance(compiler, str):
+        raise OptionError(f"register_backend takes a function, got {compiler!r}")
     if isinstance(compiler, str):
         return lambda fn: register_backend(fn, compiler)
     if compiler is None:
         return lambda fn: register_backend(fn, name)
-    register(from_callable(compiler, name or compiler.__name__))
+    name = name or compiler.__name__
+    if name in BUILT_IN:
+        raise OptionError(f"register_backend: {name!r} is a backend of fusewright itself, take another name")
+    register(from_callable(compiler, name))
     return compiler
 
 
@@ -112,7 +140,7 @@ def _accepts_options(function: Callable[..., Any]) -> bool:
     return "options" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def from_callable(function: Callable[..., Any], name: str) -> Backend:
+def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True) -> Backend:
     """A Backend that calls `function(gm, example_inputs)`; what it raises reaches the user as BackendError naming the backend."""
 
     def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -122,14 +150,14 @@ def from_callable(function: Callable[..., Any], name: str) -> Backend:
             raise OptionError(f"backend {name!r} takes no options, got {sorted(options)}")
         module = to_compile.module()
         try:
-            compiled = function(module, list(to_compile.example_inputs), **keywords)
+            compiled = function(module, to_compile.real_inputs(), **keywords)
         except Exception as error:
             raise BackendError(f"backend {name!r} failed on the graph of {to_compile.function}: {type(error).__name__}: {error}") from error
         if not callable(compiled):
             raise BackendError(f"backend {name!r} returned {type(compiled).__name__} for {to_compile.function}; it must return a callable")
         return as_tuple(compiled)
 
-    return Backend(name, "torch", compile_graph)
+    return Backend(name, "torch", compile_graph, dynamic=dynamic)
 
 
 def as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,6 +172,13 @@ def as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _entry_points() -> dict[str, Any]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if not point.value.startswith("fusewright.")}
+
+
+def required(backend: str, modules: dict[str, str]) -> None:
+    """Raises OptionError unless all `modules` (name → what to install) are there."""
+    missing = [package for module, package in modules.items() if find_spec(module) is None]
+    if missing:
+        raise OptionError(f"backend {backend!r} needs packages that are not installed: pip install {' '.join(missing)}")
 
 
 def list_backends() -> list[str]:
@@ -164,7 +199,11 @@ def resolve(backend: Any) -> Backend:
             raise OptionError(f"backend {backend!r} is retired: {RETIRED[backend]}")
         points = _entry_points()
         if backend in points:
-            return register(from_callable(points[backend].load(), backend))
+            try:
+                loaded = points[backend].load()
+            except Exception as error:
+                raise OptionError(f"backend {backend!r} cannot be loaded from {points[backend].value}: {error}") from error
+            return register(from_callable(loaded, backend))
         raise OptionError(f"unknown backend {backend!r}: {near_misses(backend, list_backends())}")
     if callable(backend):
         return from_callable(backend, getattr(backend, "__name__", type(backend).__name__))

@@ -97,7 +97,7 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     if isinstance(module, torch.jit.ScriptModule):
         raise GraphBreak("torchscript", f"a call of the ScriptModule {kind.__qualname__}")
     entry = classes.guarded_lookup(world, kind, "__call__")
-    if entry is not Module.__call__:
+    if entry is not Module.__call__ and not isinstance(module, torch.fx.GraphModule):  # whose __call__ adds error reports
         return world.tracer.call(objects.bind(world, entry, module, kind, "__call__"), args, kwargs)
     namespace = objects.instance_dict(world, module)
     plain = (

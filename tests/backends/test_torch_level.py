@@ -1,0 +1,212 @@
+"""Backends that take torch-level graphs: the contract of the graph, training through them, errors, registration."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusewright
+from fusewright.backends import registry
+from fusewright.graph.types import TensorType
+
+
+class Net(nn.Module):
+    """Parameters, buffers that are written to, views, sizes, a constant, several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        self.steps += 1
+        y = self.norm(self.linear(x))
+        y = y.view(-1, x.shape[0], 2)[0]
+        z = y.clone()
+        z[0].add_(torch.tensor([1.0, 2.0]))
+        return {"y": y, "z": (z, x.shape[0]), "s": torch.split(z, 1, dim=1)}
+
+
+@pytest.fixture
+def graphs() -> list[tuple[torch.fx.GraphModule, list[Any]]]:
+    return []
+
+
+def collecting(graphs: list[tuple[torch.fx.GraphModule, list[Any]]]) -> Callable[..., Any]:
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append((gm, example_inputs))
+        return gm.forward
+
+    return backend
+
+
+def test_the_graph_keeps_its_contract(graphs: list[tuple[torch.fx.GraphModule, list[Any]]]) -> None:
+    net = Net()
+    reference = copy.deepcopy(net)
+    compiled = fusewright.compile(net, backend=collecting(graphs), fullgraph=True)
+    for rows in (6, 5, 9):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), reference(x))
+        torch.testing.assert_close(net.state_dict(), reference.state_dict())
+    assert len(graphs) == 2  # static, then with a symbolic size
+    for (gm, inputs), sizes in zip(graphs, (0, 1)):
+        assert type(gm).__bases__[0] is torch.fx.GraphModule or isinstance(gm, torch.fx.GraphModule)
+        gm.graph.lint()
+        assert {node.op for node in gm.graph.nodes} == {"placeholder", "call_function", "call_method", "output"}
+        placeholders = list(gm.graph.find_nodes(op="placeholder"))
+        assert len(placeholders) == len(inputs)
+        assert [type(value) for value in inputs].count(int) == sizes
+        names = {node.target for node in placeholders}
+        assert {"self_linear_weight", "self_norm_running_mean", "self_steps"} <= names
+        for node, value in zip(placeholders, inputs):
+            example = node.meta["example_value"]
+            if isinstance(value, torch.Tensor):
+                assert (example.dtype, example.device, example.dim()) == (value.dtype, value.device, value.dim())
+        for node in gm.graph.nodes:
+            if node.op.startswith("call_") and isinstance(node.meta.get("type"), TensorType):
+                assert isinstance(node.meta["example_value"], torch.Tensor), node
+        (output,) = gm.graph.find_nodes(op="output")
+        assert isinstance(output.args[0], tuple)
+        assert any(node.target in ("view", "add_") for node in gm.graph.find_nodes(op="call_method", target="view"))
+        again = copy.deepcopy(gm)
+        for run in (gm, again, torch.fx.Interpreter(gm).run):
+            torch.manual_seed(0)
+            values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+            result = run(*values)
+            assert isinstance(result, tuple)
+        namespace: dict[str, Any] = {}
+        exec(gm.graph.python_code("self").src, {**gm.graph.python_code("self").globals}, namespace)
+        assert gm.code.strip().startswith("def forward(self")
+
+
+@pytest.mark.parametrize("backend", ["callable", "eager", "aot_eager", "cudagraphs"])
+def test_training_gives_eagers_gradients(backend: str, graphs: list[Any]) -> None:
+    net = Net()
+    reference = copy.deepcopy(net)
+    compiled = fusewright.compile(net, backend=collecting(graphs) if backend == "callable" else backend)
+    for rows in (6, 5, 9):
+        x = torch.randn(rows, 4)
+        for model, current in ((compiled, net), (reference, reference)):
+            out = model(x)
+            (out["y"].square().sum() + out["z"][0].sum()).backward()
+            with torch.no_grad():
+                for parameter in current.parameters():
+                    parameter.sub_(0.01 * parameter.grad)  # type: ignore[arg-type]
+                    parameter.grad = None
+        torch.testing.assert_close(net.state_dict(), reference.state_dict())
+
+
+@pytest.mark.sweep  # it calls a C++ compiler
+def test_inductor_runs_our_graph() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    reference = copy.deepcopy(net)
+    compiled = fusewright.compile(net, backend="inductor")
+    for rows in (2, 5, 7):
+        x = torch.randn(rows, 4)
+        compiled(x).sum().backward()
+        reference(x).sum().backward()
+    torch.testing.assert_close([p.grad for p in net.parameters()], [p.grad for p in reference.parameters()])
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def test_what_a_backend_raises_names_it() -> None:
+    def moody(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        raise KeyError("not today")
+
+    with pytest.raises(fusewright.BackendError, match=r"backend 'moody' failed on the graph of f .*KeyError: 'not today'") as error:
+        fusewright.compile(f, backend=moody)(torch.ones(2))
+    assert isinstance(error.value.__cause__, KeyError)
+    with pytest.raises(fusewright.BackendError, match="returned int for f .*must return a callable"):
+        fusewright.compile(f, backend=lambda gm, inputs: 3)(torch.ones(2))
+    with pytest.raises(fusewright.OptionError, match="takes no options"):
+        fusewright.compile(f, backend=lambda gm, inputs: gm, options={"a": 1})(torch.ones(2))
+
+
+def test_what_a_graph_raises_when_it_runs_is_eagers() -> None:
+    def look_up(index: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(index, torch.ones(3, 2))
+
+    with pytest.raises(IndexError, match="index out of range"):
+        fusewright.compile(look_up, backend="eager")(torch.tensor([5]))
+
+
+@pytest.mark.parametrize("shape", [list, tuple, lambda outputs: outputs[0]], ids=["list", "tuple", "bare"])
+def test_backends_may_return_lists_and_bare_values(shape: Any) -> None:
+    compiled = fusewright.compile(f, backend=lambda gm, inputs: lambda *args: shape(gm(*args)))
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_options_reach_the_backend_and_names_are_registered() -> None:
+    seen: list[Any] = []
+
+    @fusewright.register_backend
+    def doubling(gm: torch.fx.GraphModule, example_inputs: list[Any], options: dict[str, Any] | None = None) -> Any:
+        seen.append(options)
+        return gm.forward
+
+    try:
+        assert "doubling" in fusewright.list_backends()
+        fusewright.compile(f, backend="doubling", options={"level": 3})(torch.ones(2))
+        fusewright.compile(f, backend="doubling")(torch.ones(2))
+        assert seen == [{"level": 3}, None]
+        for wrong in (lambda: fusewright.register_backend(doubling, name="eager"), lambda: fusewright.register_backend(3)):
+            with pytest.raises(fusewright.OptionError):
+                wrong()
+    finally:
+        del registry._backends["doubling"]
+
+
+def entry_point_backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    return gm.forward
+
+
+def test_entry_points_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        importlib.metadata.EntryPoint("theirs", f"{__name__}:entry_point_backend", registry.ENTRY_POINT_GROUP),
+        importlib.metadata.EntryPoint("broken", "no_such_module:backend", registry.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.ENTRY_POINT_GROUP else [])
+    assert {"theirs", "broken"} <= set(fusewright.list_backends())
+    try:
+        assert torch.equal(fusewright.compile(f, backend="theirs")(torch.ones(2)), torch.full((2,), 3.0))
+    finally:
+        registry._backends.pop("theirs", None)
+    with pytest.raises(fusewright.OptionError, match="'broken' cannot be loaded from no_such_module:backend"):
+        fusewright.compile(f, backend="broken")
+
+
+@pytest.mark.parametrize(("name", "word"), [(name, "retired") for name in registry.RETIRED])
+def test_retired_names_say_what_became_of_them(name: str, word: str) -> None:
+    with pytest.raises(fusewright.OptionError, match=f"{name}.*{word}"):
+        fusewright.compile(f, backend=name)
+
+
+@pytest.mark.parametrize(("name", "package"), [("onnxrt", "onnxruntime"), ("xla", "torch_xla")])
+def test_backends_without_their_packages_say_what_to_install(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda module: None)
+    registry._backends.pop(name, None)
+    monkeypatch.delitem(__import__("sys").modules, registry.BUILT_IN[name], raising=False)
+    with pytest.raises(fusewright.OptionError, match=f"'{name}' needs .*pip install .*{package}"):
+        fusewright.compile(f, backend=name)
+
+
+def test_onnxrt_agrees_with_eager_where_it_is_installed() -> None:
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(module)
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    compiled = fusewright.compile(net, backend="onnxrt")
+    with torch.no_grad():
+        for rows in (2, 5):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(compiled(x), net(x))
+    with pytest.raises(fusewright.BackendError, match="no gradients"):
+        compiled(torch.randn(2, 4))
