@@ -57,9 +57,10 @@ def check_marks(env: ShapeEnv | None) -> None:
         if isinstance(value, int):
             source: Any = env.symbols[symbol].source
             stack = env.fixed_at.get(symbol, ())
+            name = source.base.name if isinstance(source.base, Local) else source.base.text()
             where = f" at {stack[-1]}" if stack else " while the graph was compiled"
             raise DynamicMarkError(
-                f"{source.base.text()} is marked as dynamic in dimension {source.dim}, but the program fixes that size to {value}{where}. "
+                f"{name} is marked as dynamic in dimension {source.dim}, but the program fixes that size to {value}{where}. "
                 "Change the line so that any size will do, use maybe_mark_dynamic, or do not mark it."
             )
 
