@@ -45,6 +45,6 @@ def _read_sizes_from_tensors(graph: torch.fx.Graph, example_inputs: list[Any]) -
         if isinstance(value, torch.SymInt) and value.node.expr in homes and node.users:
             tensor, dim = homes[value.node.expr]
             with graph.inserting_after(last):
-                size = graph.call_method("size", (tensor, dim))
-            node.replace_all_uses_with(size)
+                call = graph.call_method("size", (tensor, dim))
+            node.replace_all_uses_with(call)
     return dynamic

@@ -24,8 +24,10 @@ def _compile(module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callabl
 
     if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs):
         raise BackendError("ONNX Runtime computes no gradients: call under torch.no_grad()")
+    program = torch.onnx.export(module, tuple(example_inputs), dynamo=True, verbose=False)
+    assert program is not None
     file = io.BytesIO()
-    torch.onnx.export(module, tuple(example_inputs), file, dynamo=True, verbose=False)
+    program.save(file)
     session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
 

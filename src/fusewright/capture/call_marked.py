@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusewright import marks
-from fusewright.capture.native import native
+from fusewright.capture.native import unwatched
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.values.constant import is_constant
 from fusewright.graph.symint import dim_of
@@ -66,7 +66,7 @@ def constant_result(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     values = [_real(world, fn, value) for value in args]
     keywords = {name: _real(world, fn, value) for name, value in kwargs.items()}
     with _disable_current_modes():
-        result = native(fn, *values, **keywords)
+        result = unwatched(fn, *values, **keywords)
     return world.load(result, world.constant(result, getattr(fn, "__name__", "constant")))
 
 
