@@ -6,7 +6,6 @@ what to install; a call that wants gradients is an error, since ONNX Runtime giv
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +25,7 @@ def _compile(module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callabl
         raise BackendError("ONNX Runtime computes no gradients: call under torch.no_grad()")
     program = torch.onnx.export(module, tuple(example_inputs), dynamo=True, verbose=False)
     assert program is not None
-    file = io.BytesIO()
-    program.save(file)
-    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
