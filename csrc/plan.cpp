@@ -1,6 +1,7 @@
 // One call of a call plan, and the Python type `fusewright._native.Plan`.
 // Takes the graph's inputs (tensors, and integers for symbolic sizes); gives a tuple of outputs, or the single output.
 // Always holds: whatever happens, what the call took (a frame, a block of memory, handles) is given back before it returns.
+#include "cuda.h"
 #include "plan.h"
 
 namespace fw {
@@ -271,6 +272,6 @@ extern "C" int fw_plan_init(PyObject *module) {
     type->tp_call = PyVectorcall_Call;
     type->tp_vectorcall_offset = offsetof(fw::PlanObject, vectorcall);
     if (PyType_Ready(type) < 0) return -1;
-    if (fw::plan_torch_init(module) < 0 || fw::memory_init(module) < 0) return -1;
+    if (fw::plan_torch_init(module) < 0 || fw::memory_init(module) < 0 || fw::cuda_init(module) < 0) return -1;
     return PyModule_AddObjectRef(module, "Plan", reinterpret_cast<PyObject *>(type));
 }

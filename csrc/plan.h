@@ -52,6 +52,10 @@ struct TorchFunctions {
     PyObject *(*wrap_move)(Handle);                     // THPVariable_Wrap(TensorBase&&): takes the content, not the box
     PyObject *(*wrap)(Handle);                          // THPVariable_Wrap(const TensorBase&)
     void (*bump_version)(Handle);
+    int32_t (*cuda_stream)(int32_t device, void **stream);
+    int32_t (*cuda_guard)(int32_t device, void **guard);
+    int32_t (*cuda_guard_set)(void *guard, int32_t device);
+    int32_t (*delete_cuda_guard)(void *guard);
 };
 extern TorchFunctions torch;
 
@@ -130,7 +134,7 @@ struct Slot {
 
 using KernelFunction = void (*)(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status);
 
-enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate, Group };
+enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate, Group, Launch };
 
 struct KernelStep {
     KernelFunction function;
@@ -144,6 +148,15 @@ struct KernelStep {
 struct GroupStep {
     std::vector<KernelStep> kernels;
     size_t buffers = 0, sizes = 0;  // of all kernels together
+};
+
+// A kernel on a GPU. Its parameters are `buffers` (pointers, or the values that they point to in CPU memory), then `sizes`.
+struct LaunchStep {
+    void *function;
+    std::vector<int32_t> buffers, sizes;
+    std::vector<uint8_t> by_value, written;
+    int32_t device, grid, threads, shared;
+    std::string name;
 };
 
 // How one integer-class argument of a C function is made.
@@ -237,6 +250,8 @@ struct Program {
     std::vector<PythonStep> pythons;
     std::vector<GatherStep> gathers;
     std::vector<GroupStep> groups;
+    std::vector<LaunchStep> launches;
+    std::vector<int32_t> written_inputs;  // of launches: their memory must be aligned
     std::vector<OutputSpec> outputs;
     PyObject *constants = nullptr;
     PyObject *owner = nullptr;  // keeps the machine code of the kernels in memory
@@ -272,7 +287,7 @@ class Runner {
   public:
     Runner(Program &program, Frame &frame, PyObject *const *inputs, const int64_t *values)
         : p(program), f(frame), inputs_(inputs), v(values) {}
-    ~Runner() { hold_gil(); }
+    ~Runner();
     // False with an exception. The GIL is held again afterwards.
     bool run();
     PyObject *output(const OutputSpec &spec);  // new reference or null
@@ -286,6 +301,9 @@ class Runner {
     const int64_t *v;
     PyThreadState *released_ = nullptr;
     bool mutated_ = false;
+    int32_t device_ = -1;            // the GPU that is current while this runs
+    void *guard_ = nullptr, *stream_ = nullptr;
+    std::vector<Handle> copies_;     // of misaligned inputs
 
     void drop_gil() {
         if (released_ == nullptr) released_ = PyEval_SaveThread();
@@ -299,6 +317,10 @@ class Runner {
     bool step(Step step);
     bool kernel(const KernelStep &step);
     bool group(const GroupStep &step);
+    bool launch(const LaunchStep &step);
+    bool enter_device(int32_t device);
+    bool aligned_copy(int32_t slot, void **pointer);
+    bool check_alignment();
     bool external(const ExternStep &step);
     bool python(const PythonStep &step);
     bool take_results(const PythonStep &step, PyObject *result, size_t *position);

@@ -101,6 +101,30 @@ bool read_kernel(Reader &r, const Limits &limits, KernelStep *step) {
     return r.ok() && read_indices(r.object(), 0, limits.slots, &step->buffers) && read_indices(r.object(), 0, limits.values, &step->sizes);
 }
 
+// (name, function, device, grid, threads, shared, buffers, by value, written, sizes)
+bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
+    step->name = r.text();
+    PyObject *function = r.object();
+    if (!r.ok()) return false;
+    step->function = PyLong_AsVoidPtr(function);
+    if (PyErr_Occurred()) return false;
+    if (step->function == nullptr) r.fail("a kernel without a function");
+    if (torch.cuda_stream == nullptr || torch.cuda_guard == nullptr || torch.cuda_guard_set == nullptr || torch.delete_cuda_guard == nullptr)
+        r.fail("this PyTorch has no CUDA functions");
+    step->device = r.index(0, 4096);
+    step->grid = r.index(0, limits.values);
+    step->threads = r.index(1, 1025);
+    step->shared = r.index(0, 1 << 20);
+    std::vector<int32_t> by_value, written;
+    if (!r.ok() || !read_indices(r.object(), 0, limits.slots, &step->buffers) || !read_indices(r.object(), 0, 2, &by_value) ||
+        !read_indices(r.object(), 0, 2, &written) || !read_indices(r.object(), 0, limits.values, &step->sizes))
+        return false;
+    if (by_value.size() != step->buffers.size() || written.size() != step->buffers.size()) r.fail("a kernel's parameters do not fit together");
+    step->by_value.assign(by_value.begin(), by_value.end());
+    step->written.assign(written.begin(), written.end());
+    return r.ok();
+}
+
 bool read_extern_args(PyObject *tuple, const Limits &limits, ExternStep *step) {
     Reader r(tuple);
     while (r.ok() && !r.done()) {
@@ -192,7 +216,7 @@ bool read_python(Reader &r, const Limits &limits, PythonStep *step) {
 bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
     Reader r(tuple);
     Step step;
-    step.kind = static_cast<StepKind>(r.index(0, 10));
+    step.kind = static_cast<StepKind>(r.index(0, 11));
     if (!r.ok()) return false;
     switch (step.kind) {
         case StepKind::Kernel: {
@@ -200,6 +224,17 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
             if (!read_kernel(r, limits, &kernel)) return false;
             step.operand = static_cast<int32_t>(p->kernels.size());
             p->kernels.push_back(std::move(kernel));
+            break;
+        }
+        case StepKind::Launch: {
+            LaunchStep launch;
+            if (!read_launch(r, limits, &launch)) return false;
+            for (size_t i = 0; i < launch.buffers.size(); i++) {
+                SlotKind kind = p->slots[launch.buffers[i]].kind;
+                if (launch.written[i] && (kind == SlotKind::Input || kind == SlotKind::Constant)) p->written_inputs.push_back(launch.buffers[i]);
+            }
+            step.operand = static_cast<int32_t>(p->launches.size());
+            p->launches.push_back(std::move(launch));
             break;
         }
         case StepKind::Extern: {

@@ -4,6 +4,7 @@
 // error itself. The GIL is dropped around work worth it and held whenever Python objects are touched.
 #include <cstring>
 
+#include "cuda.h"
 #include "plan.h"
 
 namespace fw {
@@ -85,6 +86,7 @@ void drop_references(std::vector<PyObject *> &objects) {
 }  // namespace
 
 bool Runner::run() {
+    if (!p.written_inputs.empty() && !check_alignment()) return false;
     for (const Step &one : p.steps) {
         if (step(one)) continue;
         hold_gil();
@@ -98,6 +100,7 @@ bool Runner::step(Step one) {
     switch (one.kind) {
         case StepKind::Kernel: return kernel(p.kernels[one.operand]);
         case StepKind::Group: return group(p.groups[one.operand]);
+        case StepKind::Launch: return launch(p.launches[one.operand]);
         case StepKind::Extern: return external(p.externs[one.operand]);
         case StepKind::Python: return python(p.pythons[one.operand]);
         case StepKind::Allocate: return allocate(one.operand);
@@ -207,6 +210,77 @@ bool Runner::group(const GroupStep &step) {
     }
     if (call.failed < 0) return true;
     return fail("index out of range in " + step.kernels[call.failed].name, PyExc_IndexError);
+}
+
+// --- kernels on a GPU --------------------------------------------------------------------------------------------------------
+
+namespace {
+constexpr uintptr_t kPointerMask = 15;  // generated kernels take pointers that are multiples of 16
+
+bool misaligned(const void *pointer) { return (reinterpret_cast<uintptr_t>(pointer) & kPointerMask) != 0; }
+}  // namespace
+
+Runner::~Runner() {
+    hold_gil();
+    for (Handle copy : copies_) torch.delete_handle(copy);
+    if (guard_ != nullptr) torch.delete_cuda_guard(guard_);
+}
+
+// Makes the device current until the call ends, and finds PyTorch's current stream on it.
+bool Runner::enter_device(int32_t device) {
+    bool ok = guard_ == nullptr ? torch.cuda_guard(device, &guard_) == 0 : torch.cuda_guard_set(guard_, device) == 0;
+    if (!ok || torch.cuda_stream(device, &stream_) != 0) return fail(torch_error("the current stream"), PyExc_RuntimeError);
+    device_ = device;
+    return true;
+}
+
+// An input that a kernel writes cannot be replaced by an aligned copy: then the call runs eagerly, from its start.
+bool Runner::check_alignment() {
+    for (int32_t slot : p.written_inputs)
+        if (misaligned(f.pointers[slot])) return fail("an input that is written to does not start at a multiple of 16 bytes", PyExc_RuntimeError);
+    return true;
+}
+
+// Memory with the content of an input that starts at an odd place (a view of some larger tensor).
+bool Runner::aligned_copy(int32_t slot, void **pointer) {
+    const Slot &s = p.slots[slot];
+    int64_t span = 1, one = 1, offset = 0;
+    for (int32_t i = 0; i < s.ndim; i++) span += (v[s.sizes + i] - 1) * v[s.strides + i];
+    Handle flat = nullptr, copy = nullptr;
+    bool ok = (s.kind == SlotKind::Input || s.kind == SlotKind::Constant) && torch.storage_offset(f.handles[slot], &offset) == 0 &&
+              torch.reinterpret(f.handles[slot], 1, &span, &one, offset, &flat) == 0 &&
+              torch.empty_strided(1, &span, &one, s.dtype, s.device, s.device_index, &copy) == 0;
+    if (copy != nullptr) copies_.push_back(copy);
+    ok = ok && torch.copy(copy, flat, 1) == 0 && torch.data_ptr(copy, pointer) == 0;
+    if (flat != nullptr) torch.delete_handle(flat);
+    return ok ? true : fail(torch_error("an aligned copy of an input"), PyExc_RuntimeError);
+}
+
+bool Runner::launch(const LaunchStep &step) {
+    int64_t grid = v[step.grid];
+    if (grid <= 0) return true;
+    if (step.device != device_ && !enter_device(step.device)) return false;
+    constexpr size_t kMost = 128;
+    void *pointers[kMost], *parameters[kMost + 2];
+    size_t n = step.buffers.size(), all = n + step.sizes.size();
+    if (all > kMost) return fail(step.name + " has too many parameters", PyExc_RuntimeError);
+    for (size_t i = 0; i < n; i++) {
+        int32_t slot = step.buffers[i];
+        void *memory = f.pointers[slot];
+        if (step.by_value[i]) {
+            parameters[i] = memory;
+            continue;
+        }
+        if (misaligned(memory) && !aligned_copy(slot, &memory)) return false;
+        pointers[i] = memory;
+        parameters[i] = &pointers[i];
+    }
+    for (size_t i = 0; i < step.sizes.size(); i++) parameters[n + i] = const_cast<int64_t *>(v + step.sizes[i]);
+    void *nothing = nullptr;
+    parameters[all] = parameters[all + 1] = &nothing;  // Triton's own scratch memory, which these kernels do without
+    std::string error;
+    if (cuda_launch(step.function, grid, step.threads, step.shared, stream_, parameters, &error)) return true;
+    return fail(step.name + ": " + error, PyExc_RuntimeError);
 }
 
 bool Runner::pointer(int32_t slot) {

@@ -24,7 +24,8 @@ import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
 from fusewright.capture.torch_state import capture_global_state
-from fusewright.codegen.call_plan_types import CallPlan, kernel_calls
+from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
+from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.events import CacheUse, KernelMade, StageDone
 from fusewright.graph.builder import env_of
@@ -33,7 +34,7 @@ from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Relation, from_tuples, to_tuples
 from fusewright.graph.types import Location
 from fusewright.options import cache_folder, environment
-from fusewright.runtime import launch
+from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cache import DiskCache
 from fusewright.runtime.machine_code import load_code
@@ -121,7 +122,7 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
     return Lookup(graph, None, known)
 
 
-def save(to_compile: GraphToCompile, lookup: Lookup, plan: CallPlan, code: bytes, kernels: Iterable[KernelCode]) -> None:
+def save(to_compile: GraphToCompile, lookup: Lookup, plan: CallPlan, code: bytes, kernels: Iterable[KernelCode | DeviceKernel]) -> None:
     """Stores what was compiled for the graph of `lookup`, if it can be stored."""
     if lookup.key is None:
         return
@@ -143,7 +144,8 @@ def load_plan(to_compile: GraphToCompile, plan: CallPlan, code: bytes, name: str
     started = time.perf_counter()
     keys = {call.key for call in kernel_calls(plan)}
     loaded = load_code(code, map(symbol_of, keys))
-    addresses = {key: loaded.addresses[symbol_of(key)] for key in keys}
+    addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
+    addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
     made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
@@ -160,7 +162,8 @@ def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> str | None:
     if text is None:
         return None
     options = {key: value for key, value in settings.options.items() if key not in IRRELEVANT}
-    parts = (host_text(), repr(sorted(options.items())), repr(capture_global_state()), text)
+    gpus = cuda_code.machine_text() if "cuda" in text else ""
+    parts = (host_text(), gpus, repr(sorted(options.items())), repr(capture_global_state()), text)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -203,7 +206,7 @@ def _places(graph: torch.fx.Graph) -> dict[Location, tuple[int, int]]:
     return found
 
 
-def kernel_facts(kernel: KernelCode, places: dict[Location, tuple[int, int]]) -> KernelFacts:
+def kernel_facts(kernel: KernelCode | DeviceKernel, places: dict[Location, tuple[int, int]]) -> KernelFacts:
     lines = tuple(places[location] for location in kernel.locations if location in places)
     return KernelFacts(kernel.name, kernel.origins, lines, zlib.compress(kernel.source.encode(), 1))
 

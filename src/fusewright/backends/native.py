@@ -14,7 +14,8 @@ import torch.fx
 
 from fusewright.backends import graph_cache
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.events import KernelMade
+from fusewright.codegen.device_kernel import Unsupported
+from fusewright.events import Hint, KernelMade
 
 
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -43,7 +44,11 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
 
 def _generate(to_compile: GraphToCompile, lookup: graph_cache.Lookup, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:
     """The native plan of a functional graph, compiled and stored under the key of `lookup`."""
-    plan, code, kernels = _stages().generate(graph, to_compile, name)
+    try:
+        plan, code, kernels = _stages().generate(graph, to_compile, name)
+    except Unsupported as reason:
+        to_compile.notify(Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}"))
+        return to_compile.module(graph).forward
     loaded = graph_cache.load_plan(to_compile, plan, code, name)
     for kernel in kernels:
         to_compile.notify(

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import torch.fx
 
+from fusewright.backends import gpu
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import GraphToCompile
 from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
+from fusewright.codegen.triton import DeviceKernel
 from fusewright.events import StageDone
 from fusewright.graph import passes
 from fusewright.graph.printer import print_graph
@@ -55,6 +57,7 @@ def run_stage(
 
 def clean(to_compile: GraphToCompile) -> torch.fx.Graph:
     """The captured graph after the passes: functional, without dead or repeated work."""
+    gpu.warm_up(to_compile.example_inputs)
     limit = to_compile.settings["stop_after_rewrites"]
     stop_after = None if limit < 0 else limit
     return run_stage(to_compile, "passes", "aot_graphs", print_graph, passes.run, to_compile.graph, stop_after=stop_after)
@@ -67,14 +70,18 @@ def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.f
     return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
 
 
-def generate(graph: torch.fx.Graph, to_compile: GraphToCompile, name: str) -> tuple[CallPlan, bytes, tuple[KernelCode, ...]]:
-    """The call plan of a functional graph, the object file of its kernels, and the kernels."""
+def generate(graph: torch.fx.Graph, to_compile: GraphToCompile, name: str) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...]]:
+    """The call plan of a functional graph, the object file of its CPU kernels, and all kernels. Kernels for a GPU are compiled in the
+    background; loading the plan waits for them. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
     program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
-    options = ScheduleOptions(fusion=to_compile.settings["fusion"])
+    options = gpu.schedule_options(ScheduleOptions(fusion=to_compile.settings["fusion"]), program)
     plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
-    module: CompiledModule = run("kernels", "", lambda made: made.ir, compile_kernels, list(plan.kernels.values()))
-    call_plan: CallPlan = run(
-        "call_plan", "output_code", describe, build_call_plan, plan, module.codes, name=name, available=launch.is_available
-    )
-    return call_plan, module.object, tuple(module.codes.values())
+    on_cpu, on_gpu = gpu.split(plan)
+    device_codes: dict[str, DeviceKernel] = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan) if on_gpu else {}
+    module = CompiledModule({}, b"", "")
+    if on_cpu or not on_gpu:
+        module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu)
+    codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
+    call_plan: CallPlan = run("call_plan", "output_code", describe, build_call_plan, plan, codes, name=name, available=launch.is_available)
+    return call_plan, module.object, tuple(codes.values())

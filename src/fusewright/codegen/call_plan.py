@@ -21,6 +21,7 @@ from fusewright.codegen.call_plan_types import (
     Gather,
     KernelCall,
     KernelGroup,
+    LaunchCall,
     OutputSpec,
     PythonCall,
     SlotKind,
@@ -29,6 +30,7 @@ from fusewright.codegen.call_plan_types import (
     StepSpec,
     slots_of,
 )
+from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.extern_calls import encode_extern
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.size_values import ValueTable
@@ -42,7 +44,7 @@ __all__ = ["build_call_plan", "describe"]
 
 def build_call_plan(
     plan: Plan,
-    kernels: Mapping[str, KernelCode],
+    kernels: Mapping[str, KernelCode | DeviceKernel],
     *,
     name: str = "graph",
     single: bool = False,
@@ -72,7 +74,7 @@ class _Slot:
 @dataclass(slots=True)
 class _Builder:
     plan: Plan
-    kernels: Mapping[str, KernelCode]
+    kernels: Mapping[str, KernelCode | DeviceKernel]
     available: Callable[[str], bool]
     values: ValueTable = field(init=False)
     slots: list[_Slot] = field(default_factory=list)
@@ -207,15 +209,32 @@ class _Builder:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def region(self, steps: Sequence[RunKernel]) -> None:
-        """One kernel, or several that run at the same time."""
+        """One kernel, or several that run at the same time (those on a GPU one after the other, in its queue)."""
         calls = []
         for step in steps:
             kernel, code = self.plan.kernels[step.kernel], self.kernels[step.kernel]
             self.before_writing(sorted(kernel.written))
             buffers = tuple(self.pointer_slot(name) for name in code.buffers)
             sizes = tuple(self.values.of(size) for size in code.sizes)
-            calls.append(KernelCall(kernel.name, code.key, buffers, self.values.of(code.extent), code.grain, sizes))
-        self.steps.append(calls[0] if len(calls) == 1 else KernelGroup(tuple(calls)))
+            if isinstance(code, DeviceKernel):
+                self.launch(kernel, code, buffers, sizes)
+            else:
+                calls.append(KernelCall(kernel.name, code.key, buffers, self.values.of(code.extent), code.grain, sizes))
+        if calls:
+            self.steps.append(calls[0] if len(calls) == 1 else KernelGroup(tuple(calls)))
+
+    def launch(self, kernel: Kernel, code: DeviceKernel, buffers: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        """A kernel on a GPU. Memory of its own is allocated for this launch."""
+        device = next(self.plan.buffers[name].device for name in code.buffers if name in kernel.written)
+        spills = []
+        for spill in code.spills:
+            slot = self.new_slot(_Slot(f"{kernel.name}.rows", "fresh", 0, spill.dtype, device, (spill.elements,), (1,), 0, True))
+            self.steps.append(SlotStep("allocate", slot))
+            spills.append(slot)
+        by_value = tuple(k in code.scalars for k in range(len(buffers))) + (False,) * len(spills)
+        written = tuple(name in kernel.written for name in code.buffers) + (True,) * len(spills)
+        grid = self.values.of(code.grid)
+        self.steps.append(LaunchCall(kernel.name, code.key, device.index or 0, (*buffers, *spills), by_value, written, grid, sizes))
 
     def extern(self, extern: Extern) -> None:
         names = {ref.buffer for ref in references((extern.args, extern.kwargs))}

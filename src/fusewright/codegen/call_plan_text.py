@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fusewright.codegen.call_plan_types import CallPlan, CCall, Gather, KernelCall, KernelGroup, OutputSpec, PythonCall, SlotSpec, SlotStep
+from fusewright.codegen.call_plan_types import (
+    CallPlan,
+    CCall,
+    Gather,
+    KernelCall,
+    KernelGroup,
+    LaunchCall,
+    OutputSpec,
+    PythonCall,
+    SlotSpec,
+    SlotStep,
+)
 
 
 def describe(plan: CallPlan) -> str:
@@ -23,6 +34,7 @@ class _Printer:
         self.step_lines: dict[type, Callable[[Any], str]] = {
             KernelCall: self.kernel,
             KernelGroup: self.group,
+            LaunchCall: self.launch,
             CCall: self.c_call,
             PythonCall: self.python_call,
             SlotStep: self.slot_step,
@@ -57,6 +69,11 @@ class _Printer:
 
     def group(self, step: KernelGroup) -> str:
         return "\n".join([f"together  {len(step.calls)} kernels", *(f"  {self.kernel(call)}" for call in step.calls)])
+
+    def launch(self, step: LaunchCall) -> str:
+        buffers = ", ".join(map(self.slot, step.buffers))
+        sizes = f"  sizes [{', '.join(map(self.value, step.sizes))}]" if step.sizes else ""
+        return f"launch    {step.name}({buffers})  on GPU {step.device}, {self.value(step.grid)} programs{sizes}"
 
     def c_call(self, step: CCall) -> str:
         results = [self.slot(payload) for kind, payload in step.integers if kind == "result" and isinstance(payload, int)]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
-STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group")
+STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group", "launch")
 INTEGER_KINDS = ("immediate", "value", "values", "pointer to values", "handle", "handles", "bytes", "pointer to bytes", "result")
 ARGUMENT_KINDS = ("constant", "tensor", "value", "list", "tuple", "private tensor")
 OUTPUT_KINDS = ("buffer", "view", "private view", "size", "value")
@@ -60,6 +60,21 @@ class KernelGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchCall:
+    """A kernel on GPU number `device`. key: content hash of its machine code; grid: value
+    entry of its number of programs; by_value: buffers (scalars in CPU memory) whose content is the parameter; written: those it writes."""
+
+    name: str
+    key: str
+    device: int
+    buffers: tuple[int, ...]
+    by_value: tuple[bool, ...]
+    written: tuple[bool, ...]
+    grid: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CCall:
     """A library operator through its C function. integers: (kind, payload) in the order of INTEGER_KINDS' meaning; the doubles follow in
     their own order (the calling conventions keep the two apart)."""
@@ -100,7 +115,7 @@ class Gather:
     sources: tuple[int, ...]
 
 
-StepSpec = KernelCall | KernelGroup | CCall | PythonCall | SlotStep | Gather
+StepSpec = KernelCall | KernelGroup | LaunchCall | CCall | PythonCall | SlotStep | Gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +165,7 @@ def kernel_calls(plan: CallPlan) -> list[KernelCall]:
 
 def slots_of(step: StepSpec) -> tuple[int, ...]:
     """Every slot that a step touches."""
-    if isinstance(step, KernelCall):
+    if isinstance(step, (KernelCall, LaunchCall)):
         return step.buffers
     if isinstance(step, KernelGroup):
         return tuple(slot for call in step.calls for slot in call.buffers)

@@ -2,14 +2,14 @@
 
 Takes an `Extern` and a `Places` that gives slots and value entries; gives the steps of the call.
 Always holds: what a row of loops/externs.py cannot express for these arguments (an argument class without an encoding, a tensor that is
-not in CPU memory, integer arithmetic with a C function that takes doubles) goes through Python, which expresses everything.
+on several devices, integer arithmetic with a C function that takes doubles) goes through Python, which expresses everything.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -222,7 +222,7 @@ def _bound_arguments(extern: Extern) -> list[tuple[str, Any]]:
 
 
 def _c_call(extern: Extern, row: ExternRow, places: Places, devices: set[str]) -> list[StepSpec]:
-    if devices != {"cpu"} or any(str(result.type) != "Tensor" for result in extern.target._schema.returns):
+    if len(devices) != 1 or any(str(result.type) != "Tensor" for result in extern.target._schema.returns):
         raise Inexpressible
     if row.placement != extern.placement or len(extern.outputs) != len(extern.target._schema.returns):
         raise Inexpressible
@@ -244,6 +244,13 @@ def _c_call(extern: Extern, row: ExternRow, places: Places, devices: set[str]) -
         raise Inexpressible
     name = schema_name(extern.target) or extern.name
     return [*encoding.before, CCall(name, row.symbol, tuple(encoding.integers), tuple(encoding.doubles))]
+
+
+def _on_device(row: ExternRow, devices: set[str]) -> ExternRow | None:
+    """The row for the device type of all tensors: PyTorch names the C functions of its CPU and CUDA operators alike."""
+    if devices == {"cpu"}:
+        return row
+    return replace(row, symbol=row.symbol.replace("_torch_cpu_", "_torch_cuda_")) if devices == {"cuda"} else None
 
 
 def _is_constant(value: Any) -> bool:
@@ -310,6 +317,7 @@ def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
 def encode_extern(extern: Extern, places: Places, devices: set[str], available: Callable[[str], bool]) -> list[StepSpec]:
     """The steps that call `extern`. `devices`: device types of its buffers; `available`: whether PyTorch exports a function."""
     row = row_of(extern.target)
+    row = None if row is None else _on_device(row, devices)
     if row is not None and available(row.symbol):
         try:
             return _c_call(extern, row, places, devices)

@@ -23,6 +23,7 @@ from fusewright.codegen.call_plan_types import (
     Gather,
     KernelCall,
     KernelGroup,
+    LaunchCall,
     OutputSpec,
     PythonCall,
     SlotSpec,
@@ -58,6 +59,7 @@ class CompiledGraph:
 
 _RECORDS: tuple[type, ...] = (
     CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph, KernelGroup,
+    LaunchCall,
 )  # fmt: skip
 Record = TypeVar("Record")
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)

@@ -7,6 +7,7 @@ Always holds: a C function that this PyTorch does not export is an error here, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fusewright.codegen.call_plan_types import (
     Gather,
     KernelCall,
     KernelGroup,
+    LaunchCall,
     OutputSpec,
     PythonCall,
     SlotSpec,
@@ -44,9 +46,27 @@ def is_available(symbol: str) -> bool:
 ARENA_LIMIT = 4 << 30
 
 
-def load(plan: CallPlan, addresses: Mapping[str, int], *, owner: object = None, arena_limit: int = ARENA_LIMIT) -> Any:
-    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name. `owner`: what keeps
-    them valid; the plan holds it. `arena_limit`: a call that needs more bytes of temporary memory frees them when it ends; less is kept
+@dataclass(frozen=True, slots=True)
+class DeviceFunction:
+    """A kernel that is loaded on a GPU: its handle, threads of a program, and dynamic shared memory in bytes."""
+
+    handle: int
+    threads: int
+    shared: int
+
+
+def device_key(key: str, device: int) -> str:
+    """Under which name `load` finds the function of a kernel on a GPU."""
+    return f"{key}@{device}"
+
+
+Addresses = Mapping[str, "int | DeviceFunction"]
+
+
+def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_limit: int = ARENA_LIMIT) -> Any:
+    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name (of one on a GPU: its
+    `DeviceFunction`, by `device_key`). `owner`: what keeps them valid; the plan holds it. `arena_limit`: a call that needs more bytes of
+    temporary memory frees them when it ends; less is kept
     for the next call and shared by all plans. Raises LoadError."""
     return _native.Plan(
         name=plan.name,
@@ -90,18 +110,27 @@ def _slot(slot: SlotSpec) -> tuple[int, ...]:
     )
 
 
-def _kernel(step: KernelCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+def _kernel(step: KernelCall, addresses: Addresses) -> tuple[Any, ...]:
     address = addresses.get(step.key) or addresses.get(step.name)
     if not address:
         raise LoadError(f"kernel {step.name} ({step.key}) has no address")
     return (step.name, address, step.extent, step.grain, step.buffers, step.sizes)
 
 
-def _group(step: KernelGroup, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+def _group(step: KernelGroup, addresses: Addresses) -> tuple[Any, ...]:
     return tuple(_kernel(call, addresses) for call in step.calls)
 
 
-def _c_call(step: CCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+def _launch(step: LaunchCall, addresses: Addresses) -> tuple[Any, ...]:
+    function = addresses.get(device_key(step.key, step.device))
+    if not isinstance(function, DeviceFunction):
+        raise LoadError(f"kernel {step.name} ({step.key}) is not loaded on a GPU")
+    written, by_value = tuple(map(int, step.written)), tuple(map(int, step.by_value))
+    shape = (step.device, step.grid, function.threads, function.shared)
+    return (step.name, function.handle, *shape, step.buffers, by_value, written, step.sizes)
+
+
+def _c_call(step: CCall, addresses: Addresses) -> tuple[Any, ...]:
     address = torch_c.address(step.symbol)
     if address is None:
         raise LoadError(f"this PyTorch does not export {step.symbol}")
@@ -114,29 +143,30 @@ def _callable(target: Any) -> Any:
     return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
 
 
-def _python_call(step: PythonCall, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+def _python_call(step: PythonCall, addresses: Addresses) -> tuple[Any, ...]:
     program = tuple((ARGUMENT_KINDS.index(kind), operand) for kind, operand in step.program)
     return (step.name, _callable(step.target), step.constants, program, step.keywords or None, step.results)
 
 
-def _slot_step(step: SlotStep, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+def _slot_step(step: SlotStep, addresses: Addresses) -> tuple[Any, ...]:
     return (step.slot,)
 
 
-def _gather(step: Gather, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+def _gather(step: Gather, addresses: Addresses) -> tuple[Any, ...]:
     return (step.first, step.sources)
 
 
-_STEPS: dict[type, tuple[str, Callable[[Any, Mapping[str, int]], tuple[Any, ...]]]] = {
+_STEPS: dict[type, tuple[str, Callable[[Any, Addresses], tuple[Any, ...]]]] = {
     KernelCall: ("kernel", _kernel),
     KernelGroup: ("group", _group),
+    LaunchCall: ("launch", _launch),
     CCall: ("extern", _c_call),
     PythonCall: ("python", _python_call),
     Gather: ("gather", _gather),
 }
 
 
-def _step(step: StepSpec, addresses: Mapping[str, int]) -> tuple[Any, ...]:
+def _step(step: StepSpec, addresses: Addresses) -> tuple[Any, ...]:
     if isinstance(step, SlotStep):
         return (STEP_KINDS.index(step.kind), *_slot_step(step, addresses))
     kind, convert = _STEPS[type(step)]

@@ -43,6 +43,10 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "restore_keys": ("_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev",),
     "wrap_move": ("_Z16THPVariable_WrapON2at10TensorBaseE",),
     "wrap": ("_Z16THPVariable_WrapRKN2at10TensorBaseE",),
+    "cuda_stream": ("aoti_torch_get_current_cuda_stream",),
+    "cuda_guard": ("aoti_torch_create_cuda_guard",),
+    "cuda_guard_set": ("aoti_torch_cuda_guard_set_index",),
+    "delete_cuda_guard": ("aoti_torch_delete_cuda_guard",),
     "bump_version": ("_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",),
 }
 

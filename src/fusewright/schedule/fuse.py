@@ -296,6 +296,8 @@ class Fuser:
         innermost = [hint(self._sunk_extents(recipe)[-1]) for recipe in (recipe_a, recipe_b) if recipe.inner]
         if min(innermost) < VECTOR and max(points) > self.options.tiny_points:
             return False
+        if self.options.lanes > 1 and len(set(lengths)) > 1:
+            return False  # a GPU keeps a row in registers, where only rows of the same length meet
         return len(lengths) < 2 or max(lengths) <= 4 * min(lengths)
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:

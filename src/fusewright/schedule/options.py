@@ -14,6 +14,8 @@ class ScheduleOptions:
     """fusion: False gives one kernel an operation (to find out which fusion is at fault). fuse_limit: merges allowed (-1: no limit), for
     bisection.
 
+    lanes: outer points that a machine handles at once where neighbouring elements lie along the outer axes (a GPU's block of columns);
+    smallest_chunk: reduced points of a chunk below which another one does not pay.
     max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations
     below which a kernel cannot keep a machine busy. small_points: iterations so few that parallelism does not matter.
     chunk_points: reduced points from which a reduction with little outer parallelism is split. size_hint: assumed value of an unknown size.
@@ -29,6 +31,8 @@ class ScheduleOptions:
     small_points: int = 32 * 1024
     chunk_points: int = 64 * 1024
     chunks: int = 64
+    smallest_chunk: int = 2048
+    lanes: int = 1
     tiny_points: int = 4096
     max_together: int = 1024
     together_bytes: int = 1024 * 1024

@@ -10,17 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, Symbol, loop_symbol, product, substitute, symbol
+from fusewright.graph.sizes import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
 from fusewright.graph.types import contiguous_strides
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Reduction
 from fusewright.schedule.axes import hint
-from fusewright.schedule.expressions import Rewriter
+from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.options import ScheduleOptions
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
-SMALLEST_CHUNK = 2048
-"""Reduced points of a chunk below which another chunk does not pay."""
 
 
 def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProgram:
@@ -49,9 +47,16 @@ def _chunking(operation: Reduction, options: ScheduleOptions) -> tuple[int, int]
         return None
     outer = hint(product(axis.extent for axis in operation.axes))
     reduced = hint(product(axis.extent for axis in operation.reduced))
-    if outer >= options.min_parallel or outer * reduced < options.chunk_points or reduced < 2 * SMALLEST_CHUNK:
+    smallest = options.smallest_chunk
+    if options.lanes > 1 and _along_outer(operation):
+        outer = -(-outer // options.lanes)
+        smallest //= 4
+    points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
+    if outer >= options.min_parallel or points < options.chunk_points or reduced < 2 * smallest:
         return None
-    wanted = min(options.chunks, reduced // SMALLEST_CHUNK)
+    wanted = min(options.chunks, reduced // smallest)
+    if options.lanes > 1:
+        wanted = min(wanted, max(-(-options.chunks // max(outer, 1)), 2))
     best: tuple[int, int] | None = None
     for k, axis in enumerate(operation.reduced):
         if isinstance(axis.extent, int):
@@ -59,6 +64,20 @@ def _chunking(operation: Reduction, options: ScheduleOptions) -> tuple[int, int]
             if count > 1 and (best is None or count > best[1]):
                 best = k, count
     return best if best is not None and best[1] * 4 >= min(wanted, 16) else None
+
+
+def _along_outer(operation: Reduction) -> bool:
+    """Whether neighbouring elements of the largest value read lie along an outer axis."""
+    loads = [load for load in survey([operation.value]).loads if not load.bindings]
+    if not loads:
+        return False
+    axes = (*operation.axes, *operation.reduced)
+
+    def walked(load: ir.Load) -> int:
+        return sum(1 for axis in axes if coefficient(load.index, axis.symbol) != 0)
+
+    main = max(loads, key=walked)
+    return any(coefficient(main.index, axis.symbol) == 1 for axis in operation.axes)
 
 
 def _largest_divisor(extent: int, limit: int) -> int:

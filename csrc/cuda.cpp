@@ -1,0 +1,106 @@
+// The CUDA driver's functions, found in libcuda.so.1 when first needed.
+// Takes machine code (a cubin) for the current context; gives function handles, and launches them.
+// Always holds: a module stays loaded until the process ends (call plans hold its functions); the caller has made the device current.
+#include "cuda.h"
+
+#include <dlfcn.h>
+
+namespace fw {
+
+namespace {
+
+using Result = int;  // CUresult; 0 is success
+
+struct Driver {
+    Result (*init)(unsigned flags);
+    Result (*error_string)(Result, const char **);
+    Result (*module_load)(void **module, const void *image);
+    Result (*module_function)(void **function, void *module, const char *name);
+    Result (*function_set)(void *function, int attribute, int value);
+    Result (*function_get)(int *value, int attribute, void *function);
+    Result (*launch)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
+                     void **parameters, void **extra);
+    bool found = false;
+};
+Driver driver;
+
+constexpr int kMaxDynamicShared = 8, kLocalBytes = 3, kRegisters = 4;  // CUfunction_attribute
+constexpr int32_t kPlainShared = 48 * 1024;                            // more dynamic shared memory than this must be asked for
+
+template <typename F>
+bool find(void *library, const char *name, F *function) {
+    *function = reinterpret_cast<F>(dlsym(library, name));
+    return *function != nullptr;
+}
+
+bool find_driver() {
+    if (driver.found) return true;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return false;
+    driver.found = find(library, "cuInit", &driver.init) && find(library, "cuGetErrorString", &driver.error_string) &&
+                   find(library, "cuModuleLoadData", &driver.module_load) && find(library, "cuModuleGetFunction", &driver.module_function) &&
+                   find(library, "cuFuncSetAttribute", &driver.function_set) && find(library, "cuFuncGetAttribute", &driver.function_get) &&
+                   find(library, "cuLaunchKernel", &driver.launch) && driver.init(0) == 0;
+    return driver.found;
+}
+
+std::string describe(const char *what, Result result) {
+    const char *text = nullptr;
+    if (driver.error_string(result, &text) != 0 || text == nullptr) text = "unknown error";
+    return std::string(what) + ": " + text;
+}
+
+// cuda_load(code: bytes, name: str, shared: int) -> (function, registers, local bytes)
+PyObject *cuda_load(PyObject *, PyObject *args) {
+    PyObject *code;
+    const char *name;
+    int shared;
+    if (!PyArg_ParseTuple(args, "Ssi", &code, &name, &shared)) return nullptr;
+    if (!find_driver()) {
+        PyErr_SetString(PyExc_RuntimeError, "no CUDA driver (libcuda.so.1) is usable");
+        return nullptr;
+    }
+    void *module = nullptr, *function = nullptr;
+    const char *what = "loading a kernel";
+    Result result = driver.module_load(&module, PyBytes_AS_STRING(code));
+    if (result == 0) {
+        what = "finding a kernel in its module";
+        result = driver.module_function(&function, module, name);
+    }
+    if (result == 0 && shared > kPlainShared) {
+        what = "asking for shared memory";
+        result = driver.function_set(function, kMaxDynamicShared, shared);
+    }
+    int registers = 0, local = 0;
+    if (result == 0) result = driver.function_get(&registers, kRegisters, function);
+    if (result == 0) result = driver.function_get(&local, kLocalBytes, function);
+    if (result != 0) {
+        PyErr_SetString(PyExc_RuntimeError, describe(what, result).c_str());
+        return nullptr;
+    }
+    return Py_BuildValue("(Nii)", PyLong_FromVoidPtr(function), registers, local);
+}
+
+PyMethodDef functions[] = {
+    {"cuda_load", cuda_load, METH_VARARGS,
+     "Load machine code into the current CUDA context; gives (function, registers, bytes of local memory a thread)."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+bool cuda_launch(void *function, int64_t grid, int32_t threads, int32_t shared, void *stream, void **parameters, std::string *error) {
+    if (grid > INT32_MAX) {
+        *error = "a kernel of too many programs";
+        return false;
+    }
+    Result result = driver.launch(function, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(shared),
+                                  stream, parameters, nullptr);
+    if (result == 0) return true;
+    *error = describe("launching a kernel", result);
+    return false;
+}
+
+int cuda_init(PyObject *module) { return PyModule_AddFunctions(module, functions); }
+
+}  // namespace fw

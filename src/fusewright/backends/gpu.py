@@ -1,0 +1,75 @@
+"""What the native backend does differently on a GPU: schedule options, and kernels in Triton.
+
+Takes a program or a plan; gives options and kernels. Always holds: a plan's kernels on CPU memory and those on GPU memory are told apart
+by the buffers that they write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+
+from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
+from fusewright.loops.ir import Buffer, LoopProgram
+from fusewright.runtime import cuda_code
+from fusewright.schedule import ScheduleOptions
+from fusewright.schedule.plan import Kernel, Plan
+
+__all__ = ["Unsupported", "compile_kernels", "schedule_options", "split", "texts", "warm_up"]
+
+
+def warm_up(inputs: Iterable[object]) -> None:
+    """Lets the compiler process start while the graph is still being worked on."""
+    if any(isinstance(item, torch.Tensor) and item.device.type == "cuda" for item in inputs):
+        cuda_code.warm_up()
+
+
+def schedule_options(options: ScheduleOptions, program: LoopProgram) -> ScheduleOptions:
+    """Fusion bounds and reduction splits for the program's GPU, if it has one."""
+    device = next((buffer.device for buffer in program.buffers.values() if buffer.device.type == "cuda"), None)
+    if device is None:
+        return options
+    units = cuda_code.processor(device.index or 0).units
+    return replace(options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=512, scratch_bytes=128 * 1024)
+
+
+def split(plan: Plan) -> tuple[list[Kernel], list[Kernel]]:
+    """(kernels on CPU memory, kernels on GPU memory). Raises Unsupported for a device that is neither."""
+    on_cpu: list[Kernel] = []
+    on_gpu: list[Kernel] = []
+    for kernel in plan.kernels.values():
+        device = home(kernel, plan.buffers)
+        if device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"a kernel on {device}")
+        if device.type == "cpu" and any(plan.buffers[name].device != device for name in kernel.buffers):
+            raise Unsupported("a kernel on the CPU that reads a GPU's memory")
+        (on_cpu if device.type == "cpu" else on_gpu).append(kernel)
+    return on_cpu, on_gpu
+
+
+def home(kernel: Kernel, buffers: Mapping[str, Buffer]) -> torch.device:
+    """The device that a kernel runs on."""
+    return next(buffers[name].device for name in kernel.buffers if name in kernel.written)
+
+
+def compile_kernels(kernels: list[Kernel], plan: Plan) -> dict[str, DeviceKernel]:
+    """Generates the kernels, by name, and has them compiled in the background. Raises Unsupported."""
+    if cuda_code.triton_version() is None:
+        raise Unsupported("a GPU without Triton (pip install triton)")
+    groups: dict[int, list[Kernel]] = {}
+    for kernel in kernels:
+        groups.setdefault(home(kernel, plan.buffers).index or 0, []).append(kernel)
+    made: dict[str, DeviceKernel] = {}
+    for index, group in groups.items():
+        processor = cuda_code.processor(index)
+        codes = generate(group, plan.buffers, processor)
+        cuda_code.request(codes.values(), processor.arch)
+        made.update(codes)
+    return made
+
+
+def texts(codes: dict[str, DeviceKernel]) -> str:
+    """The distinct kernels, one after the other."""
+    return "\n".join(dict.fromkeys(code.text for code in codes.values()))

@@ -1,0 +1,62 @@
+"""What code generation for a GPU gives: a kernel's text and how to launch it, in plain data.
+
+Takes nothing; defines the types between codegen/triton and the runtime. A kernel's parameters are, in order: `buffers` (pointers,
+or values for those in `scalars`), one pointer for each of `spills`, the values of `sizes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.graph.sizes import Dim, Expr
+from fusewright.graph.types import Location
+
+
+class Unsupported(Exception):
+    """The kernel holds something that cannot be generated for a GPU; the message says what. The graph then runs its operators eagerly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The GPU that code is made for. arch: compute capability, 90 for 9.0; units: multiprocessors."""
+
+    arch: int = 90
+    units: int = 132
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Memory of the kernel's own that does not fit registers: `elements` of `dtype`, allocated for each launch."""
+
+    dtype: torch.dtype
+    elements: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKernel:
+    """key: hash of all that decides the machine code. symbol: the function's name in `text`. signature: Triton's type of each parameter.
+    aligned: parameters whose pointers must be multiples of 16 bytes. grid: number of programs, over the size symbols. checks: the kernel
+    asserts that indices are in range."""
+
+    name: str
+    key: str
+    symbol: str
+    text: str
+    signature: tuple[str, ...]
+    aligned: tuple[int, ...]
+    buffers: tuple[str, ...]
+    scalars: frozenset[int]
+    spills: tuple[Spill, ...]
+    sizes: tuple[Expr, ...]
+    grid: Dim
+    warps: int
+    stages: int
+    checks: bool
+    locations: tuple[Location, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return self.text

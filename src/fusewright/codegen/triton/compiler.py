@@ -1,0 +1,141 @@
+"""Machine code from kernel text: the program of a compiler process. It imports Triton and library.py, nothing of fusewright or PyTorch.
+
+Takes, on standard input, one job a line (JSON: text, symbol, signature, aligned, warps, stages, checks, arch, and the path of the result);
+starts a child process for each, as many at a time as there are processors; writes the result (machine code behind a line of JSON) to the
+path under another name first, and then one line of JSON on standard output: {"path", "error"}. Ends when its input ends.
+Always holds: a file at a job's path is complete; a crash of Triton's is an answer with an error, never silence.
+"""
+
+import collections
+import importlib.util
+import json
+import linecache
+import os
+import selectors
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"fusewright-cubin-1\n"
+
+
+def load_library() -> Any:
+    """`fusewright.codegen.triton.library` without its packages, under the name that kernel texts import."""
+    name = "fusewright.codegen.triton.library"
+    specification = importlib.util.spec_from_file_location(name, Path(__file__).with_name("library.py"))
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    parents = ("fusewright", "fusewright.codegen", "fusewright.codegen.triton")
+    for parent in parents:
+        sys.modules.setdefault(parent, types.ModuleType(parent))
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    sys.modules[parents[-1]].library = module  # type: ignore[attr-defined]
+    return module
+
+
+def machine_code(job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """(cubin, what a launch needs to know: shared memory, warps, symbol)."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler.compiler import make_backend
+
+    name = f"<{job['symbol']}>"
+    text = job["text"]
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    scope: dict[str, Any] = {"__name__": job["symbol"]}
+    exec(compile(text, name, "exec"), scope)
+    function = scope[job["symbol"]]
+    signature = dict(zip(function.arg_names, job["signature"], strict=True))
+    source = ASTSource(function, signature, {}, {(k,): [["tt.divisibility", 16]] for k in job["aligned"]})
+    target = GPUTarget("cuda", job["arch"], 32)
+    backend = make_backend(target)
+    options = backend.parse_options(
+        {"num_warps": job["warps"], "num_stages": job["stages"], "debug": job["checks"], "sanitize_overflow": False}
+    )
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    metadata: dict[str, Any] = {"hash": job["symbol"], "target": target, **options.__dict__}
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    module = source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    for make in stages.values():
+        module = make(module, metadata)
+    scratch = max(metadata.get("global_scratch_size") or 0, metadata.get("profile_scratch_size") or 0)
+    if scratch:
+        raise ValueError("the kernel needs scratch memory of Triton's own")
+    return module, {"name": metadata["name"], "shared": metadata["shared"], "warps": metadata["num_warps"]}
+
+
+def _work(job: dict[str, Any]) -> str:
+    """Compiles into the job's path; the error, or nothing."""
+    try:
+        code, launch = machine_code(job)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:3000]
+    path = Path(job["path"])
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_bytes(MAGIC + json.dumps(launch).encode() + b"\n" + code)
+    temporary.replace(path)
+    return ""
+
+
+def _answer(job: dict[str, Any], error: str) -> None:
+    sys.stdout.write(json.dumps({"path": job["path"], "error": error}) + "\n")
+    sys.stdout.flush()
+
+
+def _child(job: dict[str, Any]) -> tuple[int, int]:
+    """(process, the pipe on which it tells its error). It does nothing but this job."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        return child, reader
+    code = 1
+    try:
+        os.close(reader)
+        os.write(writer, _work(job).encode())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def serve(limit: int) -> None:
+    """Answers jobs until standard input ends; at most `limit` at a time."""
+    load_library()
+    waiting: collections.deque[dict[str, Any]] = collections.deque()
+    running: dict[int, tuple[dict[str, Any], int]] = {}  # by pipe
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    text = b""
+    open_ = True
+    while open_ or waiting or running:
+        while waiting and len(running) < limit:
+            job = waiting.popleft()
+            child, pipe = _child(job)
+            running[pipe] = (job, child)
+            selector.register(pipe, selectors.EVENT_READ)
+        for key, _ in selector.select():
+            if key.fd == 0:
+                data = os.read(0, 1 << 16)
+                if not data:
+                    open_ = False
+                    selector.unregister(0)
+                text += data
+                *lines, text = text.split(b"\n")
+                waiting.extend(json.loads(line) for line in lines)
+                continue
+            job, child = running.pop(key.fd)
+            selector.unregister(key.fd)
+            with os.fdopen(key.fd, "rb") as answer:  # a child writes once, at its end: what is left to read comes at once
+                error = answer.read().decode(errors="replace")
+            _, status = os.waitpid(child, 0)
+            _answer(job, error or ("" if status == 0 else f"the compiler process ended with status {status}"))
+
+
+if __name__ == "__main__":
+    serve(max(int(sys.argv[1]), 1))

@@ -1,0 +1,519 @@
+"""One kernel as Triton text.
+
+Takes a scheduled `Kernel` and a `Processor`; gives `KernelText`. Always holds: every statement of a stage is emitted in its order; a value
+is computed once for each place where it can be reused (text decides: equal text is an equal value), and outside of a loop when it does not
+depend on the loop; a load is never reused across a store to its memory.
+
+A block has up to two dimensions. Values keep the shape that they vary along (a row's mean is [X, 1]) and broadcast where they meet. A
+stage whose row fits one block is straight code, so that what one stage loads or stores serves the next one from registers; row memory
+(`Scratch`) then needs no memory at all. Otherwise the stage is a loop over blocks of the row, and what stages share goes through memory,
+with a barrier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
+from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, values_of, walk
+from fusewright.codegen.triton import indices, operations, reductions
+from fusewright.codegen.triton.operations import HALVES, Style
+from fusewright.codegen.triton.tiles import Tile, accumulates, choose
+from fusewright.codegen.triton.values import Value
+from fusewright.graph import sizes
+from fusewright.graph.sizes import Dim, Expr
+from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep
+
+LONGEST_INDEX = (1 << 31) - 1
+EXACT = Style()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """body: the function without its name, from the parameter list on. `spilled`: scratch that needs memory, in parameter order."""
+
+    parameters: tuple[str, ...]
+    body: tuple[str, ...]
+    spills: tuple[Spill, ...]
+    grid: Dim
+    tile: Tile
+    checks: bool
+
+
+class NeedsMemory(Exception):
+    """Row memory that cannot stay in registers."""
+
+    def __init__(self, scratch: str) -> None:
+        self.scratch = scratch
+
+
+def emit_kernel(kernel: Kernel, processor: Processor, scalars: frozenset[str], wide: bool, tile: Tile | None = None) -> KernelText:
+    """`scalars`: buffers that are passed by value (scalars in CPU memory); `wide`: 64-bit indices. Raises Unsupported."""
+    shape = analyse(kernel)
+    tile = choose(shape, processor) if tile is None else tile
+    spilled: list[str] = []
+    while True:
+        try:
+            return Emitter(kernel, shape, tile, scalars, wide, tuple(spilled)).run()
+        except NeedsMemory as need:
+            spilled.append(need.scratch)
+
+
+@dataclass(slots=True)
+class Emitter:
+    kernel: Kernel
+    shape: Shape
+    tile: Tile
+    scalars: frozenset[str]
+    wide: bool
+    spilled: tuple[str, ...]
+    names: dict[str, str] = field(default_factory=dict)  # parameter of each buffer
+    lines: list[list[str]] = field(default_factory=lambda: [[], []])  # by level
+    known: list[dict[str, Value]] = field(default_factory=lambda: [{}, {}])  # text -> value, by level
+    loads: dict[str, list[str]] = field(default_factory=dict)  # texts of loads, by the memory that they read
+    stored: dict[tuple[str, Dim], Value] = field(default_factory=dict)
+    unsynchronised: set[str] = field(default_factory=set)
+    locals: dict[str, Value] = field(default_factory=dict)
+    bound: dict[Expr, Value] = field(default_factory=dict)
+    memo: dict[tuple[Expression, str], Value] = field(default_factory=dict)
+    masks: list[Value] = field(default_factory=list)
+    count: int = 0
+    level: int = 0
+    checks: bool = False
+    looped: bool = False
+    style: Style = EXACT
+    view: StageView | None = None
+    mapping: dict[Expr, Dim] = field(default_factory=dict)
+    outer_mapping: dict[Expr, Dim] = field(default_factory=dict)
+    row: Value | None = None  # the flat position along the row, of the current stage
+    row_mask: Value | None = None
+    row_symbol: Expr | None = None
+    rows_made: dict[Dim, tuple[Expr, Value, Value | None]] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+
+    @property
+    def index_type(self) -> str:
+        return "tl.int64" if self.wide else "tl.int32"
+
+    def run(self) -> KernelText:
+        kernel = self.kernel
+        written = [dtype for name, dtype in zip(kernel.buffers, kernel.dtypes) if name in kernel.written and dtype.is_floating_point]
+        self.style = Style(fast=bool(written) and all(dtype in HALVES for dtype in written))
+        for number, (name, dtype) in enumerate(zip(kernel.buffers, kernel.dtypes)):
+            self.names[name] = f"out{number}" if name in kernel.written else f"in{number}"
+            self.dtypes[name] = dtype
+        for number, name in enumerate(self.spilled):
+            self.names[name] = f"spill{number}"
+        for scratch in kernel.scratch:
+            self.dtypes[scratch.name] = scratch.dtype
+        self._programs()
+        for view in self.shape.views:
+            self._stage(view)
+        size_names = [str(symbol) for symbol in kernel.sizes]
+        parameters = (*(self.names[name] for name in (*kernel.buffers, *self.spilled)), *size_names)
+        spills = tuple(
+            Spill(scratch.dtype, scratch.size * indices.total(self.shape.outer))
+            for name in self.spilled
+            for scratch in kernel.scratch
+            if scratch.name == name
+        )
+        return KernelText(parameters, tuple(self.lines[0]), spills, self._grid(), self.tile, self.checks)
+
+    # --- blocks ------------------------------------------------------------------------------------------------------
+
+    def _grid(self) -> Dim:
+        tile = self.tile
+        grid = sizes.ceil_div(indices.total(tile.x_axes), tile.x)
+        return grid * sizes.ceil_div(indices.total(tile.y_axes), tile.y) if tile.kind == "square" else grid
+
+    def _programs(self) -> None:
+        """The positions that this program handles, and their masks."""
+        tile = self.tile
+        out = self.lines[0]
+        out.append(f"X: tl.constexpr = {tile.x}")
+        program = f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}"
+        if tile.kind == "square":
+            out.append(f"Y: tl.constexpr = {tile.y}")
+            across, _ = self._size_text(sizes.ceil_div(indices.total(tile.x_axes), tile.x))
+            out.append(f"program = {program}")
+            out.append(f"x = (program % ({across})) * X + tl.arange(0, X)[None, :]")
+            out.append(f"y = (program // ({across})) * Y + tl.arange(0, Y)[:, None]")
+        else:
+            out.append(f"x = {program} * X + tl.arange(0, X){'[:, None]' if tile.kind == 'rows' else ''}")
+        for name, axes, block in (("x", tile.x_axes, tile.x), ("y", tile.y_axes, tile.y)):
+            if not axes:
+                continue
+            extent = indices.total(axes)
+            self.outer_mapping.update(indices.unflatten(axes, indices.flat_symbol(name, axes)))
+            if not sizes.is_multiple(extent, block):
+                text, _ = self._size_text(extent)
+                out.append(f"{name}_mask = {name} < {text}")
+                self.locals[f"{name}_mask"] = Value(f"{name}_mask", frozenset(name))
+
+    def _size_text(self, d: Dim) -> tuple[str, frozenset[str]]:
+        return indices.text_of(d, lambda symbol: (str(symbol), indices.NOTHING), lambda text, dims: f"({text})")
+
+    def _full(self) -> frozenset[str]:
+        """Block dimensions of the current stage."""
+        if self.tile.kind == "flat":
+            return frozenset("x")
+        if self.tile.kind == "square":
+            return frozenset("xy")
+        return frozenset("xr") if self.row is not None else frozenset("x")
+
+    def shape_text(self, dims: frozenset[str]) -> str:
+        if self.tile.kind == "flat":
+            return "[X]" if dims else "[]"
+        if self.tile.kind == "square":
+            return f"[{'Y' if 'y' in dims else '1'}, {'X' if 'x' in dims else '1'}]"
+        return f"[{'X' if 'x' in dims else '1'}, {self.row_block() if 'r' in dims else '1'}]"
+
+    def row_block(self) -> str:
+        return f"{self.row.text.upper()}" if self.row is not None else "1"
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def bind(self, text: str, dims: frozenset[str], level: int) -> Value:
+        """A name for the value of `text`; the same one for the same text."""
+        for at in range(level + 1):
+            found = self.known[at].get(text)
+            if found is not None:
+                return found
+        name = f"v{self.count}"
+        self.count += 1
+        self.lines[level].append(f"{name} = {text}")
+        value = self.known[level][text] = Value(name, dims, level)
+        return value
+
+    def level_of(self, *values: Value) -> int:
+        return max((value.level for value in values), default=0)
+
+    def flat(self, index: Dim) -> Dim:
+        """An index of the kernel over the flat positions."""
+        assert self.view is not None
+        return sizes.substitute(self.view.dim(index), self.mapping)
+
+    def index(self, index: Dim) -> Value:
+        """The text of a flat index."""
+        level = 0
+
+        def name(symbol: Expr) -> tuple[str, frozenset[str]]:
+            nonlocal level
+            found = self.bound.get(symbol)
+            if found is None and symbol is self.row_symbol:
+                found = self.row
+            if found is not None:
+                level = max(level, found.level)
+                return found.text, found.dims
+            text = str(symbol)
+            return text, frozenset(text) if text in ("x", "y") else indices.NOTHING
+
+        def bind(text: str, dims: frozenset[str]) -> str:
+            return self.bind(text, dims, level).text
+
+        text, dims = indices.text_of(index, name, bind)
+        return Value(text, dims, level)
+
+    # --- stages ------------------------------------------------------------------------------------------------------
+
+    def _stage(self, view: StageView) -> None:
+        self.view = view
+        self.memo.clear()
+        self._synchronise(view)
+        if not view.axes or self.tile.kind != "rows":
+            self.row = self.row_mask = self.row_symbol = None
+            self.mapping = dict(self.outer_mapping)
+            self._statements(view)
+            return
+        extent = indices.total(view.axes)
+        if self.tile.persistent:
+            self._make_row(extent)
+            self._enter_row(view, extent)
+            self._statements(view)
+            return
+        self._loop(view, extent)
+
+    def _make_row(self, extent: Dim) -> None:
+        """Positions along a row that is one block."""
+        if extent in self.rows_made:
+            return
+        assert isinstance(extent, int)
+        number = len(self.rows_made)
+        name = f"r{number or ''}"
+        block = 1 << max(extent - 1, 0).bit_length()
+        out = self.lines[0]
+        out.append(f"{name.upper()}: tl.constexpr = {block}")
+        out.append(f"{name} = tl.arange(0, {name.upper()})[None, :]{'.to(tl.int64)' if self.wide else ''}")
+        mask = None
+        if block != extent:
+            out.append(f"{name}_mask = {name} < {extent}")
+            mask = Value(f"{name}_mask", frozenset("r"))
+        self.rows_made[extent] = (sizes.loop_symbol(name, extent), Value(name, frozenset("r")), mask)
+
+    def _enter_row(self, view: StageView, extent: Dim) -> None:
+        symbol, self.row, self.row_mask = self.rows_made[extent]
+        self.row_symbol = symbol
+        self.mapping = {**self.outer_mapping, **indices.unflatten(view.axes, symbol)}
+
+    def _loop(self, view: StageView, extent: Dim) -> None:
+        """The stage as a loop over blocks of the row. Lines at level 0 that the body causes stand before the loop."""
+        self.row_symbol = sizes.loop_symbol("r", extent)
+        self.row = Value("r", frozenset("r"), 1)
+        self.mapping = {**self.outer_mapping, **indices.unflatten(view.axes, self.row_symbol)}
+        before, self.lines[1] = self.lines[0], []
+        if not self.looped:
+            self.looped = True
+            before.append(f"R: tl.constexpr = {self.tile.r}")
+        text, _ = self._size_text(extent)
+        whole = sizes.is_multiple(extent, self.tile.r)
+        self.row_mask = None if whole else Value("r_mask", frozenset("r"), 1)
+        self.level = 1
+        self._statements(view)
+        self.level = 0
+        before.append(f"for base in range(0, {text}, R):")
+        before.append(f"    r = base + tl.arange(0, R)[None, :]{'.to(tl.int64)' if self.wide else ''}")
+        if not whole:
+            before.append(f"    r_mask = r < {text}")
+        before.extend(f"    {line}" for line in self.lines[1])
+        self.known[1].clear()
+        self.stored = {key: value for key, value in self.stored.items() if value.level == 0}
+        self.locals = {name: value for name, value in self.locals.items() if value.level == 0}
+        for statement in view.stage.statements:
+            if isinstance(statement, Reduce):
+                self.locals[statement.local] = reductions.close(self, statement)
+
+    def _synchronise(self, view: StageView) -> None:
+        """A barrier where the stage may read memory that an earlier stage of this program wrote."""
+        reads = {self.memory(expr.buffer) for expr in walk(values_of(view.stage)) if isinstance(expr, Load)}
+        if reads & self.unsynchronised:
+            self.lines[0].append("tl.debug_barrier()")
+            self.unsynchronised.clear()
+
+    def memory(self, buffer: str) -> str:
+        """The name under which the memory of a buffer is known."""
+        return self.shape.aliases.get(buffer, buffer)
+
+    def _statements(self, view: StageView) -> None:
+        for statement in view.stage.statements:
+            if isinstance(statement, Define):
+                self.locals[statement.local] = self.evaluate(statement.value)
+            elif isinstance(statement, Store):
+                self._store(statement)
+            elif isinstance(statement, Reduce):
+                found = reductions.reduce(self, statement)
+                if found is not None:
+                    self.locals[statement.local] = found
+            else:
+                assert isinstance(statement, ScanStep)
+                reductions.scan(self, statement)
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, expr: Expression) -> Value:
+        assert self.view is not None
+        guarded = self.masks[-1].text if self.masks and self.view.facts(expr).effects else ""
+        key = (expr, guarded)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._compute(expr)
+        return found
+
+    def _compute(self, expr: Expression) -> Value:
+        if isinstance(expr, Constant):
+            return self.bind(operations.typed(expr), indices.NOTHING, 0)
+        if isinstance(expr, LocalValue):
+            return self.locals[expr.name]
+        if isinstance(expr, Load):
+            return self._load(expr)
+        if isinstance(expr, IndexValue):
+            value = self.index(self.flat(expr.index))
+            text = f"({value.text}).to(tl.int64)" if value.dims or not value.text.isdigit() else f"tl.full([], {value.text}, tl.int64)"
+            return self.bind(text, value.dims, value.level)
+        if isinstance(expr, Masked):
+            return self._masked(expr)
+        if isinstance(expr, CheckedIndex):
+            return self._checked(expr)
+        assert isinstance(expr, Apply)
+        return self._apply(expr)
+
+    def _apply(self, expr: Apply) -> Value:
+        loose = expr.op not in operations.TYPED_OPERANDS and any(not isinstance(arg, Constant) for arg in expr.args)
+        texts: list[str] = []
+        dims: frozenset[str] = indices.NOTHING
+        level = 0
+        for arg in expr.args:
+            text = operations.literal(arg) if loose and isinstance(arg, Constant) else None
+            if text is None:
+                value = self.evaluate(arg)
+                text, dims, level = value.text, dims | value.dims, max(level, value.level)
+            texts.append(text)
+        text = operations.apply(expr, texts, self.style)
+        if text in texts:  # an identity, such as rounding an integer
+            return Value(text, dims, level)
+        return self.bind(text, dims, level)
+
+    def _masked(self, expr: Masked) -> Value:
+        mask = self.evaluate(expr.mask)
+        body = self._under(mask, expr.body)
+        assert self.view is not None
+        other = expr.other
+        if self.view.facts(other).effects:  # its loads may be out of range where the body's are not
+            rest = self.bind(f"({mask.text} == 0)", mask.dims, mask.level)
+            return self._choose(mask, body, self._under(rest, other))
+        return self._choose(mask, body, self.evaluate(other))
+
+    def _under(self, mask: Value, expr: Expression) -> Value:
+        """The value where `mask` holds (and what guards the place already)."""
+        outer = self.masks[-1] if self.masks else None
+        inner = mask if outer is None else self.bind(f"({outer.text} & {mask.text})", outer.dims | mask.dims, self.level_of(outer, mask))
+        self.masks.append(inner)
+        found = self.evaluate(expr)
+        self.masks.pop()
+        return found
+
+    def _choose(self, mask: Value, body: Value, other: Value) -> Value:
+        dims = mask.dims | body.dims | other.dims
+        return self.bind(f"tl.where({mask.text}, {body.text}, {other.text})", dims, self.level_of(mask, body, other))
+
+    def _checked(self, expr: CheckedIndex) -> Value:
+        value = self.evaluate(expr.value)
+        extent = self.index(self.flat(expr.extent))
+        level = self.level_of(value, extent)
+        if expr.wrap:
+            value = self.bind(f"tl.where({value.text} < 0, {value.text} + {extent.text}, {value.text})", value.dims, level)
+        mask = self.mask_text(value.dims)[0]
+        self.checks = True
+        condition = f"({value.text} >= 0) & ({value.text} < {extent.text})"
+        condition = f"{condition} | ({mask} == 0)" if mask else condition
+        level = max(level, self.level if mask else 0)
+        check = f'tl.device_assert({condition}, "index out of range")'
+        if check not in self.known[level]:
+            self.known[level][check] = value
+            self.lines[level].append(check)
+        return value
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def mask_text(self, dims: frozenset[str], guarded: bool = True) -> tuple[str, frozenset[str], int]:
+        """(mask of the positions that exist along `dims` and are guarded now, its dimensions, its level)."""
+        parts: list[Value] = [self.locals[f"{name}_mask"] for name in "xy" if name in dims and f"{name}_mask" in self.locals]
+        if "r" in dims and self.row_mask is not None:
+            parts.append(self.row_mask)
+        if guarded and self.masks:
+            parts.append(self.masks[-1])
+        found: frozenset[str] = frozenset().union(*(part.dims for part in parts))
+        return " & ".join(part.text for part in parts), found, self.level_of(*parts)
+
+    def pointer(self, buffer: str, index: Value, dims: frozenset[str]) -> str:
+        """`name + index` in the shape of `dims`."""
+        name = self.names[buffer]
+        if index.dims == dims:
+            return f"{name} + {_grouped(index.text)}"
+        shape = self.shape_text(dims)
+        if not index.dims:
+            return f"{name} + {_grouped(index.text)} + tl.zeros({shape}, {self.index_type})"
+        return f"{name} + tl.broadcast_to({index.text}, {shape})"
+
+    def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> None:
+        for symbol, expr in bindings:
+            value = self.evaluate(expr)
+            self.bound[symbol] = value if self.wide else self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level)
+
+    def _address(self, buffer: str, index: Dim) -> Value:
+        """The flat index of an access; into a spilled row, that of this program's part."""
+        if buffer in self.spilled:
+            size = next(scratch.size for scratch in self.kernel.scratch if scratch.name == buffer)
+            for axis, position in _positions(self.shape.outer):
+                index = index + sizes.substitute(axis.symbol, self.outer_mapping) * position * size
+        return self.index(index)
+
+    def _load(self, expr: Load) -> Value:
+        buffer = expr.buffer
+        if buffer in self.scalars:
+            text = self.names[buffer]
+            return self.bind(f"({text} != 0)", indices.NOTHING, 0) if expr.dtype is torch.bool else Value(text, indices.NOTHING)
+        self._bindings(expr.bindings)
+        flat = self.flat(expr.index)
+        if not expr.bindings:
+            found = self.stored.get((buffer, flat))
+            if found is not None:
+                return found
+        if buffer not in self.names:
+            raise NeedsMemory(buffer)
+        index = self._address(buffer, flat)
+        mask, mask_dims, mask_level = self.mask_text(index.dims)
+        dims = index.dims | mask_dims
+        if dims != index.dims:
+            mask, mask_dims, mask_level = self.mask_text(dims)
+        written = self.memory(buffer) in self.shape.aliases.values()
+        level = max(index.level, mask_level, self.level if written else 0)
+        text = f"tl.load({self.pointer(buffer, index, dims)}{f', {mask}, other=0' if mask else ''})"
+        self.loads.setdefault(self.memory(buffer), []).append(text)
+        return self.bind(text, dims, level)
+
+    def _store(self, store: Store) -> None:
+        self._bindings(store.bindings)
+        value = self.evaluate(store.value)
+        flat = self.flat(store.index)
+        memory = self.memory(store.buffer)
+        self._forget(memory)
+        if store.buffer not in self.names:  # row memory in registers
+            self.stored[store.buffer, flat] = value
+            return
+        index = self._address(store.buffer, flat)
+        dims = index.dims | value.dims if store.mode == "write" else self._full()
+        mask, mask_dims, _ = self.mask_text(dims)
+        if mask_dims - dims:
+            dims = dims | mask_dims
+            mask, _, _ = self.mask_text(dims)
+        pointer = self.pointer(store.buffer, index, dims)
+        text = value.text
+        if value.dims != dims and dims:
+            text = f"tl.broadcast_to({text}, {self.shape_text(dims)})"
+        tail = f", {mask}" if mask else ""
+        if store.mode == "write":
+            self.lines[self.level].append(f"tl.store({pointer}, {text}{tail})")
+            if not store.bindings:
+                self.stored[store.buffer, flat] = value
+        else:
+            dtype = self.dtypes[store.buffer]
+            if not accumulates(dtype, store.mode):
+                raise Unsupported(f"an atomic {store.mode} of {dtype}")
+            tail = f", mask={mask}" if mask else ""
+            self.lines[self.level].append(f'tl.atomic_{store.mode}({pointer}, {text}{tail}, sem="relaxed")')
+        self.unsynchronised.add(memory)
+
+    def _forget(self, memory: str) -> None:
+        """What was known about the content of a piece of memory."""
+        for text in self.loads.pop(memory, ()):
+            for known in self.known:
+                known.pop(text, None)
+        for key in [key for key in self.stored if self.memory(key[0]) == memory]:
+            del self.stored[key]
+        assert self.view is not None
+        for expr, guarded in [key for key in self.memo if memory in self.view.facts(key[0]).volatile]:
+            del self.memo[expr, guarded]
+
+    def filled(self, value: Value) -> Value:
+        """The value in the full shape of the stage."""
+        dims = self._full()
+        if value.dims == dims:
+            return value
+        return self.bind(f"tl.broadcast_to({value.text}, {self.shape_text(dims)})", dims, value.level)
+
+
+def _grouped(text: str) -> str:
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+def _positions(axes: list[Axis]) -> list[tuple[Axis, Dim]]:
+    """The outer axes with their strides in a row-major order."""
+    found: list[tuple[Axis, Dim]] = []
+    stride: Dim = 1
+    for axis in reversed(axes):
+        found.append((axis, stride))
+        stride = stride * axis.extent
+    return found

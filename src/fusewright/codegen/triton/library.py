@@ -1,0 +1,217 @@
+"""What generated kernels call beside Triton's own language: elementary functions, PyTorch's division rules, combining functions.
+
+Takes and gives Triton tensors. Imported only where Triton is (a compiler process, or a test under the interpreter); it imports nothing of
+fusewright, so that a compiler process needs no PyTorch. Always holds: a function means what the ATen operator of its name means.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+_ELEMENTARY = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "pow", "fmod", "hypot", "copysign", "nextafter", "trunc", "rint", "rsqrt",
+)  # fmt: skip
+
+
+def _from_libdevice(name: str) -> Any:
+    from triton.language.extra.cuda import libdevice
+
+    return getattr(libdevice, name)
+
+
+def _interpreted(name: str) -> Any:
+    """The function under Triton's interpreter, whose tensors are NumPy arrays: computed by PyTorch on the CPU."""
+    import numpy
+    import torch
+    from triton.runtime.interpreter import TensorHandle
+
+    function: Any = {"pow": torch.pow, "rint": torch.round}.get(name) or getattr(torch, name)
+
+    def call(*arguments: Any) -> Any:
+        arrays = [torch.from_numpy(numpy.ascontiguousarray(argument.handle.data)) for argument in arguments]
+        data = function(*torch.broadcast_tensors(*arrays)).numpy()
+        scalar = arguments[0].dtype
+        return tl.tensor(TensorHandle(data, scalar), tl.block_type(scalar, list(data.shape)) if data.shape else scalar)
+
+    return call
+
+
+_find = _interpreted if knobs.runtime.interpret else _from_libdevice
+(
+    exp, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, asin, acos, atan, atan2, sinh, cosh, tanh, asinh, acosh, atanh, erf, erfc,
+    erfinv, lgamma, pow, fmod, hypot, copysign, nextafter, trunc, rint, rsqrt,
+) = map(_find, _ELEMENTARY)  # fmt: skip
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + exp(-x))
+
+
+@triton.jit
+def fast_sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def sign(x):
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0)).to(x.dtype)
+
+
+@triton.jit
+def sign_of_integer(x):
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+# --- division: PyTorch's rules; a zero divisor of integers gives 0 ----------------------------------------------------------
+
+
+@triton.jit
+def truncating_quotient(a, b):
+    safe = tl.where(b == 0, 1, b).to(b.dtype)
+    return tl.where(b == 0, 0, a // safe).to(a.dtype)
+
+
+@triton.jit
+def truncating_remainder(a, b):
+    safe = tl.where(b == 0, 1, b).to(b.dtype)
+    return tl.where(b == 0, 0, a % safe).to(a.dtype)
+
+
+@triton.jit
+def floor_quotient(a, b):
+    quotient = truncating_quotient(a, b)
+    rest = a - quotient * b
+    return quotient - ((rest != 0) & ((rest < 0) != (b < 0)) & (b != 0)).to(a.dtype)
+
+
+@triton.jit
+def floor_remainder(a, b):
+    rest = truncating_remainder(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest).to(a.dtype)
+
+
+@triton.jit
+def float_remainder(a, b):
+    rest = fmod(a, b)
+    return tl.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+
+
+@triton.jit
+def float_floor_quotient(a, b):
+    """Python's algorithm: exact even where a / b rounds up to an integer."""
+    rest = fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = tl.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1.0, quotient)
+    floored = tl.floor(quotient)
+    floored = tl.where(quotient - floored > 0.5, floored + 1.0, floored)
+    result = tl.where(quotient != 0, floored, tl.where(a / b < 0, -0.0, 0.0).to(a.dtype))
+    return tl.where(b == 0, a / b, result)
+
+
+@triton.jit
+def integer_power(base, exponent):
+    result = (base * 0 + 1).to(base.dtype)
+    rest = exponent
+    factor = base
+    for _ in range(64):
+        result = tl.where((rest & 1) != 0, result * factor, result).to(base.dtype)
+        factor = (factor * factor).to(base.dtype)
+        rest = tl.where(rest > 0, rest >> 1, 0).to(exponent.dtype)
+    odd = (exponent & 1) != 0
+    inverse = tl.where(base == 1, 1, tl.where(base == -1, tl.where(odd, -1, 1), 0)).to(base.dtype)
+    return tl.where(exponent < 0, inverse, result).to(base.dtype)
+
+
+@triton.jit
+def shift_left(a, n, BITS: tl.constexpr):
+    good = (n >= 0) & (n < BITS)
+    return tl.where(good, a << tl.where(good, n, 0).to(n.dtype), 0).to(a.dtype)
+
+
+@triton.jit
+def shift_right(a, n, BITS: tl.constexpr):
+    """Of signed integers: too large a shift leaves the sign."""
+    good = (n >= 0) & (n < BITS)
+    return (a >> tl.where(good, n, BITS - 1).to(n.dtype)).to(a.dtype)
+
+
+@triton.jit
+def shift_right_unsigned(a, n, BITS: tl.constexpr):
+    good = n < BITS
+    return tl.where(good, a >> tl.where(good, n, 0).to(n.dtype), 0).to(a.dtype)
+
+
+# --- combining functions of reductions and scans ----------------------------------------------------------------------------
+
+
+@triton.jit
+def add(a, b):
+    return a + b
+
+
+@triton.jit
+def multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def maximum(a, b):
+    """NaN propagates."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def greater(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def lesser(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def log_add_exp(a, b):
+    top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    rest = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    same = (top == rest) & (tl.abs(top) == float("inf"))
+    return tl.where(same, top, top + tl.log(1.0 + tl.exp(tl.where(same, 0.0, rest - top))))
+
+
+@triton.jit
+def first_maximum(a, i, b, j):
+    """Of two (value, position) pairs: the larger value, NaN above all; of equal ones the smaller position."""
+    a_nan = a != a
+    b_nan = b != b
+    better = (a > b) | (a_nan & (b == b)) | (((a == b) | (a_nan & b_nan)) & (i < j))
+    return tl.where(better, a, b), tl.where(better, i, j)
+
+
+@triton.jit
+def first_minimum(a, i, b, j):
+    a_nan = a != a
+    b_nan = b != b
+    better = (a < b) | (a_nan & (b == b)) | (((a == b) | (a_nan & b_nan)) & (i < j))
+    return tl.where(better, a, b), tl.where(better, i, j)
+
+
+@triton.jit
+def last_maximum(a, i, b, j):
+    """Running extreme with its last position, as ATen's cummax gives it; b comes after a."""
+    keep = ((a > b) & (b == b)) | ((a != a) & (b == b))
+    return tl.where(keep, a, b), tl.where(keep, i, j)
+
+
+@triton.jit
+def last_minimum(a, i, b, j):
+    keep = ((a < b) & (b == b)) | ((a != a) & (b == b))
+    return tl.where(keep, a, b), tl.where(keep, i, j)

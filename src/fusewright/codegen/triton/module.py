@@ -1,0 +1,121 @@
+"""All kernels of a graph as Triton text: equal ones once.
+
+Takes the scheduled kernels of one GPU and the graph's buffers; gives a `DeviceKernel` each. Always holds: kernels with one key have the
+same text, parameters and block sizes, so that they share machine code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
+from fusewright.codegen.llvm.analysis import tree_size, values_of
+from fusewright.codegen.llvm.signature import signature
+from fusewright.codegen.triton.kernel import LONGEST_INDEX, KernelText, emit_kernel
+from fusewright.codegen.triton.operations import TYPES
+from fusewright.graph import sizes
+from fusewright.graph.sizes import Dim
+from fusewright.loops.ir import Buffer
+from fusewright.schedule.plan import Kernel
+from fusewright.schedule.printer import kernel_text, location_lines
+
+PRINTABLE_NODES = 400
+HEADER = """import triton
+import triton.language as tl
+from fusewright.codegen.triton import library as lib
+"""
+
+
+def generate(kernels: Sequence[Kernel], buffers: Mapping[str, Buffer], processor: Processor) -> dict[str, DeviceKernel]:
+    """By kernel name. Raises Unsupported."""
+    made: dict[Hashable, DeviceKernel] = {}
+    found: dict[str, DeviceKernel] = {}
+    for kernel in kernels:
+        scalars = _scalars(kernel, buffers)
+        wide = _is_wide(kernel, buffers)
+        aligned = tuple(_is_aligned(buffers[name]) for name in kernel.buffers)
+        structure = (signature(kernel), scalars, wide, aligned)
+        first = made.get(structure)
+        if first is None:
+            first = made[structure] = _generate(kernel, buffers, processor, scalars, wide, aligned)
+        found[kernel.name] = DeviceKernel(
+            kernel.name, first.key, first.symbol, first.text, first.signature, first.aligned, kernel.buffers, first.scalars, first.spills,
+            kernel.sizes, first.grid, first.warps, first.stages, first.checks, kernel.locations, kernel.origins,
+        )  # fmt: skip
+    return found
+
+
+def _scalars(kernel: Kernel, buffers: Mapping[str, Buffer]) -> frozenset[int]:
+    """Parameters that are scalars in CPU memory, while the kernel runs on a GPU."""
+    found = set()
+    home = next(buffers[name].device for name in kernel.buffers if name in kernel.written)
+    for position, name in enumerate(kernel.buffers):
+        buffer = buffers[name]
+        if buffer.device == home:
+            continue
+        if buffer.device.type != "cpu" or name in kernel.written or any(size != 1 for size in buffer.shape):
+            raise Unsupported(f"a tensor on {buffer.device} read by a kernel on {home}")
+        found.add(position)
+    return frozenset(found)
+
+
+def _span_limit(d: Dim) -> int | None:
+    return d if isinstance(d, int) else sizes.bounds(d)[1]
+
+
+def _is_wide(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether some index may not fit 32 bits."""
+    spans: Iterable[Dim] = [buffers[name].span() for name in kernel.buffers]
+    points: Dim = sizes.product(axis.extent for axis in kernel.outer)
+    for stage in kernel.stages:
+        total = points * sizes.product(axis.extent for axis in stage.axes)
+        spans = [*spans, total]
+    for scratch in kernel.scratch:
+        spans = [*spans, points * scratch.size]
+    slack = 1 << 20  # a block may reach beyond the end before its mask cuts it off
+    return any((limit := _span_limit(span)) is None or limit > LONGEST_INDEX - slack for span in spans)
+
+
+def _is_aligned(buffer: Buffer) -> bool:
+    """Whether memory starts at a multiple of 16 bytes: what PyTorch allocates does; the runtime sees to it for the caller's tensors."""
+    return True
+
+
+def _generate(
+    kernel: Kernel, buffers: Mapping[str, Buffer], processor: Processor, scalars: frozenset[int], wide: bool, aligned: Sequence[bool]
+) -> DeviceKernel:
+    made = emit_kernel(kernel, processor, frozenset(kernel.buffers[k] for k in scalars), wide)
+    types = [("" if k in scalars else "*") + _type(dtype, k in scalars) for k, dtype in enumerate(kernel.dtypes)]
+    types += ["*" + TYPES[spill.dtype] for spill in made.spills]
+    pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))
+    types += ["i64" if wide else "i32"] * len(kernel.sizes)
+    body = "\n".join(f"    {line}" for line in made.body)
+    stages = 3
+    facts = (body, made.parameters, tuple(types), pointers, made.tile.warps, stages, processor.arch, made.checks)
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()
+    symbol = f"fw_{re.sub('[^0-9a-zA-Z_]', '_', kernel.name)[:60]}_{key[:8]}"
+    comments = "\n".join(f"    # {line}" for line in _comments(kernel, made))
+    text = f"{HEADER}\n\n@triton.jit\ndef {symbol}({', '.join(made.parameters)}):\n{comments}\n{body}\n"
+    return DeviceKernel(
+        kernel.name, key, symbol, text, tuple(types), pointers, kernel.buffers, scalars, made.spills, kernel.sizes, made.grid,
+        made.tile.warps, stages, made.checks, kernel.locations, kernel.origins,
+    )  # fmt: skip
+
+
+def _type(dtype: object, by_value: bool) -> str:
+    found = TYPES.get(dtype)  # type: ignore[call-overload]
+    if found is None:
+        raise Unsupported(f"memory of {dtype}")
+    return "u8" if by_value and found == "i1" else str(found)
+
+
+def _comments(kernel: Kernel, made: KernelText) -> list[str]:
+    """The user's lines and, of a kernel that is not long, its loops."""
+    sizes_ = [tree_size(value) for stage in kernel.stages for value in values_of(stage)]
+    tile = made.tile
+    lines = [*location_lines(kernel.locations), f"{tile.kind}, {tile.warps} warps{', a row is one block' if tile.persistent else ''}"]
+    if sum(sizes_) <= PRINTABLE_NODES:
+        lines += kernel_text(kernel, locations=False).splitlines()
+    return lines

@@ -1,0 +1,215 @@
+"""Block sizes and warps of a kernel, from a cost model of bytes in flight, registers and occupancy. Nothing is measured.
+
+Takes a normalised kernel (`Shape`) and a `Processor`; gives a `Tile`. Always holds: blocks are powers of two; a persistent tile holds a
+whole row.
+
+Three kinds. "flat": pointwise work, the outer axes as one. "square": pointwise work whose accesses are contiguous along different axes,
+in tiles of both. "rows": outer points times the inner axes; persistent when a row fits registers, else walked in steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from fusewright.codegen.device_kernel import Processor
+from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
+from fusewright.graph import sizes
+from fusewright.graph.sizes import Dim
+from fusewright.loops.ir import Apply, Axis
+
+UNKNOWN = 1024  # what a symbolic extent is taken for
+PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most
+PERSISTENT_COLUMNS = 1024  # rows of a persistent tile whose neighbouring elements lie along the outer axes
+SCAN = 8 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """x, y, r: block sizes. x_axes, y_axes: outer axes along each, outermost first. persistent: a row is one block."""
+
+    kind: str
+    x: int
+    r: int
+    warps: int
+    x_axes: tuple[Axis, ...]
+    y: int = 1
+    y_axes: tuple[Axis, ...] = ()
+    persistent: bool = False
+
+
+def estimate(d: Dim) -> int:
+    if isinstance(d, int):
+        return d
+    low, high = sizes.bounds(d)
+    return high if high is not None and high < UNKNOWN else max(low or 0, UNKNOWN)
+
+
+def points(axes: Iterable[Axis]) -> int:
+    total = 1
+    for axis in axes:
+        total *= max(estimate(axis.extent), 1)
+    return total
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(value, high))
+
+
+def unit_axis(access: Access, axes: Iterable[Axis]) -> Axis | None:
+    """The axis along which the access walks neighbouring elements."""
+    return next((axis for axis in axes if sizes.coefficient(access.index, axis.symbol) == 1 and estimate(axis.extent) > 1), None)
+
+
+def _width(shape: Shape) -> int:
+    """Bytes of the narrowest element that most traffic has."""
+    widths = [dtype.itemsize for dtype in shape.kernel.dtypes]
+    return min(widths, default=4)
+
+
+def _heavy(view: StageView) -> int:
+    return sum(1 for expr in walk(values_of(view.stage)) if isinstance(expr, Apply))
+
+
+def choose(shape: Shape, processor: Processor) -> Tile:
+    if all(not view.axes for view in shape.views):
+        return _pointwise(shape, processor)
+    return _rows(shape, processor)
+
+
+# --- pointwise --------------------------------------------------------------------------------------------------------------
+
+
+def _pointwise(shape: Shape, processor: Processor) -> Tile:
+    crossing = _crossing_axes(shape)
+    if crossing is not None:
+        across, along = crossing
+        rest = tuple(axis for axis in shape.outer if axis is not along and axis is not across)
+        side = 64 if _width(shape) <= 2 else 32
+        x = min(power_of_two(estimate(along.extent)), side)
+        y = min(power_of_two(points((*rest, across))), max(side, 1024 // x))
+        return Tile("square", x, 1, _clamp(x * y // 512, 1, 8), (along,), y, (*rest, across))
+    total = points(shape.outer)
+    each = 8 if _width(shape) <= 2 else 4
+    if sum(map(_heavy, shape.views)) > 150:
+        each = 4
+    block = 128 * each
+    while block > 128 and total // block < 2 * processor.units:
+        block //= 2
+    block = min(block, power_of_two(total))
+    return Tile("flat", block, 1, _clamp(block // (32 * 4), 1, 4), tuple(shape.outer))
+
+
+def _crossing_axes(shape: Shape) -> tuple[Axis, Axis] | None:
+    """(the axis along which some large access is contiguous, the axis of the stores), where they differ."""
+    accesses = [access for view in shape.views for access in view.accesses if not access.bound]
+    stores = [axis for access in accesses if access.store and (axis := unit_axis(access, shape.outer)) is not None]
+    if not stores:
+        return None
+    along = max(stores, key=stores.count)
+    if estimate(along.extent) < 16:
+        return None
+    total = points(shape.outer)
+    for access in accesses:
+        axis = unit_axis(access, shape.outer)
+        if axis is None or axis is along or estimate(axis.extent) < 16:
+            continue
+        walked = points(a for a in shape.outer if sizes.coefficient(access.index, a.symbol) != 0)
+        if walked * 4 > total and sizes.coefficient(access.index, along.symbol) != 0:
+            return axis, along
+    return None
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------------
+
+
+def _rows(shape: Shape, processor: Processor) -> Tile:
+    outer = points(shape.outer)
+    lengths = {_length(view) for view in shape.views if view.axes}
+    longest = max(estimate(length) for length in lengths)
+    static = all(isinstance(length, int) for length in lengths)
+    columns = _along_outer(shape)
+    scans = any(scans_of(view.stage) for view in shape.views)
+    limit = SCAN if scans else PERSISTENT
+    if columns:
+        return _columns(shape, processor, outer, longest, static)
+    if static and longest <= limit and _worth_holding(shape, longest, outer):
+        return _persistent(shape, processor, outer, longest)
+    step = _clamp(power_of_two(longest), 16, 1024 if scans else 4096)
+    x = 1
+    while x * step < 512 and x < 64 and outer // (2 * x) >= processor.units:
+        x *= 2
+    return Tile("rows", x, step, _clamp(x * step // 256, 1, 16), tuple(shape.outer))
+
+
+def _length(view: StageView) -> Dim:
+    total: Dim = 1
+    for axis in view.axes:
+        total = total * axis.extent
+    return total
+
+
+def _worth_holding(shape: Shape, longest: int, outer: int) -> bool:
+    """Several stages over one row share what they load; a single one may as well walk a long row."""
+    return longest <= 2048 or sum(1 for view in shape.views if view.axes) > 1 or any(scans_of(view.stage) for view in shape.views)
+
+
+def _persistent(shape: Shape, processor: Processor, outer: int, longest: int) -> Tile:
+    row = power_of_two(longest)
+    x = 1
+    while x * row < 1024 and x < 128 and outer // (2 * x) >= 2 * processor.units:
+        x *= 2
+    tensors = len(shape.kernel.buffers)
+    each = 8 if tensors > 8 else 16  # elements a thread holds of every live value
+    warps = _clamp(power_of_two(x * row // (32 * each)), 1, 16)
+    if row >= 16 * 1024:
+        warps = 32 if row > 16 * 1024 or tensors > 6 else 16
+    return Tile("rows", x, row, warps, tuple(shape.outer), persistent=True)
+
+
+def _along_outer(shape: Shape) -> bool:
+    """Whether the neighbouring elements of the largest reduced accesses lie along the outer axes."""
+    inner = outer = 0
+    for view in shape.views:
+        if not (reductions_of(view.stage) or scans_of(view.stage)):
+            continue
+        for access in view.accesses:
+            walked = points(a for a in (*shape.outer, *view.axes) if sizes.coefficient(access.index, a.symbol) != 0)
+            if unit_axis(access, view.axes) is not None:
+                inner += walked
+            elif unit_axis(access, shape.outer) is not None:
+                outer += walked
+    return outer > inner
+
+
+def _columns(shape: Shape, processor: Processor, outer: int, longest: int, static: bool) -> Tile:
+    width = _width(shape)
+    x = min(power_of_two(outer), 128 // max(width, 2))
+    stages = sum(1 for view in shape.views if view.axes)
+    held = PERSISTENT_COLUMNS if stages > 1 else 64
+    needs_row = bool(shape.kernel.scratch)
+    if static and (longest <= held or (needs_row and longest <= PERSISTENT)):
+        row = power_of_two(longest)
+        while x > 8 and (x * row > 16 * 1024 or outer // x < processor.units):
+            x //= 2
+        if x * row <= PERSISTENT:
+            return Tile("rows", x, row, _clamp(x * row // 512, 1, 16), tuple(shape.outer), persistent=True)
+    x = min(power_of_two(outer), 128 // max(width, 2))
+    while x > 16 and outer // x < processor.units and longest < 256:
+        x //= 2
+    step = _clamp(min(power_of_two(longest), 8192 // x), 1, 128)
+    return Tile("rows", x, step, _clamp(x * step // 512, 1, 8), tuple(shape.outer))
+
+
+def accumulates(dtype: torch.dtype, mode: str) -> bool:
+    """Whether the GPU has an atomic operation for this."""
+    if mode == "add":
+        return dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+    return dtype in (torch.int32, torch.int64)

@@ -1,0 +1,57 @@
+"""Runs generated kernels on CPU tensors under Triton's interpreter: what the native call plan does on a GPU."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusewright.codegen.triton import DeviceKernel, Processor, generate
+from fusewright.graph.sizes import Expr, evaluate
+from fusewright.schedule.plan import Plan, RunKernel
+from tests.loops import reference as loops
+
+TINY = Processor(arch=90, units=2)
+"""Few multiprocessors, so that small test programs still get blocks of several rows."""
+
+
+def function_of(code: DeviceKernel) -> Any:
+    name = f"<{code.symbol}>"
+    linecache.cache[name] = (len(code.text), None, code.text.splitlines(True), name)
+    scope: dict[str, Any] = {}
+    exec(compile(code.text, name, "exec"), scope)
+    return scope[code.symbol]
+
+
+def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None) -> None:
+    sizes = sizes or {}
+    grid = evaluate(code.grid, sizes)
+    if grid <= 0:
+        return
+    arguments: list[Any] = [tensors[name].item() if k in code.scalars else tensors[name] for k, name in enumerate(code.buffers)]
+    arguments += [torch.full((evaluate(spill.elements, sizes),), 113, dtype=spill.dtype) for spill in code.spills]
+    arguments += [evaluate(symbol, sizes) for symbol in code.sizes]
+    function_of(code)[(grid,)](*arguments)
+
+
+def run_plan(plan: Plan, inputs: Sequence[Any], processor: Processor = TINY) -> list[Any]:
+    """What the plan returns with its kernels interpreted (externs by the reference interpreter)."""
+    codes = generate(list(plan.kernels.values()), plan.buffers, processor)
+    memory = loops.prepare(plan, inputs)
+    for name, place in plan.placements.items():
+        dtype = plan.buffers[name].dtype
+        del place
+        memory.buffers[name] = torch.full((memory.size(plan.buffers[name].span()) * dtype.itemsize,), 0xA5, dtype=torch.uint8).view(dtype)
+    for kernel in plan.kernels.values():
+        for read, written in kernel.inplace:
+            memory.buffers[written] = memory.buffers[read]
+    for step in plan.steps:
+        if isinstance(step, RunKernel):
+            run_code(codes[step.kernel], memory.buffers, memory.sizes)
+        else:
+            loops.run_extern(memory, step.extern)
+    return [
+        r.clone() if isinstance(r, torch.Tensor) and not any(r is i for i in inputs) else r for r in loops.collect(plan, memory, inputs)
+    ]

@@ -1,0 +1,161 @@
+"""Generated GPU kernels under Triton's interpreter: random programs against the reference interpreter, functions against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusewright.codegen.triton import Processor, Unsupported, generate
+from fusewright.loops.ir import LoopProgram
+from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule.printer import plan_text
+from tests.codegen.triton.harness import run_plan
+from tests.loops import reference as loops
+from tests.loops.tracing import lowered
+from tests.schedule import programs
+from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
+
+GPU = ScheduleOptions(min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, scratch_bytes=128 * 1024)
+
+
+def run(program: LoopProgram, inputs: list[torch.Tensor], options: ScheduleOptions = GPU) -> list[torch.Tensor]:
+    plan = schedule(program, options)
+    try:
+        return run_plan(plan, inputs)
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error}\n{plan_text(plan, False)}") from error
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_random_programs(block: int) -> None:
+    for seed in range(block * 6, block * 6 + 6):
+        program = random_program(seed)
+        inputs = programs.inputs_for(program)
+        expected_inputs = [t.clone() for t in inputs]
+        expected = [t.clone() for t in loops.run(program, expected_inputs)]
+        actual = run(program, inputs, EAGER_TO_FUSE if seed % 2 else GPU)
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-5, atol=1e-5, equal_nan=True, msg=lambda text, seed=seed: f"seed {seed}: {text}"
+        )
+        torch.testing.assert_close(inputs, expected_inputs, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("block", range(20))
+def test_many_random_programs(block: int) -> None:
+    for seed in range(100 + block * 10, 110 + block * 10):
+        program = random_program(seed)
+        inputs = programs.inputs_for(program)
+        expected = [t.clone() for t in loops.run(program, [t.clone() for t in inputs])]
+        torch.testing.assert_close(run(program, inputs), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def r(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    return torch.softmax((q @ k.transpose(-1, -2) * 0.3).masked_fill(~mask, float("-inf")), -1) @ v
+
+
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def scattered(x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.index_add(0, index, values), x.scatter_add(0, index[:, None].expand(-1, 6), values), x[index], F.embedding(index, x)
+
+
+def with_nan(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 1.5, float("nan"), x)
+
+
+def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = with_nan(x)
+    return y.amax(1), y.amin(0), y.argmax(1), y.argmin(0), torch.round(x).argmax(1), (x > 9).any(1), (x < 9).all(0), y.cummax(1)[1]
+
+
+def divisions(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    floats = (x // y, torch.fmod(x, y), torch.remainder(x, y), torch.div(x, y, rounding_mode="trunc"))
+    return (*floats, a // b, torch.fmod(a, b), a % b, torch.div(a, b, rounding_mode="trunc"), a << 3, a >> 2, a**2, torch.sign(a))
+
+
+def elementary(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    p = x.abs() + 0.1
+    return (
+        x.exp(), x.expm1(), p.log(), p.log2(), p.log10(), p.log1p(), p.sqrt(), p.rsqrt(), p.reciprocal(), x.sin(), x.cos(), x.tan(), x.atan(),
+        x.sinh(), x.cosh(), x.tanh(), x.asinh(), x.sigmoid(), x.erf(), x.erfc(), p.lgamma(), x.floor(), x.ceil(), x.round(), x.trunc(),
+        x.frac(), x.isnan(), x.isinf(), x.signbit(), x.copysign(-p), torch.hypot(x, p), torch.atan2(x, p), p**x, p**0.5, x**3, -x, x.abs(),
+    )  # fmt: skip
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
+    "gelu of a biased row": (lambda x, b: F.gelu(x + b), lambda: [r(6, 50), r(50)]),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (50,), w, b), lambda: [r(6, 50), r(50), r(50)]),
+    "softmax of rows that are one block, and of longer ones": (
+        lambda x, y: (x.softmax(-1), y.softmax(-1)),
+        lambda: [r(3, 70), r(1, 33000)],
+    ),
+    "softmax along the rows": (lambda x: x.softmax(0), lambda: [r(70, 40)]),
+    "batch norm in training": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), lambda: [r(3, 5, 7, 6), r(5), r(5)]),
+    "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: [r(3, 6, 5, 5), r(6), r(6)]),
+    "log softmax and loss": (lambda x, y: F.cross_entropy(x, y), lambda: [r(9, 33), torch.randint(0, 33, (9,))]),
+    "attention with a causal mask": (attention, lambda: [r(2, 3, 17, 8), r(2, 3, 17, 8), r(2, 3, 17, 8)]),
+    "rotary embedding": (rotary, lambda: [r(2, 3, 5, 32), r(5, 32), r(5, 32)]),
+    "channels last": (lambda x: F.relu(x.to(memory_format=torch.channels_last) * 2 + 1), lambda: [r(2, 20, 6, 6)]),
+    "column sums": (lambda x: (x.sum(0), x.var(0)), lambda: [r(40, 70)]),
+    "column sums in chunks": (lambda x: x.sum(0), lambda: [r(4096, 8)]),
+    "a large sum": (lambda x: x.sum(), lambda: [r(300, 70)]),
+    "upsampling": (lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), lambda: [r(2, 3, 7, 9)]),
+    "padding and rolling": (lambda x: torch.roll(F.pad(x, (1, 2, 3, 0), value=0.5), 4, 1), lambda: [r(4, 6, 9)]),
+    "index arithmetic": (lambda x, i: x[i % 5] + x.flip(0)[i // 3], lambda: [r(5, 20), torch.arange(13)]),
+    "a transposed copy": (lambda x, y: (x.transpose(1, 2) + y).contiguous(), lambda: [r(3, 40, 70), r(3, 70, 40)]),
+    "mixed dtypes": (lambda x, y, z: (x * y + z.double()) + (y > 3), lambda: [r(60), torch.arange(60), r(60).half()]),
+    "cumulative sums": (lambda x: x.cumsum(-1) + x.cumsum(0), lambda: [r(7, 35)]),
+    "a long cumulative sum": (lambda x: x.double().cumsum(-1), lambda: [r(2, 9000)]),
+    "extremes and their positions": (extremes, lambda: [r(9, 33)]),
+    "a long row's extreme": (lambda x: (x.argmax(-1), x.amax(-1)), lambda: [r(1, 2100)]),
+    "gathers and scatters": (scattered, lambda: [r(8, 6), torch.tensor([1, 1, 7, 0, 1]), r(5, 6)]),
+    "division": (divisions, lambda: [torch.arange(-8, 8), torch.tensor([3, -3, 5, 2] * 4), r(16), r(16)]),
+    "elementary functions": (elementary, lambda: [r(40)]),
+    "a pooled window": (lambda x: F.avg_pool2d(x, 3, 2, 1) + F.max_pool2d(x, 3, 2, 1), lambda: [r(2, 3, 9, 9)]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_against_eager(name: str) -> None:
+    function, make = FUNCTIONS[name]
+    torch.manual_seed(3)
+    inputs = make()
+    expected = function(*(t.clone() for t in inputs))
+    actual = run(lowered(function, inputs), inputs)
+    torch.testing.assert_close(actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def test_halves_are_rounded_within_a_unit() -> None:
+    """Triton's interpreter cuts bfloat16 off where a GPU rounds: one unit in the last place."""
+    torch.manual_seed(0)
+    x, w = r(6, 64).bfloat16(), r(64).bfloat16()
+    function = lambda x, w: F.layer_norm(x, (64,), w) * torch.sigmoid(x)
+    (actual,) = run(lowered(function, [x, w]), [x, w])
+    torch.testing.assert_close(actual, function(x, w), rtol=1.6e-2, atol=1e-2)
+
+
+def test_a_row_stays_in_registers_and_equal_kernels_share_their_text() -> None:
+    x, y = r(64, 96), r(64, 96)
+    plan = schedule(lowered(lambda x, y: (x.softmax(-1), y.softmax(-1)), [x, y]), GPU)
+    codes = generate(list(plan.kernels.values()), plan.buffers, Processor())
+    assert all(not code.spills and "debug_barrier" not in code.text for code in codes.values())
+    assert len({code.key for code in codes.values()}) == 1
+
+
+def test_a_complex_kernel_is_refused() -> None:
+    x = r(4)
+    plan = schedule(lowered(lambda x: torch.digamma(x) + 1, [x]), GPU)
+    with pytest.raises(Unsupported, match="digamma"):
+        generate(list(plan.kernels.values()), plan.buffers, Processor())
