@@ -25,6 +25,8 @@ int fw_guards_init(PyObject *module);
 int fw_entry_init(PyObject *module);
 // csrc/hook.c: the PEP 523 frame hook.
 int fw_hook_init(PyObject *module);
+// csrc/parameters.cpp: PreparedPlan.
+int fw_parameters_init(PyObject *module);
 // csrc/machine_code.cpp: MachineCode.
 int fw_machine_code_init(PyObject *module);
 

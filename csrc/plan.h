@@ -56,6 +56,7 @@ struct TorchFunctions {
     int32_t (*cuda_guard)(int32_t device, void **guard);
     int32_t (*cuda_guard_set)(void *guard, int32_t device);
     int32_t (*delete_cuda_guard)(void *guard);
+    int64_t (*version)(Handle);                         // at::TensorBase::_version; throws for an inference tensor
 };
 extern TorchFunctions torch;
 

@@ -28,7 +28,7 @@ const FunctionRow kFunctions[] = {
     ROW(dtype, true),         ROW(device_type, true),      ROW(storage_offset, true),  ROW(grad_enabled, true),  ROW(set_grad_enabled, true),
     ROW(parallel_for, true),  ROW(error_text, false),      ROW(inference_mode, false), ROW(exclude_keys, false), ROW(restore_keys, false),
     ROW(wrap_move, false),    ROW(wrap, false),            ROW(bump_version, false),   ROW(cuda_stream, false),  ROW(cuda_guard, false),
-    ROW(cuda_guard_set, false), ROW(delete_cuda_guard, false),
+    ROW(cuda_guard_set, false), ROW(delete_cuda_guard, false), ROW(version, false),
 };
 #undef ROW
 

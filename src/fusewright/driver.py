@@ -34,6 +34,7 @@ from fusewright.capture.guards import build_program, guard_text
 from fusewright.capture.interpreter import capture_frame
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
+from fusewright.capture.sources import Item, Source
 from fusewright.errors import (
     BackendError,
     CannotFunctionalise,
@@ -128,6 +129,17 @@ def _without_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def _parameters(frame: CapturedFrame) -> frozenset[int]:
+    """The positions of the graph's inputs that are parameters, or buffers of modules."""
+    pairs = zip(frame.inputs, frame.example_inputs, strict=True)
+    seldom = [isinstance(real, torch.nn.Parameter) or _is_buffer(source) for source, real in pairs]
+    return frozenset(position for position, found in enumerate(seldom) if found)
+
+
+def _is_buffer(source: Source) -> bool:
+    return isinstance(source, Item) and isinstance(source.base, Item) and source.base.key == "_buffers"
 
 
 def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
@@ -271,7 +283,16 @@ class Compiler:
             return self._eager_entry(name, frame, "training-eager", frame.eager_reason)
         compiled = None
         if frame.graph is not None:
-            graph = GraphToCompile(frame.graph, frame.constants, frame.example_inputs, name, self.settings, self.notify, frame.backward)
+            graph = GraphToCompile(
+                frame.graph,
+                frame.constants,
+                frame.example_inputs,
+                name,
+                self.settings,
+                self.notify,
+                frame.backward,
+                parameters=_parameters(frame),
+            )
             try:
                 compiled = self.backend.compile(graph)
             except CannotFunctionalise as error:

@@ -105,7 +105,7 @@ def _object_of(function: object, *args: torch.Tensor) -> bytes:
     found: list[bytes] = []
     original = graph_cache.load_plan
     try:
-        graph_cache.load_plan = lambda *args: (found.append(args[2]), original(*args))[1]  # type: ignore[assignment]
+        graph_cache.load_plan = lambda *args: (found.append(args[1].code), original(*args))[1]  # type: ignore[assignment]
         fusewright.compile(function)(*args)
     finally:
         graph_cache.load_plan = original

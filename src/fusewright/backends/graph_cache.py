@@ -24,7 +24,7 @@ import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
 from fusewright.capture.torch_state import capture_global_state
-from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
+from fusewright.codegen.call_plan_types import LaunchCall, kernel_calls
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.events import CacheUse, KernelMade, StageDone
@@ -38,6 +38,7 @@ from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cache import DiskCache
 from fusewright.runtime.machine_code import load_code
+from fusewright.runtime.parameters import with_preparation
 
 IRRELEVANT = frozenset({"disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
 """Options that do not change what is compiled."""
@@ -109,7 +110,7 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
             stored = load_graph(body)
             if not _facts_hold(stored, env):
                 continue
-            plan = load_plan(to_compile, stored.plan, stored.code, to_compile.function)
+            plan = load_plan(to_compile, stored, to_compile.function)
         except (ArtifactError, launch.LoadError, ValueError) as error:
             # The entry is whole (its hash was checked) but this process cannot use it: it is written anew.
             to_compile.notify(CacheUse(to_compile.function, False, candidate, f"not usable here: {error}"))
@@ -122,7 +123,7 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
     return Lookup(graph, None, known)
 
 
-def save(to_compile: GraphToCompile, lookup: Lookup, plan: CallPlan, code: bytes, kernels: Iterable[KernelCode | DeviceKernel]) -> None:
+def save(to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, kernels: Iterable[KernelCode | DeviceKernel]) -> None:
     """Stores what was compiled for the graph of `lookup`, if it can be stored."""
     if lookup.key is None:
         return
@@ -132,21 +133,24 @@ def save(to_compile: GraphToCompile, lookup: Lookup, plan: CallPlan, code: bytes
     places = _places(lookup.graph)
     described = tuple(kernel_facts(kernel, places) for kernel in kernels)
     try:
-        body = dump(CompiledGraph(plan, code, described, facts))
+        body = dump(replace(compiled, kernels=described, facts=facts))
     except NotSerialisable as error:
         to_compile.notify(CacheUse(to_compile.function, False, lookup.key, f"not stored: it holds {error}"))
         return
     store().put(lookup.key, to_compile.function, body)
 
 
-def load_plan(to_compile: GraphToCompile, plan: CallPlan, code: bytes, name: str) -> Any:
-    """The native plan, with its machine code in memory. Raises LoadError or ValueError."""
+def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) -> Any:
+    """The native plan, with its machine code in memory, and what prepares its last inputs. Raises LoadError or ValueError."""
     started = time.perf_counter()
+    plan = compiled.plan
     keys = {call.key for call in kernel_calls(plan)}
-    loaded = load_code(code, map(symbol_of, keys))
+    loaded = load_code(compiled.code, map(symbol_of, keys))
     addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
     addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
     made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
+    if compiled.preparation is not None:
+        made = with_preparation(made, compiled.preparation, len(plan.inputs) - len(compiled.preparation.results))
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
 

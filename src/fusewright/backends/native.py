@@ -10,12 +10,16 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.fx
 
 from fusewright.backends import graph_cache
 from fusewright.backends.registry import Backend, GraphToCompile
 from fusewright.codegen.device_kernel import Unsupported
 from fusewright.events import Hint, KernelMade
+from fusewright.graph.preparation import Preparation
+from fusewright.runtime.artifact import CompiledGraph
+from fusewright.runtime.parameters import with_preparation
 
 
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -23,12 +27,24 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     if to_compile.backward is not None:
         stages = _stages()
         return stages.compile_joint(stages.clean(to_compile), to_compile, functools.partial(_compile_half, to_compile))
+    if to_compile.settings["pack_weights"]:
+        _mark_parameters(to_compile)
     lookup = graph_cache.find(to_compile, to_compile.graph)
     if lookup.plan is not None:
         return lookup.plan
     stages = _stages()
     graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
-    return _generate(to_compile, lookup, graph, to_compile.function)
+    graph, preparation = stages.pack_parameters(to_compile, graph)
+    return _generate(to_compile, lookup, graph, to_compile.function, preparation)
+
+
+def _mark_parameters(to_compile: GraphToCompile) -> None:
+    """Marks the inputs that seldom change and whose changes are noticed: parameters in the memory of a CPU that count their versions."""
+    placeholders = [node for node in to_compile.graph.nodes if node.op == "placeholder"]
+    for position in to_compile.parameters:
+        real = to_compile.example_inputs[position]
+        if type(real) in (torch.Tensor, torch.nn.Parameter) and real.device.type == "cpu" and not real.is_inference():
+            placeholders[position].meta["stable"] = True
 
 
 def _stages() -> Any:
@@ -42,19 +58,23 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     return _generate(to_compile, lookup, graph, name) if lookup.plan is None else lookup.plan
 
 
-def _generate(to_compile: GraphToCompile, lookup: graph_cache.Lookup, graph: torch.fx.Graph, name: str) -> Callable[..., Any]:
+def _generate(
+    to_compile: GraphToCompile, lookup: graph_cache.Lookup, graph: torch.fx.Graph, name: str, preparation: Preparation | None = None
+) -> Callable[..., Any]:
     """The native plan of a functional graph, compiled and stored under the key of `lookup`."""
     try:
         plan, code, kernels = _stages().generate(graph, to_compile, name)
     except Unsupported as reason:
         to_compile.notify(Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}"))
-        return to_compile.module(graph).forward
-    loaded = graph_cache.load_plan(to_compile, plan, code, name)
+        by_operators = to_compile.module(graph).forward
+        return by_operators if preparation is None else with_preparation(by_operators, preparation, len(to_compile.example_inputs))
+    compiled = CompiledGraph(plan, code, (), (), preparation)
+    loaded = graph_cache.load_plan(to_compile, compiled, name)
     for kernel in kernels:
         to_compile.notify(
             KernelMade(to_compile.function, kernel.name, kernel.locations, kernel.origins, functools.partial(str, kernel.source))
         )
-    graph_cache.save(to_compile, lookup, plan, code, kernels)
+    graph_cache.save(to_compile, lookup, compiled, kernels)
     return loaded
 
 

@@ -23,6 +23,7 @@ from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.codegen.triton import DeviceKernel
 from fusewright.events import StageDone
 from fusewright.graph import passes
+from fusewright.graph.preparation import Preparation
 from fusewright.graph.printer import print_graph
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
@@ -32,7 +33,7 @@ from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 
-__all__ = ["choose_layouts", "clean", "compile_joint", "generate"]
+__all__ = ["choose_layouts", "clean", "compile_joint", "generate", "pack_parameters"]
 
 Result = TypeVar("Result")
 
@@ -68,6 +69,13 @@ def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.f
     if not to_compile.settings["layout"]:
         return graph
     return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
+
+
+def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:
+    """The graph with packed weights, and what is computed from parameters beforehand; both unchanged when the option says no."""
+    if not to_compile.settings["pack_weights"]:
+        return graph, None
+    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph)
 
 
 def generate(graph: torch.fx.Graph, to_compile: GraphToCompile, name: str) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...]]:

@@ -56,6 +56,7 @@ class GraphToCompile:
     function        the name of the captured frame, for messages and events
     notify          emits an event (fusewright.events.Event)
     backward        set when `graph` is a joint graph: forward and backward operators in one
+    parameters      positions of the inputs that are parameters or buffers of modules: they seldom change
     """
 
     graph: torch.fx.Graph
@@ -66,6 +67,7 @@ class GraphToCompile:
     notify: Callable[[Any], None]
     backward: Backward | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    parameters: frozenset[int] = frozenset()
 
     def module(self, graph: torch.fx.Graph | None = None) -> torch.fx.GraphModule:
         """The graph (or another over the same constants) as a GraphModule whose attributes are the constants."""

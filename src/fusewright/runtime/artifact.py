@@ -29,6 +29,8 @@ from fusewright.codegen.call_plan_types import (
     SlotSpec,
     SlotStep,
 )
+from fusewright.graph.preparation import Preparation, Ref, Step
+from fusewright.graph.types import TensorType
 
 MAGIC = b"FWCP"
 VERSION = 2
@@ -49,17 +51,19 @@ class KernelFacts:
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between sizes that
-    compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan."""
+    compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan. preparation: what computes the
+    plan's last inputs from parameters."""
 
     plan: CallPlan
     code: bytes
     kernels: tuple[KernelFacts, ...]
     facts: tuple[tuple[str, Any, Any], ...]
+    preparation: Preparation | None = None
 
 
 _RECORDS: tuple[type, ...] = (
     CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph, KernelGroup,
-    LaunchCall,
+    LaunchCall, Preparation, Step, Ref, TensorType,
 )  # fmt: skip
 Record = TypeVar("Record")
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)

@@ -15,8 +15,11 @@ from fusewright.graph.passes.cse import cse
 from fusewright.graph.passes.dce import dce
 from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.layout import layout
+from fusewright.graph.passes.pack import pack
+from fusewright.graph.passes.prepare import split_preparation
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
 from fusewright.graph.passes.specialise import specialise
+from fusewright.graph.preparation import Preparation
 
 PIPELINE: list[tuple[Pass, str]] = [
     (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),
@@ -32,6 +35,11 @@ PIPELINE: list[tuple[Pass, str]] = [
 
 LAYOUT: list[tuple[Pass, str]] = [(layout, "Runs chains of convolutions in channels-last memory format.")]
 
+PACKING: list[tuple[Pass, str]] = [
+    (pack, "Gives linear layers and convolutions by parameters to oneDNN, with packed weights and folded normalisation."),
+    (dce, "Removes what that left unused."),
+]
+
 
 def run(graph: torch.fx.Graph, observer: Observer | None = None, stop_after: int | None = None) -> torch.fx.Graph:
     """Run PIPELINE. `observer` receives a PassReport after each pass; `stop_after` stops after that many rewrites.
@@ -45,4 +53,13 @@ def choose_layouts(graph: torch.fx.Graph) -> torch.fx.Graph:
     return run_passes(graph, LAYOUT)
 
 
-__all__ = ["LAYOUT", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites", "choose_layouts", "run"]
+def pack_parameters(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:
+    """Run PACKING on a functional inference graph whose parameters are marked, and split off what depends on them alone."""
+    packed = run_passes(graph, PACKING)
+    return packed, split_preparation(packed)
+
+
+__all__ = [
+    "LAYOUT", "PACKING", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites",
+    "choose_layouts", "pack_parameters", "run",
+]  # fmt: skip

@@ -1,0 +1,235 @@
+// Values that depend on parameters alone: computed once, kept, and computed again when a parameter has changed.
+//
+// Takes a plan, a Python function `prepare`, and the positions of the inputs that it depends on; gives
+// `fusewright._native.PreparedPlan`, callable like the plan without its last inputs, which are the prepared values.
+// prepare(*watched) -> (values, kept, samples): a tuple of tensors; what must stay alive as long as they are used (a second name
+// of each watched tensor's memory, so that no other tensor can take its address); and for each watched tensor a tuple of byte offsets.
+// Always holds: a prepared value is used only while every watched input has the memory, the version counter, and at the sampled places
+// the content that it had when the value was computed. The samples are for writes that PyTorch does not count (`p.data.mul_(2)`).
+#include <cstring>
+#include <vector>
+
+#include "plan.h"
+
+namespace fw {
+
+namespace {
+
+struct Sample {
+    int64_t offset;
+    uint32_t content;
+};
+
+struct Watched {
+    Py_ssize_t position = 0;
+    void *data = nullptr;
+    int64_t version = -1;
+    std::vector<Sample> samples;
+};
+
+struct PreparedPlan {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *plan, *prepare;
+    PyObject *values, *kept;  // tuples, or null before the first call
+    std::vector<Watched> *watched;
+    Py_ssize_t inputs;        // without the prepared values
+    unsigned long long prepared;
+};
+
+// The version counter of a tensor; -1 for one that has none (made in inference mode).
+int64_t version_of(Handle handle) {
+    try {
+        return torch.version(handle);
+    } catch (...) {
+        return -1;
+    }
+}
+
+bool read(PyObject *tensor, void **data, int64_t *version) {
+    bool owned = false;
+    Handle handle = handle_of(tensor, &owned);
+    if (handle == nullptr) return false;
+    bool ok = torch.data_ptr(handle, data) == 0;
+    *version = version_of(handle);
+    if (owned) torch.delete_handle(handle);
+    if (!ok) raise_fallback(torch_error("the data of a parameter"));
+    return ok;
+}
+
+uint32_t content_at(const void *data, int64_t offset) {
+    uint32_t content;
+    std::memcpy(&content, static_cast<const char *>(data) + offset, sizeof content);
+    return content;
+}
+
+// 1: nothing has changed. 0: something has. -1: an exception.
+int is_current(const PreparedPlan *self, PyObject *const *inputs) {
+    if (self->values == nullptr) return 0;
+    for (const Watched &one : *self->watched) {
+        void *data = nullptr;
+        int64_t version = -1;
+        if (!read(inputs[one.position], &data, &version)) return -1;
+        if (data != one.data || version != one.version || version < 0) return 0;
+        for (const Sample &sample : one.samples)
+            if (content_at(data, sample.offset) != sample.content) return 0;
+    }
+    return 1;
+}
+
+bool record(PreparedPlan *self, PyObject *const *inputs, PyObject *places) {
+    std::vector<Watched> now(self->watched->size());
+    for (size_t i = 0; i < now.size(); i++) {
+        now[i].position = (*self->watched)[i].position;
+        if (!read(inputs[now[i].position], &now[i].data, &now[i].version)) return false;
+        PyObject *offsets = PyTuple_GET_ITEM(places, static_cast<Py_ssize_t>(i));
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(offsets); k++) {
+            int64_t offset = PyLong_AsLongLong(PyTuple_GET_ITEM(offsets, k));
+            if (offset == -1 && PyErr_Occurred()) return false;
+            now[i].samples.push_back({offset, content_at(now[i].data, offset)});
+        }
+    }
+    *self->watched = std::move(now);
+    return true;
+}
+
+bool is_tuple_of(PyObject *value, Py_ssize_t size) { return PyTuple_Check(value) && PyTuple_GET_SIZE(value) == size; }
+
+bool prepare(PreparedPlan *self, PyObject *const *inputs) {
+    std::vector<PyObject *> arguments;
+    for (const Watched &one : *self->watched) arguments.push_back(inputs[one.position]);
+    PyObject *result = PyObject_Vectorcall(self->prepare, arguments.data(), arguments.size(), nullptr);
+    if (result == nullptr) return false;
+    Py_ssize_t count = static_cast<Py_ssize_t>(arguments.size());
+    bool ok = is_tuple_of(result, 3) && PyTuple_Check(PyTuple_GET_ITEM(result, 0)) && is_tuple_of(PyTuple_GET_ITEM(result, 2), count);
+    for (Py_ssize_t i = 0; ok && i < count; i++) ok = PyTuple_Check(PyTuple_GET_ITEM(PyTuple_GET_ITEM(result, 2), i));
+    if (!ok) {
+        PyErr_SetString(PyExc_TypeError, "prepare gives (values, kept, offsets of samples)");
+    } else {
+        Py_CLEAR(self->values);  // whatever happens, old values do not survive a change
+        ok = record(self, inputs, PyTuple_GET_ITEM(result, 2));
+        if (ok) {
+            self->values = Py_NewRef(PyTuple_GET_ITEM(result, 0));
+            Py_XSETREF(self->kept, Py_NewRef(PyTuple_GET_ITEM(result, 1)));
+            self->prepared++;
+        }
+    }
+    Py_DECREF(result);
+    return ok;
+}
+
+PyObject *call(PyObject *object, PyObject *const *inputs, size_t flags, PyObject *names) {
+    PreparedPlan *self = reinterpret_cast<PreparedPlan *>(object);
+    Py_ssize_t n = PyVectorcall_NARGS(flags);
+    if (n != self->inputs || (names != nullptr && PyTuple_GET_SIZE(names) != 0)) {
+        PyErr_Format(PyExc_TypeError, "a prepared plan takes %zd inputs, got %zd", self->inputs, n);
+        return nullptr;
+    }
+    int current = is_current(self, inputs);
+    if (current < 0 || (current == 0 && !prepare(self, inputs))) return nullptr;
+    PyObject *values = Py_NewRef(self->values), *plan = Py_NewRef(self->plan);
+    Py_ssize_t extra = PyTuple_GET_SIZE(values);
+    std::vector<PyObject *> all(static_cast<size_t>(n + extra));
+    std::memcpy(all.data(), inputs, static_cast<size_t>(n) * sizeof(PyObject *));
+    for (Py_ssize_t i = 0; i < extra; i++) all[static_cast<size_t>(n + i)] = PyTuple_GET_ITEM(values, i);
+    PyObject *result = Py_IS_TYPE(plan, fw_plan_type()) ? fw_plan_run(plan, all.data(), n + extra) : PyObject_Vectorcall(plan, all.data(), all.size(), nullptr);
+    Py_DECREF(values);
+    Py_DECREF(plan);
+    return result;
+}
+
+PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static const char *names[] = {"plan", "prepare", "inputs", "watched", nullptr};
+    PyObject *plan, *prepare, *watched;
+    Py_ssize_t inputs;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOnO!", const_cast<char **>(names), &plan, &prepare, &inputs, &PyTuple_Type, &watched)) return nullptr;
+    if (torch.version == nullptr) {
+        PyErr_SetString(PyExc_NotImplementedError, "this PyTorch does not tell a tensor's version");
+        return nullptr;
+    }
+    auto positions = std::make_unique<std::vector<Watched>>();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(watched); i++) {
+        Watched one;
+        one.position = PyLong_AsSsize_t(PyTuple_GET_ITEM(watched, i));
+        if (one.position == -1 && PyErr_Occurred()) return nullptr;
+        if (one.position < 0 || one.position >= inputs) {
+            PyErr_SetString(PyExc_ValueError, "a watched position is no input");
+            return nullptr;
+        }
+        positions->push_back(one);
+    }
+    PreparedPlan *self = reinterpret_cast<PreparedPlan *>(type->tp_alloc(type, 0));
+    if (self == nullptr) return nullptr;
+    self->vectorcall = call;
+    self->plan = Py_NewRef(plan);
+    self->prepare = Py_NewRef(prepare);
+    self->inputs = inputs;
+    self->watched = positions.release();
+    return reinterpret_cast<PyObject *>(self);
+}
+
+int prepared_traverse(PyObject *object, visitproc visit, void *arg) {
+    PreparedPlan *self = reinterpret_cast<PreparedPlan *>(object);
+    Py_VISIT(self->plan);
+    Py_VISIT(self->prepare);
+    Py_VISIT(self->values);
+    Py_VISIT(self->kept);
+    return 0;
+}
+
+int prepared_clear(PyObject *object) {
+    PreparedPlan *self = reinterpret_cast<PreparedPlan *>(object);
+    Py_CLEAR(self->values);
+    Py_CLEAR(self->kept);
+    return 0;
+}
+
+void prepared_dealloc(PyObject *object) {
+    PreparedPlan *self = reinterpret_cast<PreparedPlan *>(object);
+    PyObject_GC_UnTrack(object);
+    prepared_clear(object);
+    Py_CLEAR(self->plan);
+    Py_CLEAR(self->prepare);
+    delete self->watched;
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyObject *prepared_values(PyObject *object, void *) {
+    PyObject *values = reinterpret_cast<PreparedPlan *>(object)->values;
+    return values == nullptr ? PyTuple_New(0) : Py_NewRef(values);
+}
+
+PyObject *prepared_plan(PyObject *object, void *) { return Py_NewRef(reinterpret_cast<PreparedPlan *>(object)->plan); }
+
+PyObject *prepared_count(PyObject *object, void *) { return PyLong_FromUnsignedLongLong(reinterpret_cast<PreparedPlan *>(object)->prepared); }
+
+PyGetSetDef fields[] = {
+    {"plan", prepared_plan, nullptr, "The plan that takes the prepared values as its last inputs.", nullptr},
+    {"values", prepared_values, nullptr, "The prepared values; () before the first call.", nullptr},
+    {"prepared", prepared_count, nullptr, "How often the values were computed.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyTypeObject prepared_type = {
+    PyVarObject_HEAD_INIT(nullptr, 0) "fusewright._native.PreparedPlan",
+};
+
+}  // namespace
+
+}  // namespace fw
+
+extern "C" int fw_parameters_init(PyObject *module) {
+    PyTypeObject *type = &fw::prepared_type;
+    type->tp_basicsize = sizeof(fw::PreparedPlan);
+    type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
+    type->tp_doc = "PreparedPlan(plan, prepare, inputs, watched): a plan whose last inputs are computed from parameters, once.";
+    type->tp_new = fw::prepared_new;
+    type->tp_dealloc = fw::prepared_dealloc;
+    type->tp_traverse = fw::prepared_traverse;
+    type->tp_clear = fw::prepared_clear;
+    type->tp_getset = fw::fields;
+    type->tp_call = PyVectorcall_Call;
+    type->tp_vectorcall_offset = offsetof(fw::PreparedPlan, vectorcall);
+    if (PyType_Ready(type) < 0) return -1;
+    return PyModule_AddObjectRef(module, "PreparedPlan", reinterpret_cast<PyObject *>(type));
+}

@@ -1,0 +1,69 @@
+"""What a compiled graph computes from parameters beforehand, as data.
+
+A `Preparation` is a list of operator calls on some of the graph's inputs; `run` performs it. It is small and rarely run, so it is
+interpreted. Always holds: no gradients, no autocast, and none of the caller's dispatch modes take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.graph.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value number `index`: first the inputs, then the steps' results."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """target(*args, **kwargs). Without a target: args[0], or item args[1] of it."""
+
+    target: OpOverload | None
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """inputs: positions, among the graph's inputs, of the parameters. results: the prepared values; types: of each."""
+
+    inputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    results: tuple[Ref, ...]
+    types: tuple[TensorType, ...]
+
+    def run(self, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The prepared values. Raises ValueError when one is not of its type, and whatever an operator raises."""
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
+            values: list[Any] = [parameter.detach() for parameter in parameters]
+            for step in self.steps:
+                args = _resolve(step.args, values)
+                if step.target is None:
+                    values.append(args[0][args[1]] if len(args) == 2 else args[0])
+                else:
+                    values.append(step.target(*args, **{name: _resolve(value, values) for name, value in step.kwargs}))
+        results = tuple(values[ref.index] for ref in self.results)
+        for value, type_ in zip(results, self.types, strict=True):
+            opaque = value.layout is not torch.strided
+            if tuple(value.shape) != type_.shape or value.dtype != type_.dtype or not (opaque or _has_strides(value, type_)):
+                raise ValueError(f"a prepared value is {value.dtype}{tuple(value.shape)}, not {type_}")
+        return results
+
+
+def _has_strides(value: torch.Tensor, type_: TensorType) -> bool:
+    return value.numel() == 0 or all(size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), type_.stride))
+
+
+def _resolve(argument: Any, values: list[Any]) -> Any:
+    if isinstance(argument, Ref):
+        return values[argument.index]
+    return [_resolve(item, values) for item in argument] if isinstance(argument, tuple) else argument
