@@ -37,7 +37,7 @@ from fusewright.codegen.size_values import ValueTable
 from fusewright.graph.sizes import Dim
 from fusewright.loops.externs import references
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
-from fusewright.schedule.plan import Plan, RunExtern, RunKernel
+from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel
 
 __all__ = ["build_call_plan", "describe"]
 
