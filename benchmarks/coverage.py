@@ -127,7 +127,7 @@ def measure(name: str, generate: bool) -> dict[str, Any]:
                 compiled = fusewright.compile(model, fullgraph=True)
                 torch.manual_seed(2)
                 got = compiled(**inputs)
-                record["whole"] = not facts.breaks
+                record["whole"], record["reason"] = not facts.breaks, "; ".join(facts.breaks)
             except Exception as error:
                 record["reason"] = str(error).splitlines()[0] if not facts.breaks else facts.breaks[0]
                 if os.environ.get("COVERAGE_TRACE"):

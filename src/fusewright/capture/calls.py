@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fusewright.capture import call_builtins, call_classes, call_marked, call_methods, call_torch, optimizers, polyfills
@@ -206,6 +207,13 @@ def _call_class(tracer: Tracer, fn: type, args: Args, kwargs: Kwargs) -> Any:
     return call_classes.call_class(tracer, fn, args, kwargs)
 
 
+def _call_ufunc(tracer: Tracer, fn: np.ufunc, args: Args, kwargs: Kwargs) -> Any:
+    """NumPy arithmetic on numbers (`np.sqrt(dimension)`) is simply done."""
+    if kwargs or not all(isinstance(value, (int, float, complex, np.generic)) for value in args):
+        return refuse(tracer, fn, args, kwargs)
+    return native(fn, *args)
+
+
 def _call_alias(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return call(tracer, fn.__origin__, args, kwargs)
 
@@ -229,6 +237,7 @@ KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
     Trampoline: _call_trampoline,
     type: _call_class,
     types.GenericAlias: _call_alias,
+    np.ufunc: _call_ufunc,
     call_builtins.ITEM_GETTER: _call_native_object,
     call_builtins.ATTR_GETTER: _call_native_object,
     call_builtins.METHOD_CALLER: _call_native_object,

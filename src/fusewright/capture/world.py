@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fusewright.capture import protocols
@@ -67,6 +68,7 @@ BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
     (collections.deque, lists.load_list),
     (tuple, tuples.load_tuple),
     ((set, frozenset), sets.load_set),
+    (np.generic, constant.load_equals),
     ((int, float, complex, str, bytes), function.load_identity),
     (object, objects.load_object),
 )

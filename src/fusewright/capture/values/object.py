@@ -7,6 +7,7 @@ Always holds: an outside object is never written to; its instance dictionary is 
 from __future__ import annotations
 
 import enum
+import collections
 import functools
 import types
 from typing import TYPE_CHECKING, Any
@@ -196,6 +197,7 @@ _BINDERS = {
     types.MemberDescriptorType: _bind_member,
     types.GetSetDescriptorType: _bind_getset,
     types.MethodDescriptorType: _bind_native,
+    type(collections.namedtuple("_Pair", "first").first): _bind_native,  # type: ignore[attr-defined]  # elements are loaded already
     types.WrapperDescriptorType: _bind_native,
     types.ClassMethodDescriptorType: _bind_native,
     types.BuiltinFunctionType: lambda world, found, obj, kind, name: found,

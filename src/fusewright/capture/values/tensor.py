@@ -228,6 +228,8 @@ def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object)
     if name == "grad" and record is not None:
         world.effects.store_slot(tensor, "grad", value)
         return
+    if name == "data" and value is tensor:  # what Module.to does to a parameter that is as wanted already
+        return
     if classes.lookup(world.type_of(tensor), name) is not MISSING:
         raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
     namespace = _namespace(world, tensor)

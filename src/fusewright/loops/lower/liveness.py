@@ -6,6 +6,7 @@ Takes a finished `LoopProgram`, changes it in place. Always holds: what writes a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from fusewright.loops.ir import BufferRef, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
@@ -55,6 +56,9 @@ def drop_dead_operations(program: LoopProgram) -> None:
     for operation in reversed(program.operations):
         effect = isinstance(operation, Extern) and (operation.ordered or bool(operation.mutates))
         if effect or writes(operation) & live:
+            if isinstance(operation, Extern) and operation.placement == "returned":
+                # A result that nobody reads may be missing (the workspace of an LSTM layer in inference).
+                operation = replace(operation, outputs=tuple(name if name in live else None for name in operation.outputs))
             kept.append(operation)
             live |= reads(operation)
     program.operations = kept[::-1]
