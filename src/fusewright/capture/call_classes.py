@@ -12,6 +12,7 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fusewright.capture import call_support, call_torch
@@ -40,6 +41,8 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         return native(
             cls, *(for_native(world, value) for value in args), **{name: for_native(world, value) for name, value in kwargs.items()}
         )
+    if issubclass(cls, np.generic) and all(isinstance(value, (int, float, complex, str, np.generic)) for value in args):
+        return native(cls, *args, **kwargs)
     meta = type(cls)
     if meta is not type:
         if issubclass(meta, enum.EnumMeta):

@@ -6,8 +6,8 @@ Always holds: an outside object is never written to; its instance dictionary is 
 
 from __future__ import annotations
 
-import enum
 import collections
+import enum
 import functools
 import types
 from typing import TYPE_CHECKING, Any
