@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 
 from fusewright import _native, marks
 from fusewright.autograd.record import record_backward
@@ -68,7 +69,7 @@ CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
-TRANSIENT_SKIPS = frozenset({"exception-escapes"})
+TRANSIENT_SKIPS = frozenset({"exception-escapes", "transform-active"})
 """Reasons to run one call eagerly that say nothing about the next one."""
 
 
@@ -160,6 +161,7 @@ class Compiler:
             instruction_budget=settings["instruction_limit"],
             wrap_resume=self.wrap,
             call_eager=_native.call_eager,
+            call_paused=_native.call_paused,
             differentiate=record_backward if self.backend.trains else None,
             follows_autograd=self.backend.follows_autograd,
         )
@@ -343,6 +345,11 @@ NEVER_COMPILED = tuple(
 SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
+# torch.utils.checkpoint runs the user's functions again in the backward, where no frame is compiled, and they must save the same tensors
+# both times; so nothing is compiled below it the first time either.
+CHECKPOINT_FILE = torch.utils.checkpoint.__file__
+
+
 def _policy(code: types.CodeType, function: types.FunctionType) -> Any:
     """The frame hook asks once for each code object that runs eagerly inside a compiled call: compile its frames, or never."""
     attributes = function.__dict__
@@ -350,6 +357,8 @@ def _policy(code: types.CodeType, function: types.FunctionType) -> Any:
         return _native.FrameCache(_run_paused)
     file = code.co_filename
     compiler = getattr(_thread, "compiler", None)
+    if compiler is not None and file == CHECKPOINT_FILE:
+        return _native.FrameCache(_run_paused)
     if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
         return None
     if any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED):

@@ -1,9 +1,10 @@
-"""The autograd.Function that carries both compiled halves of a graph.
+"""The autograd.Function that carries both compiled halves of a graph, and what happens around it.
 
-Takes the compiled forward and backward over flat tensors; gives a callable with the forward's signature whose outputs have a gradient
-function that runs the compiled backward. Always holds: gradients of gradients (create_graph=True) are right too; they come from
-PyTorch's own
-autograd over the recorded operators, run again eagerly.
+Takes the compiled forward and backward over flat tensors; gives a callable over the forward's inputs that returns the frame's outputs,
+whose gradient function runs the compiled backward. Always holds: what shares memory with an input or with another output is made by view
+operators outside of the function, as autograd demands; an input that the program writes to with its history kept is given its new value
+there too; a gradient is None where nothing that it depends on has one; gradients of gradients are right (PyTorch's own autograd over the
+recorded operators), or refused.
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ from typing import Any
 
 import torch
 
+from fusewright.autograd.rebuild import rebuilder
+from fusewright.capture.frame import Backward
 from fusewright.errors import RuntimeFallback
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved "
+    "intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to "
+    "backward through the graph a second time or if you need to access saved tensors after calling backward."
+)
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
@@ -30,21 +39,26 @@ def _layout(tensor: torch.Tensor) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """forward(*inputs) → (user outputs..., saved values...); backward(saved..., tangents...) → gradients.
+    """forward(*inputs) → (graph outputs..., further saved values...); backward(saved..., tangents...) → gradients.
 
-    replay    runs the recorded forward operators with autograd alive: (*inputs) → user outputs
-    outputs   number of user outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
-    saved_inputs  for each saved value the input position that it is, or -1 (the forward's extra outputs, in order)
-    fell_back  is told why when the compiled backward could not finish and the recorded operators ran instead
+    replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would not give their
+              gradients (a custom autograd function, a hook)
+    random    the forward draws random numbers
+    outputs   number of graph outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
+    saved     see autograd.joint.Split
+    depends   for each gradient, the tangents that it depends on
+    fell_back is told why when the compiled backward could not finish and the recorded operators ran instead
     """
 
     forward: Callable[..., tuple[Any, ...]]
     backward: Callable[..., tuple[Any, ...]]
-    replay: Callable[..., tuple[Any, ...]]
+    replay: Callable[..., tuple[Any, ...]] | None
+    random: bool
     outputs: int
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
-    saved_inputs: tuple[int, ...]
+    saved: tuple[int, ...]
+    depends: tuple[tuple[int, ...], ...]
     fell_back: Callable[[str], None]
 
 
@@ -53,16 +67,16 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, halves: Halves, *inputs: Any) -> tuple[Any, ...]:
+        ctx.random = torch.get_rng_state() if halves.random and halves.replay is not None else None
         results = halves.forward(*inputs)
-        outputs, extra = results[: halves.outputs], results[halves.outputs :]
-        computed = iter(extra)
-        saved = [inputs[position] if position >= 0 else next(computed) for position in halves.saved_inputs]
+        outputs = results[: halves.outputs]
+        saved = [inputs[place] if place >= 0 else results[~place] for place in halves.saved]
         ctx.halves = halves
-        ctx.saved_plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
-        ctx.count = len(saved)
+        ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
         ctx.layouts = [_layout(outputs[position]) for position in halves.tangents]
-        ctx.input_plain = [None if isinstance(value, torch.Tensor) else value for value in inputs]
-        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in (*saved, *inputs)))
+        ctx.inputs = inputs
+        ctx.versions = [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
         differentiable = set(halves.tangents)
         ctx.mark_non_differentiable(
             *(value for index, value in enumerate(outputs) if index not in differentiable and isinstance(value, torch.Tensor))
@@ -73,22 +87,24 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         halves: Halves = ctx.halves
-        tensors = ctx.saved_tensors
-        gradients: list[Any] = [None] * (1 + len(ctx.input_plain))
-        inputs = [tensor if plain is None else plain for tensor, plain in zip(tensors[ctx.count :], ctx.input_plain)]
+        saved = ctx.saved_tensors
+        given = [tangents[position] for position in halves.tangents]
+        gradients: list[Any] = [None] * len(ctx.needs_input_grad)
         if torch.is_grad_enabled():
-            results = _replayed_gradients(halves, inputs, tangents)
+            results = _replayed_gradients(ctx, given)
         else:
-            saved = [tensor if plain is None else plain for tensor, plain in zip(tensors[: ctx.count], ctx.saved_plain)]
-            given = [_tangent(tangents[position], layout) for position, layout in zip(halves.tangents, ctx.layouts)]
+            values = [tensor if plain is None else plain for tensor, plain in zip(saved, ctx.plain)]
+            values += [_tangent(tangent, layout) for tangent, layout in zip(given, ctx.layouts)]
             try:
-                results = halves.backward(*saved, *given)
+                results = halves.backward(*values)
             except RuntimeFallback as error:
                 halves.fell_back(str(error))
                 with torch.enable_grad():
-                    results = _replayed_gradients(halves, inputs, tangents, create_graph=False)
-        for position, gradient in zip(halves.gradients, results):
-            if ctx.needs_input_grad[1 + position]:
+                    results = _replayed_gradients(ctx, given, create_graph=False)
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                ctx.inputs = None
+        for position, gradient, depends in zip(halves.gradients, results, halves.depends):
+            if ctx.needs_input_grad[1 + position] and any(given[place] is not None for place in depends):
                 gradients[1 + position] = gradient
         return tuple(gradients)
 
@@ -103,20 +119,67 @@ def _tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
     return given
 
 
-def _replayed_gradients(halves: Halves, inputs: list[Any], tangents: tuple[Any, ...], create_graph: bool = True) -> tuple[Any, ...]:
+def _replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph: bool = True) -> tuple[Any, ...]:
     """Gradients with a graph of their own: the recorded operators run once more under autograd."""
-    outputs = halves.replay(*inputs)
-    pairs = [(outputs[position], tangents[position]) for position in halves.tangents if tangents[position] is not None]
+    halves: Halves = ctx.halves
+    if halves.replay is None:
+        raise RuntimeError(
+            "fusewright: gradients of gradients (create_graph=True) of a compiled function with a custom autograd.Function or a tensor "
+            "hook inside are not supported. Keep it out of the compiled function, or compile with fusewright.disable around it."
+        )
+    inputs = ctx.inputs
+    if inputs is None:
+        raise RuntimeError(FREED)
+    versions = [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+    if versions != ctx.versions:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled "
+            "function was written to before gradients of its gradients were asked for"
+        )
+    if ctx.random is None:
+        outputs = halves.replay(*inputs)
+    else:
+        with torch.random.fork_rng(devices=()):
+            torch.set_rng_state(ctx.random)
+            outputs = halves.replay(*inputs)
+    pairs = [(outputs[position], tangent) for position, tangent in zip(halves.tangents, given) if tangent is not None]
     wanted = [inputs[position] for position in halves.gradients]
     return torch.autograd.grad(
         [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
     )
 
 
-def differentiable(halves: Halves) -> Callable[..., tuple[Any, ...]]:
-    """The callable that the compiled entry runs: the forward, with the backward attached."""
+class _Freed(torch.autograd.Function):
+    """forward(ctx, anchor, *outputs) → outputs, as a graph that the program has freed already leaves them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *outputs: Any) -> tuple[Any, ...]:
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError(FREED)
+
+
+def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
+    """The callable that the compiled entry runs: the forward with the backward attached, then updates of inputs and rebuilt outputs.
+
+    symbols   for each input the symbolic size that it is, or None"""
+    outputs, updates, apply = halves.outputs, plan.updates, _Compiled.apply
+    rebuild = None if plan.rebuilt is None else rebuilder(plan.rebuilt, symbols)
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        return _Compiled.apply(halves, *inputs)
+        if plan.freed:
+            results = halves.forward(*inputs)[:outputs]
+            anchor = torch.empty(0, requires_grad=True)
+            wanted = iter(_Freed.apply(anchor, *(results[position] for position in plan.tangents)))
+            results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
+        elif halves.tangents:
+            results = apply(halves, *inputs)
+        else:
+            results = halves.forward(*inputs)[:outputs]
+        for position, output in updates:
+            inputs[position].copy_(results[output])
+        return results if rebuild is None else rebuild(inputs, results)
 
     return run

@@ -36,15 +36,14 @@ class JointGraph:
 class Split:
     """The halves of a joint graph.
 
-    forward   inputs → (user outputs..., saved values...)
+    forward   inputs → (user outputs..., further saved values...)
     backward  (saved values..., tangents...) → gradients, in the order of JointGraph.gradients
-    saved_inputs  for each saved value: the position of the forward input that it is, or -1 for a value that the forward computes (those are
-                  the forward's extra outputs, in order)
+    saved     for each saved value, in the backward's order: n >= 0, it is input n of the forward; ~n, it is result n of the forward
     """
 
     forward: torch.fx.Graph
     backward: torch.fx.Graph
-    saved_inputs: tuple[int, ...]
+    saved: tuple[int, ...]
 
 
 def output_node(graph: torch.fx.Graph) -> torch.fx.Node:
@@ -67,14 +66,28 @@ def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
     return reached
 
 
-def forward_only(graph: torch.fx.Graph, inputs: int, outputs: int) -> torch.fx.Graph:
-    """The forward part of a recorded joint graph, as it was recorded (in-place operators included)."""
-    backward = backward_nodes(graph, inputs)
-    forward = torch.fx.Graph()
-    values: dict[torch.fx.Node, Any] = {}
+def tangents_of_gradients(joint: JointGraph) -> tuple[tuple[int, ...], ...]:
+    """For each gradient, which tangents (by their place among the tangents) it depends on."""
+    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    masks: dict[torch.fx.Node, int] = {node: 1 << place for place, node in enumerate(placeholders[joint.inputs :])}
+    for node in joint.graph.nodes:
+        if node.op == "call_function":
+            mask = 0
+            for argument in node.all_input_nodes:
+                mask |= masks.get(argument, 0)
+            if mask:
+                masks[node] = mask
+    found = []
+    for item in results_of(joint.graph)[joint.outputs :]:
+        mask = masks.get(item, 0) if isinstance(item, torch.fx.Node) else 0
+        found.append(tuple(place for place in range(len(joint.tangents)) if mask >> place & 1))
+    return tuple(found)
+
+
+def written_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The placeholders whose memory changes: by the graph itself, at its end, or right after it."""
+    found = {node for node in graph.nodes if node.op == "placeholder" and node.meta.get("updated_outside")}
     for node in graph.nodes:
-        if node.op != "output" and node not in backward:
-            values[node] = forward.node_copy(node, values.__getitem__)
-    results = results_of(graph)[:outputs]
-    forward.output(tuple(values[item] if isinstance(item, torch.fx.Node) else item for item in results))
-    return forward
+        if node.meta.get("epilogue"):
+            found.add(node.args[0])  # type: ignore[arg-type]
+    return found

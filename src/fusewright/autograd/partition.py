@@ -8,14 +8,16 @@ operator, no reduction). Always holds: the backward computes what the joint grap
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.fx
 
-from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results_of
+from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results_of, written_inputs
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.recompute import is_cheap
+from fusewright.graph.builder import Builder
 from fusewright.graph.types import TensorType
 
 Node = torch.fx.Node
@@ -47,6 +49,7 @@ def choose_saved(joint: JointGraph, recompute: bool = True) -> list[Node]:
     entry: dict[Node, int] = {}
     exit_: dict[Node, int] = {}
     needed = _ancestors(wanted)
+    written = written_inputs(joint.graph)
     for node in forward:
         if node not in needed:
             continue
@@ -55,7 +58,8 @@ def choose_saved(joint: JointGraph, recompute: bool = True) -> list[Node]:
         if isinstance(node.meta.get("type"), tuple):
             cost = INFINITE  # several results: each is saved by its getitem
         else:
-            cost = 1 if kept else saved_bytes(node)  # an input is alive anyway (a parameter) or at least not copied
+            # An input is alive anyway (a parameter), or at least not copied; unless it changes before the backward runs.
+            cost = 1 if kept and node not in written else saved_bytes(node)
         network.edge(entry[node], exit_[node], cost)
         if kept or not (recompute and is_cheap(node)):
             network.edge(source, entry[node], INFINITE)
@@ -99,15 +103,25 @@ def split(joint: JointGraph, recompute: bool = True) -> Split:
         if node.op == "output" or node in backward_set:
             continue
         values[node] = _copy(node, forward, values)
-    computed = [node for node in saved if node.op != "placeholder"]
+    written = written_inputs(joint.graph)
     user = [values[item] if isinstance(item, Node) else item for item in results[: joint.outputs]]
-    forward.output((*user, *(values[node] for node in computed)))
+    returned = {item: index for index, item in reversed(list(enumerate(results[: joint.outputs]))) if isinstance(item, Node)}
+    extra: list[Node] = []
+    places: list[int] = []
+    for node in saved:
+        if node.op == "placeholder" and node not in written:
+            places.append(position[node])
+        elif node in returned and node.op != "placeholder":
+            places.append(~returned[node])
+        else:
+            places.append(~(joint.outputs + len(extra)))
+            extra.append(_copied(forward, values[node]) if node in written else values[node])
+    forward.output((*user, *extra))
     _drop_dead(forward)
 
     backward = torch.fx.Graph()
     values = {}
-    ordered = [node for node in saved if node.op == "placeholder"] + computed
-    for node in ordered:
+    for node in saved:
         values[node] = backward.placeholder(f"saved_{node.name}")
         values[node].meta = dict(node.meta)
     for node in placeholders[joint.inputs :]:
@@ -120,7 +134,17 @@ def split(joint: JointGraph, recompute: bool = True) -> Split:
     _drop_dead(backward)
     backward.lint()
     forward.lint()
-    return Split(forward, backward, tuple(position.get(node, -1) for node in ordered))
+    return Split(forward, backward, tuple(places))
+
+
+
+def _copied(graph: torch.fx.Graph, node: Node) -> Node:
+    """A copy of an input that changes before the backward runs."""
+    build = Builder(graph)
+    build.location = node.meta.get("location", ())
+    first = next((other for other in graph.nodes if other.meta.get("epilogue")), None)
+    with graph.inserting_before(first) if first is not None else nullcontext():
+        return build.call(torch.ops.aten.clone.default, node)
 
 
 def _needed(roots: set[Node], available: set[Node]) -> set[Node]:

@@ -14,11 +14,13 @@ from typing import Any
 import torch.fx
 
 from fusewright.autograd.function import Halves, differentiable
-from fusewright.autograd.joint import JointGraph, Split, forward_only
+from fusewright.autograd.joint import JointGraph, Split, tangents_of_gradients
 from fusewright.autograd.partition import split
+from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile
 from fusewright.events import FellBack, StageDone
 from fusewright.graph.printer import print_graph
+from fusewright.graph.sizes import Expr
 
 
 def compile_joint(
@@ -37,15 +39,23 @@ def compile_joint(
     parts = (("joint graph", graph, 0.0), ("forward graph", halves.forward, seconds), ("backward graph", halves.backward, 0.0))
     for stage, part, spent in parts:
         to_compile.notify(StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs"))
-    replay = to_compile.module(forward_only(to_compile.graph, backward.inputs, backward.outputs))
+    again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants) if backward.replayable else None
     compiled = Halves(
         forward=compile_half(halves.forward, "forward"),
-        backward=compile_half(halves.backward, "backward"),
-        replay=replay.forward,
+        backward=compile_half(halves.backward, "backward") if backward.gradients else no_gradients,
+        replay=again,
+        random=any(node.meta.get("random") for node in halves.forward.nodes),
         outputs=backward.outputs,
         tangents=backward.tangents,
         gradients=backward.gradients,
-        saved_inputs=halves.saved_inputs,
+        saved=halves.saved,
+        depends=tangents_of_gradients(joint),
         fell_back=lambda reason: to_compile.notify(FellBack(f"{to_compile.function} backward", reason)),
     )
-    return differentiable(compiled)
+    kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
+    return differentiable(compiled, backward, tuple(kind if isinstance(kind, Expr) else None for kind in kinds))
+
+
+def no_gradients(*values: Any) -> tuple[Any, ...]:
+    """The backward of a graph whose inputs get none."""
+    return ()

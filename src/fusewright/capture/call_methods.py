@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_builtins, call_classes, call_support, call_torch, protocols
+from fusewright.capture import call_autograd, call_builtins, call_classes, call_support, call_torch, protocols
 from fusewright.capture.native import native
 from fusewright.capture.protocols import PLAIN, SCALARS, for_native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -132,6 +132,9 @@ _TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
 
 def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Args, kwargs: Kwargs) -> Any:
     """A method of a tensor that is written in C."""
+    row = call_autograd.METHODS.get(name)
+    if row is not None:
+        return row(tracer, owner, args, kwargs)
     tensors.refuse_method(name)
     protocol = _TENSOR_PROTOCOL.get(name)
     if protocol is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_marked
+from fusewright.capture import call_autograd, call_marked
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
 from fusewright.capture.signals import GraphBreak
@@ -46,8 +46,6 @@ _REFUSED_MODULES = {
     "torch._tensor_str": "print-tensor",
     "torch.autograd": "autograd-call",
     "torch.autograd.graph": "autograd-call",
-    "torch.autograd.function": "autograd-function",
-    "torch.utils.checkpoint": "checkpoint",
     "torch._functorch.apis": "functorch-transform",
     "torch._functorch.eager_transforms": "functorch-transform",
     "torch._functorch.vmap": "functorch-transform",
@@ -126,7 +124,7 @@ def policy(origin: str) -> Policy | None:
     if origin.startswith("torch"):
         if origin in _NATIVE_MODULES or origin.startswith(_NATIVE_PACKAGES):
             return _run_native
-        return _REFUSED.get(origin)
+        return _REFUSED.get(origin) or call_autograd.POLICIES.get(origin)
     if origin.startswith("fusewright."):
         return _run_our_own if origin.startswith(("fusewright.capture.", "fusewright.graph.")) else None
     if origin == "logging":
@@ -235,6 +233,7 @@ def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 # By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
 NAMED_ROWS: dict[tuple[str, str], Row] = {
+    **call_autograd.NAMED_ROWS,
     ("torch.compiler", "is_compiling"): _always(True),
     ("torch.compiler", "is_dynamo_compiling"): _always(True),
     ("torch.compiler", "is_exporting"): _always(False),

@@ -46,13 +46,17 @@ class _State:
         return replace(self, stack=list(self.stack), variables=dict(self.variables))
 
 
-def cut(frame: Any) -> Continuation:
-    """The continuation of a root frame that stops at `frame.pc`. Raises CannotCut."""
-    return _Cut(frame).build()
+# Breaks whose callee runs its functions a second time later, when no frame is compiled: they must then do the same as the first time.
+UNDISTURBED = frozenset({"checkpoint"})
+
+
+def cut(frame: Any, code: str = "") -> Continuation:
+    """The continuation of a root frame that stops at `frame.pc`, because of the break `code`. Raises CannotCut."""
+    return _Cut(frame, code).build()
 
 
 class _Cut:
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: Any, code: str) -> None:
         self.frame = frame
         self.options = frame.tracer.options
         origin = origin_of(frame.info.code)
@@ -70,7 +74,8 @@ class _Cut:
         self.resumptions: dict[Layout, str] = {}
         stack: list[str | None] = [None if value is NULL else f"__stack{depth}" for depth, value in enumerate(frame.stack)]
         self.source = Source(stack, frame.function)
-        self.source.constants[CALL] = self.options.call_eager
+        options = self.options
+        self.source.constants[CALL] = options.call_paused if code in UNDISTURBED else options.call_eager
 
     def build(self) -> Continuation:
         instruction = self.info.instructions[self.index] if self.index >= 0 else None

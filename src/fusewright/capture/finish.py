@@ -88,6 +88,28 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     return Finish(namespace["finish"], text, tuple(code.outputs))
 
 
+def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
+    """What `build` would see, by identity: equal before and after some interpreted code ran if that had no effect on it."""
+    world = tracer.world
+    writes = [shadow for shadow in world.effects.shadows if changed(shadow) or _attributes_changed(shadow)]
+    found: list[object] = [len(world.effects.calls)]
+    seen: set[int] = set()
+    pending = [*continuation.values, *_written_values(world, writes)]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, _Contents):
+            value = value.shadow.value
+        elif type(value) in _ATOMS or world.outside(value) is not None or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+            found.append(value if type(value) in _ATOMS else id(value))
+            continue
+        if id(value) not in seen:
+            seen.add(id(value))
+            parts = list(_parts(value))
+            found.append((id(value), len(parts)))
+            pending += parts
+    return tuple(found)
+
+
 def _argument_names(tracer: Tracer) -> list[str]:
     code = tracer.function.__code__
     names = code.co_varnames[: len(tracer.locals)]

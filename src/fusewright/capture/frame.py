@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.fx
 
@@ -22,6 +23,23 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """How one of the frame's outputs is made of what the graph returns, outside of the autograd function that runs the graph.
+
+    base      ("output", position among the graph's outputs) or ("input", position among its inputs): what it is, or is a view of
+    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of the result or None);
+              sizes in the arguments may be symbolic
+    no_grad   it is cut off from its base's history (a detached view, one made under no_grad)
+    leaf      it is a leaf that requires a gradient
+    """
+
+    base: tuple[str, int]
+    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...] = ()
+    no_grad: bool = False
+    leaf: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Backward:
     """The backward half of a joint graph: its placeholders are the forward's inputs, then the tangents; its outputs the forward's,
     then the gradients.
@@ -29,12 +47,21 @@ class Backward:
     inputs, outputs  how many placeholders and outputs are the forward's
     tangents   positions of the outputs that have a tangent, in order
     gradients  positions of the inputs that have a gradient, in order
+    updates    (input, output) positions: an input that was written to with its history kept; it is to be given the output's value under
+               autograd, after the graph
+    rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they are
+    replayable gradients of gradients may run the recorded operators again under autograd (they are all that the gradients rest on)
+    freed      the program has freed the outputs' graph already: their backward raises what eager raises
     """
 
     inputs: int
     outputs: int
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
+    updates: tuple[tuple[int, int], ...] = ()
+    rebuilt: tuple[Rebuilt, ...] | None = None
+    replayable: bool = True
+    freed: bool = False
 
 
 @dataclass(slots=True)

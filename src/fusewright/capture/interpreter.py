@@ -24,12 +24,13 @@ from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.native import Interceptor
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
-from fusewright.capture.signals import GraphBreak, SkipFrame
+from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
 from fusewright.capture.sources import Local
 from fusewright.capture.tracer import Frame, Tracer
 from fusewright.capture.world import World
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.traced_tensor import TracedTensor, memory_root
 
 __all__ = ["Frame", "Tracer", "capture_frame"]
 
@@ -43,13 +44,17 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
 
     Raises SkipFrame when the frame must run eagerly, and, under `options.fullgraph`, GraphBreak at the first break.
     """
-    with _deep_recursion(options):
+    with _deep_recursion(options), _own_saved_tensors():
         found: GraphBreak | None = None
+        custom_gradients = True
         stop_at = -1
-        for _ in range(options.max_attempts):
+        for _ in range(options.max_attempts + 1):
             attempt = _Attempt(function, arguments, options, stop_at, found)
+            attempt.tracer.custom_gradients = custom_gradients
             try:
                 return attempt.run()
+            except _ImpureBackward:
+                custom_gradients = False
             except GraphBreak as signal:
                 if options.fullgraph:
                     raise
@@ -77,6 +82,27 @@ def _deep_recursion(options: CaptureOptions) -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(limit)
+
+
+@contextmanager
+def _own_saved_tensors() -> Iterator[None]:
+    """Keeps the user's hooks on saved tensors (a checkpoint around the compiled function, say) from seeing traced ones."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    torch._C._autograd._push_saved_tensors_default_hooks(_as_it_is, _as_it_is)
+    try:
+        yield
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _ImpureBackward(Signal):
+    """The backward of a custom autograd function, or a hook, has effects: the frame is captured again with these as graph breaks."""
 
 
 class _Attempt:
@@ -113,7 +139,7 @@ class _Attempt:
         self.reached = True
         assert self.broken is not None
         try:
-            continuation = cutting.cut(frame)
+            continuation = cutting.cut(frame, self.broken.code)
         except CannotCut as error:
             raise _skipped(self.broken, str(error)) from None
         resumed = any(isinstance(value, Resumption) for value in continuation.constants.values())
@@ -129,8 +155,11 @@ class _Attempt:
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
-        backward, gradients, reason = self._differentiated(finished.outputs)
-        graph = recorder.finish([*finished.outputs, *gradients]) if needed else None
+        before = finish.visible(tracer, continuation) if recorder.custom_gradients else None
+        backward, results, reason = self._differentiated(finished.outputs)
+        if before is not None and (reason or finish.visible(tracer, continuation) != before):
+            raise _ImpureBackward
+        graph = recorder.finish(results) if needed else None
         guards = world.guards()
         check_marks(recorder.env)
         if recorder.env is not None:
@@ -152,19 +181,19 @@ class _Attempt:
         )
 
     def _differentiated(self, outputs: tuple[object, ...]) -> tuple[Backward | None, tuple[object, ...], str]:
-        """(the backward half, its gradients, why the call must run eagerly after all)."""
+        """(the backward half, the graph's results: outputs and then gradients, why the call must run eagerly after all)."""
         recorder, options = self.tracer.recorder, self.tracer.options
         if options.follows_autograd or recorder.level == "torch" or not _wants_gradients(recorder, outputs):
-            return None, (), ""
+            return None, outputs, ""
         if options.differentiate is None:
-            return None, (), "the backend has no backward"
+            return None, outputs, "the backend has no backward"
         return options.differentiate(recorder, outputs)
 
 
 def _wants_gradients(recorder: Recorder, outputs: tuple[object, ...]) -> bool:
-    """Whether eager would have given the caller a tensor with a gradient function: as an output, or by writing into an input."""
-    if any(isinstance(value, torch.Tensor) and value.grad_fn is not None for value in outputs):
-        return True
-    # A leaf that requires a gradient can be written to under no_grad only, which leaves no history.
-    inputs = (node.meta.get("example_value") for node, _ in recorder.inputs)
-    return any(isinstance(value, torch.Tensor) and value.grad_fn is not None and value._version for value in inputs)
+    """Whether autograd has a part in what eager would give: an output that requires a gradient, or that is cut off from one which an
+    input requires, or an input that was written to with its history kept."""
+    for value in outputs:
+        if isinstance(value, TracedTensor) and (value.requires_grad or memory_root(value).requires_grad):
+            return True
+    return any(recorder.history_changed(node) for node, _ in recorder.inputs)

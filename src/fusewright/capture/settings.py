@@ -29,6 +29,7 @@ class CaptureOptions:
     max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
     wrap_resume           makes a resume function a compiled function
     call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are compiled
+    call_paused           call_paused(fn, *args, **kwargs): calls without compiling the frames that it runs
     differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see autograd/record.py; None: the
                     backend runs operators that autograd follows by itself, or has no backward
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
@@ -43,6 +44,7 @@ class CaptureOptions:
     max_attempts: int = 4
     wrap_resume: Callable[[Callable[..., object]], Callable[..., object]] = _unwrapped
     call_eager: Callable[..., object] = call_plainly
+    call_paused: Callable[..., object] = call_plainly
     differentiate: Callable[..., Any] | None = None
     follows_autograd: bool = True
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

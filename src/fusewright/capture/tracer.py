@@ -133,6 +133,7 @@ class Tracer:
     locals           real values of the root frame's argument slots
     stop_at          the root step in front of which to stop (-1: run to the end); `cut` then builds what is returned
     step             root instructions begun so far
+    custom_gradients custom autograd functions and hooks may be captured (False: an attempt has found that their backward has effects)
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Tracer:
         self.locals = arguments
         self.options = options
         self.stop_at = stop_at
+        self.custom_gradients = True
         self.recorder: Any = None
         self.world: Any = None
         self.frame: Frame | None = None

@@ -45,7 +45,8 @@ def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:
 
 
 class Builder:
-    """Adds nodes at the graph's insertion point. `location` is given to every node until it is changed.
+    """Adds nodes at the graph's insertion point. `location` and `marks` (meta["no_grad"]: the program ran it without autograd;
+    meta["recompute"]: the backward computes it again) are given to every node until they are changed.
 
     `env` is needed for symbolic sizes when the graph has no output yet (see `env_of`)."""
 
@@ -53,6 +54,7 @@ class Builder:
         self.graph = graph
         self.env = env or env_of(graph)
         self.location: tuple[Location, ...] = ()
+        self.marks: dict[str, object] = {}
 
     def call(self, op: OpOverload, *args: object, **kwargs: object) -> torch.fx.Node:
         """One operator, typed."""
@@ -64,6 +66,7 @@ class Builder:
         made = self.graph.create_node("call_function", op, tuple(args), kwargs)  # type: ignore[arg-type]
         made.meta["type"] = type_
         made.meta["location"] = self.location
+        made.meta.update(self.marks)
         if isinstance(op, OpOverload) and facts(op).random:
             made.meta["random"] = True
         return made

@@ -81,6 +81,9 @@ class Recorder:
     level      "aten" or "torch" (see the head of this file)
     env        the symbolic sizes of the capture; None when every size is static
     location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
+
+    Set by the capture as it goes: custom_gradients (a custom autograd function or a hook has a part in the gradients), freed (the program
+    has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]).
     """
 
     def __init__(
@@ -99,6 +102,9 @@ class Recorder:
         self.has_floats = False  # run-time floats were met: arguments are looked through for them
         self._here: tuple[Location, ...] = ()
         self._depth = 0
+        self.custom_gradients = False
+        self.freed = False
+        self.recompute = False
 
     @property
     def symbolic(self) -> bool:
@@ -126,9 +132,11 @@ class Recorder:
         node.meta["type"] = type_
         with torch.inference_mode(tensor.is_inference()), torch.enable_grad():
             traced = make_traced(self, node, type_, requires_grad=requires_grad and not tensor.is_inference())
+            node.meta["leaf"] = traced
             if requires_grad and not tensor.is_leaf:
                 traced = _NonLeaf.apply(traced)
                 traced.node, traced.tensor_type = node, type_
+        node.meta["history"] = traced.grad_fn
         traced.input_storage = traced.is_input = True
         traced.original_class = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
         node.meta["example_value"] = traced
@@ -138,6 +146,11 @@ class Recorder:
         """A placeholder for a Python float: a 0-dimensional float64 tensor on the CPU."""
         self.has_floats = True
         return self.input(torch.tensor(value, dtype=torch.float64, device="cpu"), name)
+
+    def history_changed(self, node: torch.fx.Node) -> bool:
+        """Whether the program wrote to this input so that autograd took note: it has another gradient function now."""
+        traced = node.meta.get("example_value")
+        return isinstance(traced, TracedTensor) and traced.requires_grad and traced.grad_fn is not node.meta["history"]
 
     def size_input(self, expr: Expr, name: str) -> torch.SymInt:
         """A placeholder for a symbolic size. At aten level it is named as the symbol prints, so that the graph's code runs as it prints."""
@@ -291,6 +304,10 @@ class Recorder:
             meta["location"] = self._here
             if known.random:
                 meta["random"] = True
+            if not torch.is_grad_enabled():
+                meta["no_grad"] = True
+            if self.recompute:
+                meta["recompute"] = True
         return self._results(known, func, args, kwargs, node, result_type)
 
     def finish(self, outputs: Sequence[object]) -> torch.fx.Graph:
@@ -327,6 +344,7 @@ class Recorder:
         assert isinstance(view, TracedTensor)
         move_metadata(traced, func, args, kwargs)
         traced.node, traced.tensor_type, traced.input_storage = view.node, view.tensor_type, view.input_storage
+        traced.reshaped = True
         return traced
 
     def _resized_out(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], error: MetadataChanged) -> object:
@@ -439,7 +457,8 @@ class Recorder:
                 return self._plain_result(result_type)
             traced = make_traced(self, node, result_type)
             if alias is not None:
-                traced.input_storage = argument(func, args, kwargs, alias[1]).input_storage  # type: ignore[attr-defined]
+                traced.viewed = argument(func, args, kwargs, alias[1])  # type: ignore[assignment]
+                traced.input_storage = traced.viewed.input_storage  # type: ignore[union-attr]
             return traced
         assert isinstance(result_type, tuple)
         results: list[object] = []
@@ -449,8 +468,10 @@ class Recorder:
                 results.append(argument(func, args, kwargs, alias[1]))
             elif isinstance(item, TensorType):
                 traced = make_traced(self, None if node is None else self._getitem(node, index, item), item)
-                if known.is_view:
-                    traced.input_storage = any(isinstance(a, TracedTensor) and a.input_storage for a in args)
+                if known.parts_of is not None or (alias is not None and alias[0] == "view"):
+                    place = known.parts_of if known.parts_of is not None else alias[1]  # type: ignore[index]
+                    traced.viewed = argument(func, args, kwargs, place)  # type: ignore[assignment]
+                    traced.input_storage = traced.viewed.input_storage  # type: ignore[union-attr]
                 results.append(traced)
             else:
                 results.append(self._plain_result(item))

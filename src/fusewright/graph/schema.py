@@ -22,6 +22,7 @@ class OperatorFacts:
     positional how many of them may be given by position
     written    indexes (into `arguments`) of the arguments that the operator writes to
     returned   for each result: ("same", i) it is written argument i itself; ("view", i) it may be a view of argument i; None: fresh
+    parts_of   the argument of which the elements of the single result, a list, are views (split, unbind); else None
     random     draws from a random generator, so order matters
     effect     has an effect that outputs do not show (an assertion, a collective), so it is never removed
     """
@@ -30,6 +31,7 @@ class OperatorFacts:
     positional: int
     written: tuple[int, ...]
     returned: tuple[tuple[str, int] | None, ...]
+    parts_of: int | None
     random: bool
     effect: bool
     composite: bool
@@ -61,12 +63,16 @@ def facts(op: OpOverload) -> OperatorFacts:
             returned.append(None)
         else:
             returned.append(("same" if source in written and result.alias_info.is_write else "view", source))  # type: ignore[union-attr]
+    listed = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
+    listed = listed and returned == [None] and schema.returns[0].alias_info is not None
+    viewed = (i for i, a in enumerate(schema.arguments) if a.alias_info is not None and i not in written)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return OperatorFacts(
         arguments=tuple(a.name for a in schema.arguments),
         positional=sum(not a.kwarg_only for a in schema.arguments),
         written=written,
         returned=tuple(returned),
+        parts_of=next(viewed, None) if listed else None,
         random=torch.Tag.nondeterministic_seeded in op.tags,
         effect=schema.name in _EFFECTS or (not schema.returns and not written) or op.namespace in ("_c10d_functional", "c10d"),
         composite=composite,

@@ -37,6 +37,8 @@ class TracedTensor(torch.Tensor):
     original_class  torch.Tensor or torch.nn.Parameter: the class of the real input that it stands for
     input_storage   it is an input or a view of one, so its storage is larger and starts earlier than its type tells
     is_input        it is an input itself: an object that exists outside
+    viewed          the traced tensor whose memory it is a view of, by one recorded operator; None when its memory is its own
+    reshaped        an in-place view operator (t_, squeeze_, ...) has changed what it is since it was made
     """
 
     recorder: Recorder
@@ -45,6 +47,8 @@ class TracedTensor(torch.Tensor):
     original_class: type
     input_storage: bool
     is_input: bool
+    viewed: TracedTensor | None
+    reshaped: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -99,7 +103,8 @@ def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorTyp
     traced.node = node  # type: ignore[assignment]
     traced.tensor_type = type_
     traced.original_class = torch.Tensor
-    traced.input_storage = traced.is_input = False
+    traced.input_storage = traced.is_input = traced.reshaped = False
+    traced.viewed = None
     return traced
 
 
@@ -113,6 +118,13 @@ def replace_metadata(traced: TracedTensor, like: TracedTensor) -> None:
     """Give a traced tensor, which no autograd graph knows, the sizes and strides of another."""
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         traced.data = like
+
+
+def memory_root(value: TracedTensor) -> TracedTensor:
+    """The traced tensor whose memory `value` lies in: itself, or what it is a view of."""
+    while value.viewed is not None and not value.reshaped:
+        value = value.viewed
+    return value
 
 
 def _recorder_of(values: tuple[object, ...]) -> Recorder:

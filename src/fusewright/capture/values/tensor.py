@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from fusewright.capture.dynamic import symbolic_dims
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.native import native
-from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.sources import Attribute, InstanceDict, Item, Source, TensorSize, TensorStride
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.dict import OutsideDict
@@ -31,6 +32,10 @@ TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.B
 
 def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(real) or forward_ad._current_level >= 0:
+        raise SkipFrame("transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp) or a dual number")
+    level = Item(InstanceDict(world.constant(forward_ad, "forward_ad")), "_current_level")
+    world.guard("IS", level, forward_ad._current_level)  # a small int: there is one -1
     reason = unsupported(real)
     if reason is not None:
         raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
@@ -72,8 +77,6 @@ def unsupported(real: torch.Tensor) -> str | None:
         return "a lazily conjugated or negated view (call .resolve_conj() or .resolve_neg())"
     if real.is_meta:
         return "a tensor on the meta device"
-    if torch._C._functorch.is_functorch_wrapped_tensor(real):
-        return "a tensor inside a functorch transform (vmap, grad, jvp)"
     return None
 
 
@@ -201,7 +204,7 @@ def _fact(name: str) -> Callable[[World, torch.Tensor], object]:
 def _grad(world: World, tensor: torch.Tensor) -> object:
     record = world.outside(tensor)
     if record is None:
-        return None
+        return tensor.grad
     stored = world.effects.read_slot(tensor, "grad")
     return stored.value if stored is not None else world.load(record.real.grad, Attribute(record.source, "grad"))
 

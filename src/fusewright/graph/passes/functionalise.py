@@ -1,7 +1,8 @@
 """Functionalise: no operator writes to a tensor any more, except `copy_` into mutated inputs at the very end.
 
 Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure operators,
-followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]).
+followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]); an input whose placeholder has
+meta["updated_outside"] gets none: an output that is this input then is its new value.
 Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph; outputs that
 shared storage still share it; operators that draw random numbers keep their order.
 
@@ -80,6 +81,7 @@ class _Functionaliser:
     def run(self) -> torch.fx.Graph:
         for node in self.old.nodes:
             self.build.location = node.meta.get("location", ())
+            self.build.marks = {key: True for key in ("no_grad", "recompute") if node.meta.get(key)}
             if node.op in ("placeholder", "get_attr"):
                 self._input(node)
             elif node.op == "output":
@@ -324,7 +326,7 @@ class _Functionaliser:
         return found
 
     def _finish(self, node: torch.fx.Node) -> None:
-        mutated = [storage for storage in self.inputs if storage.version]
+        mutated = [storage for storage in self.inputs if storage.version and not storage.root.meta.get("updated_outside")]
         results = [self.refs[old] for old in _flat(list(node.args[0])) if old in self.refs]  # type: ignore[arg-type]
         returned = Counter([*(id(ref.storage) for ref in results), *map(id, self.inputs)])
 

@@ -1,0 +1,63 @@
+"""Rebuilding the outputs of a differentiated frame from what its graph returned.
+
+Takes the `Rebuilt` rows; gives a callable (inputs, graph outputs) → the frame's outputs. Always holds: a view is made by the program's own
+view operators under autograd, so that its base, its version and what may be done to it are as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fusewright.capture.frame import Rebuilt
+from fusewright.graph.sizes import Expr, evaluate
+
+Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
+
+
+def rebuilder(rebuilt: tuple[Rebuilt, ...], symbols: tuple[Any, ...]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
+    """`symbols`: for each input the symbolic size that it is, or None."""
+    makers = [_maker(one, symbols) for one in rebuilt]
+
+    def rebuild(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(make(inputs, results) for make in makers)
+
+    return rebuild
+
+
+def _maker(one: Rebuilt, symbols: tuple[Any, ...]) -> Maker:
+    from_input, position = one.base[0] == "input", one.base[1]
+    static = not any(_has_symbol(step[1:3]) for step in one.steps)
+
+    def make(inputs: Sequence[Any], results: Sequence[Any]) -> Any:
+        value = inputs[position] if from_input else results[position]
+        sizes = {} if static else {symbol: inputs[place] for place, symbol in enumerate(symbols) if symbol is not None}
+        if one.steps:
+            with torch.set_grad_enabled(not one.no_grad):
+                for target, args, kwargs, element in one.steps:
+                    if not static:
+                        args, kwargs = _concrete(args, sizes), _concrete(kwargs, sizes)
+                    value = target(value, *args, **kwargs)
+                    if element is not None:
+                        value = value[element]
+            if one.no_grad and value.requires_grad:  # a view made under no_grad still follows its base
+                value = value.detach()
+        return value.requires_grad_() if one.leaf else value
+
+    return make
+
+
+def _has_symbol(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_symbol(item) for item in value)
+    return isinstance(value, Expr) or (isinstance(value, dict) and _has_symbol(list(value.values())))
+
+
+def _concrete(value: Any, sizes: dict[Any, int]) -> Any:
+    if isinstance(value, Expr):
+        return evaluate(value, sizes)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_concrete(item, sizes) for item in value)
+    return {name: _concrete(item, sizes) for name, item in value.items()} if isinstance(value, dict) else value
