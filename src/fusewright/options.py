@@ -17,11 +17,12 @@ from fusewright.errors import OptionError, near_misses
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: the type of its values, the default, and what it means."""
+    """One row: the type of its values, the default, what it means, and between which values it lies (both included)."""
 
     type: type
     default: Any
     meaning: str
+    between: tuple[float, float] | None = None
 
 
 OPTIONS: dict[str, Option] = {
@@ -31,6 +32,12 @@ OPTIONS: dict[str, Option] = {
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
     "trace.enabled": Option(bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"),
     "fallback_random": Option(bool, True, "random operators give exactly eager's numbers"),
+    "activation_memory_budget": Option(
+        float,
+        1.0,
+        "share (0 to 1) of the memory that the forward saves for the backward by default; less is bought by computing more again",
+        (0.0, 1.0),
+    ),
     "layout": Option(bool, True, "let convolution chains run in channels-last memory format inside the graph"),
     "pack_weights": Option(bool, True, "keep weights in the layout that library operators like best (inference; takes memory for a copy)"),
     "disk_cache": Option(bool, True, "keep compiled graphs on disk and take them from there"),
@@ -116,6 +123,8 @@ def _checked(key: str, value: Any) -> Any:
         value = float(value)
     if type(value) is not row.type:
         raise OptionError(f"option {key!r} takes {row.type.__name__}, got {value!r} of type {type(value).__name__} ({row.meaning})")
+    if row.between is not None and isinstance(value, float) and not row.between[0] <= value <= row.between[1]:
+        raise OptionError(f"option {key!r} takes a value between {row.between[0]} and {row.between[1]}, got {value!r} ({row.meaning})")
     return value
 
 

@@ -1,9 +1,9 @@
 """Partition: which values the forward saves for the backward, and which ones the backward computes again.
 
 Takes a functionalised `JointGraph`; gives a `Split`. The choice is a minimum cut over bytes: every forward value may be saved at the
-cost of its
-bytes, or recomputed from other saved values if that is cheap (pointwise operators and views) and allowed (nothing random, no library
-operator, no reduction). Always holds: the backward computes what the joint graph would have; only where a value comes from differs.
+cost of its bytes, or recomputed from other saved values if that is cheap (pointwise operators and views), asked for by the program (a
+checkpoint) or by a memory budget, and possible (nothing random, no effects). Always holds: the backward computes what the joint graph
+would have; only where a value comes from differs.
 """
 
 from __future__ import annotations
@@ -16,60 +16,96 @@ import torch.fx
 
 from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results_of, written_inputs
 from fusewright.autograd.max_flow import INFINITE, Network
-from fusewright.autograd.recompute import is_cheap
+from fusewright.autograd.recompute import can_recompute, elements, is_cheap, work
 from fusewright.graph.builder import Builder
 from fusewright.graph.types import TensorType
 
 Node = torch.fx.Node
 
 
+DISCOURAGED = 1000
+"""How many times its bytes it costs to save what the program asked to be computed again (inside a checkpoint)."""
+
+
 def saved_bytes(node: Node) -> int:
     """Bytes that saving the value of `node` keeps alive (a symbolic size counts as its hint, or 64)."""
     kind = node.meta.get("type")
-    if not isinstance(kind, TensorType):
-        return 8
-    elements = 1
-    for size in kind.shape:
-        elements *= size if isinstance(size, int) else 64
-    return max(1, elements * kind.dtype.itemsize)
+    return max(1, elements(kind) * kind.dtype.itemsize) if isinstance(kind, TensorType) else 8
 
 
-def choose_saved(joint: JointGraph, recompute: bool = True) -> list[Node]:
-    """The forward nodes (inputs included) whose values the backward reads, in graph order."""
-    backward = backward_nodes(joint.graph, joint.inputs)
-    forward = [node for node in joint.graph.nodes if node not in backward and node.op not in ("output",)]
-    gradient_arguments = results_of(joint.graph)[joint.outputs :]
-    wanted = {argument for node in backward for argument in node.all_input_nodes if argument not in backward} | {
-        node for node in gradient_arguments if isinstance(node, Node) and node not in backward
-    }
-    if not wanted:
-        return []
-    network = Network()
-    source, sink = network.vertex(), network.vertex()
-    entry: dict[Node, int] = {}
-    exit_: dict[Node, int] = {}
-    needed = _ancestors(wanted)
-    written = written_inputs(joint.graph)
-    for node in forward:
-        if node not in needed:
-            continue
-        entry[node], exit_[node] = network.vertex(), network.vertex()
-        kept = node.op in ("placeholder", "get_attr")
-        if isinstance(node.meta.get("type"), tuple):
-            cost = INFINITE  # several results: each is saved by its getitem
+def choose_saved(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> list[Node]:
+    """The forward nodes (inputs included) whose values the backward reads, in graph order.
+
+    recompute  False: every forward value that the backward reads
+    budget     share of the bytes of the default choice that may be saved: below 1, reductions and library operators are computed again
+               too, those with the least work for a byte first, as far as that is needed"""
+    cut = _Cut(joint)
+    chosen = cut.saved(cut.cheap if recompute else frozenset())
+    target = budget * cut.bytes_of(chosen)
+    if budget >= 1 or not recompute or cut.bytes_of(chosen) <= target:
+        return chosen
+    # More permission never costs more memory: the least permission that is enough is found by bisection.
+    costly = sorted(cut.costly, key=lambda node: work(node) / saved_bytes(node))
+    low, high = 0, len(costly)
+    while low < high:
+        middle = (low + high) // 2
+        if cut.bytes_of(cut.saved(cut.cheap | frozenset(costly[:middle]))) <= target:
+            high = middle
         else:
-            # An input is alive anyway (a parameter), or at least not copied; unless it changes before the backward runs.
-            cost = 1 if kept and node not in written else saved_bytes(node)
-        network.edge(entry[node], exit_[node], cost)
-        if kept or not (recompute and is_cheap(node)):
-            network.edge(source, entry[node], INFINITE)
-        for argument in node.all_input_nodes:
-            if argument in exit_:
+            low = middle + 1
+    return cut.saved(cut.cheap | frozenset(costly[:low]))
+
+
+class _Cut:
+    """Minimum cuts of one joint graph, under different permissions to recompute."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        backward = backward_nodes(joint.graph, joint.inputs)
+        results = results_of(joint.graph)[joint.outputs :]
+        self.wanted = {argument for node in backward for argument in node.all_input_nodes if argument not in backward} | {
+            node for node in results if isinstance(node, Node) and node not in backward
+        }
+        needed = _ancestors(self.wanted)
+        self.forward = [node for node in joint.graph.nodes if node in needed and node not in backward]
+        self.written = written_inputs(joint.graph)
+        self.backward = backward
+        possible = [node for node in self.forward if can_recompute(node)]
+        self.cheap = frozenset(node for node in possible if is_cheap(node) or node.meta.get("recompute"))
+        self.costly = [node for node in possible if node not in self.cheap]
+
+    def bytes_of(self, saved: list[Node]) -> int:
+        """What saving these keeps alive beyond the inputs."""
+        return sum(saved_bytes(node) for node in saved if node.op != "placeholder" or node in self.written)
+
+    def saved(self, allowed: frozenset[Node]) -> list[Node]:
+        """The values to save when those of `allowed` may be computed again."""
+        if not self.wanted:
+            return []
+        network = Network()
+        source, sink = network.vertex(), network.vertex()
+        entry: dict[Node, int] = {}
+        exit_: dict[Node, int] = {}
+        for node in self.forward:
+            entry[node], exit_[node] = network.vertex(), network.vertex()
+            network.edge(entry[node], exit_[node], self.cost(node, allowed))
+            if node not in allowed:
+                network.edge(source, entry[node], INFINITE)
+            for argument in node.all_input_nodes:
                 network.edge(exit_[argument], entry[node], INFINITE)
-        if node in wanted:
-            network.edge(exit_[node], sink, INFINITE)
-    near = network.source_side(source, sink)
-    return [node for node in forward if node in entry and entry[node] in near and exit_[node] not in near]
+            if node in self.wanted:
+                network.edge(exit_[node], sink, INFINITE)
+        near = network.source_side(source, sink)
+        return [node for node in self.forward if entry[node] in near and exit_[node] not in near]
+
+    def cost(self, node: Node, allowed: frozenset[Node]) -> int:
+        if isinstance(node.meta.get("type"), tuple):
+            return INFINITE  # several results: each is saved by its getitem
+        if node.op in ("placeholder", "get_attr") and node not in self.written:
+            return 1  # an input is alive anyway (a parameter), or at least not copied
+        if node.meta.get("recompute") and node in allowed:
+            leaves = not all(user.meta.get("recompute") or user in self.backward for user in node.users)
+            return saved_bytes(node) if leaves else DISCOURAGED * saved_bytes(node)
+        return saved_bytes(node)
 
 
 def _ancestors(nodes: set[Node]) -> set[Node]:
@@ -89,9 +125,9 @@ def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any]) -> Node:
     return made
 
 
-def split(joint: JointGraph, recompute: bool = True) -> Split:
-    """Cuts a joint graph. `recompute=False` saves every forward value that the backward reads."""
-    saved = choose_saved(joint, recompute)
+def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Split:
+    """Cuts a joint graph; `recompute` and `budget` as for `choose_saved`."""
+    saved = choose_saved(joint, recompute, budget)
     backward_set = backward_nodes(joint.graph, joint.inputs)
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     results = results_of(joint.graph)

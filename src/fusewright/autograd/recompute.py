@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from fusewright.graph.schema import facts
+from fusewright.graph.types import TensorType
+
 _VIEW_TAGS = (
     "view",
     "expand",
@@ -28,11 +31,58 @@ def is_view(node: torch.fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.removeprefix("aten::") in _VIEW_TAGS
 
 
-def is_cheap(node: torch.fx.Node) -> bool:
-    """Whether the backward may compute the node again instead of reading a saved value."""
-    target = node.target
-    if node.op != "call_function" or node.meta.get("random"):
+def can_recompute(node: torch.fx.Node) -> bool:
+    """Whether computing the node twice gives the same value and does nothing else."""
+    if node.op != "call_function" or node.meta.get("random") or node.meta.get("writes_private") or node.meta.get("private"):
         return False
+    target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True  # arithmetic on sizes, getitem
+    known = facts(target)
+    return not (known.written or known.effect)
+
+
+def is_cheap(node: torch.fx.Node) -> bool:
+    """Whether the backward may compute the node again instead of reading a saved value (if it can)."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
     return torch.Tag.pointwise in target.tags or is_view(node)
+
+
+def elements(kind: TensorType) -> int:
+    """How many elements a tensor has; a symbolic size counts as 64."""
+    count = 1
+    for size in kind.shape:
+        count *= size if isinstance(size, int) else 64
+    return count
+
+
+_INNER = {
+    # operator: (argument whose last dimension is summed over)
+    "aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 1,
+}  # fmt: skip
+
+
+def work(node: torch.fx.Node) -> int:
+    """An estimate of the arithmetic that the node costs, to rank recomputations by."""
+    kinds = node.meta.get("type")
+    results = [kind for kind in (kinds if isinstance(kinds, tuple) else (kinds,)) if isinstance(kind, TensorType)]
+    total = sum(map(elements, results))
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0
+    arguments = [value.meta["type"] if isinstance(value, torch.fx.Node) else None for value in node.args]
+    name = node.target._schema.name
+    if name in _INNER:
+        inner = arguments[_INNER[name]]
+        return 2 * total * (elements(inner) // max(1, elements_but_last(inner))) if inner is not None else total
+    if name == "aten::convolution" and len(arguments) > 1 and arguments[1] is not None:
+        weight = arguments[1]
+        return 2 * total * (elements(weight) // max(1, weight.shape[0] if isinstance(weight.shape[0], int) else 64))
+    return total + sum(elements(kind) for kind in arguments if isinstance(kind, TensorType))
+
+
+def elements_but_last(kind: TensorType) -> int:
+    """The elements of one slice along the last dimension."""
+    last = kind.shape[-1] if kind.shape else 1
+    return elements(kind) // max(1, last if isinstance(last, int) else 64)

@@ -26,7 +26,8 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a joint graph."""
     if to_compile.backward is not None:
         stages = _stages()
-        return stages.compile_joint(stages.clean(to_compile), to_compile, functools.partial(_compile_half, to_compile))
+        partition = functools.partial(stages.split, budget=to_compile.settings["activation_memory_budget"])
+        return stages.compile_joint(stages.clean(to_compile), to_compile, functools.partial(_compile_half, to_compile), partition)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     lookup = graph_cache.find(to_compile, to_compile.graph)

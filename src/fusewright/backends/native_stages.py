@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch.fx
 
 from fusewright.backends import gpu
+from fusewright.autograd.partition import split
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import GraphToCompile
 from fusewright.codegen.call_plan import build_call_plan, describe
@@ -33,7 +34,7 @@ from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 
-__all__ = ["choose_layouts", "clean", "compile_joint", "generate", "pack_parameters"]
+__all__ = ["choose_layouts", "clean", "compile_joint", "generate", "pack_parameters", "split"]
 
 Result = TypeVar("Result")
 
