@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import _SingleLevelFunction
 
-from fusewright.capture.native import Trampoline, native
+from fusewright.capture.native import Trampoline, unwatched
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Attribute
 from fusewright.capture.values import tensor as tensors
@@ -46,7 +46,7 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak("autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients")
     if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
         tracer.recorder.custom_gradients = True
-    return native(_stand_in(tracer, cls).apply, *(tracer.world.materialise(value) for value in values))
+    return unwatched(_stand_in(tracer, cls).apply, *(tracer.world.materialise(value) for value in values))
 
 
 def _stand_in(tracer: Tracer, cls: type) -> Any:
@@ -73,7 +73,7 @@ def call_function_machinery(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs)
     if fn.__code__.co_qualname == "once_differentiable.<locals>.wrapper":
         return tracer.inline(fn, args, kwargs)
     if fn.__qualname__.startswith(("FunctionCtx.", "_HookMixin.")) and tracer.world.outside(args[0]) is None:
-        return native(fn, *args, **kwargs)
+        return unwatched(fn, *args, **kwargs)
     raise GraphBreak("autograd-function", f"torch.autograd.function.{fn.__qualname__}")
 
 
@@ -150,7 +150,7 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
         held = tensors.getattr_tensor(world, leaf, "grad")
         if held is not None and (not isinstance(held, TracedTensor) or held.requires_grad):
             raise GraphBreak("autograd-call", "backward() into a gradient that itself has a history")
-        native(setattr, leaf, "grad", held)
+        unwatched(setattr, leaf, "grad", held)
         before[id(leaf)] = held
     keywords = {name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given}
     world.torch_call(torch.autograd.backward, (given["tensors"],), keywords)
@@ -205,7 +205,7 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
         tracer.recorder.custom_gradients = True
-    return native(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
+    return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
 
 
 def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -218,7 +218,7 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
         return tensor
     if tracer.recorder.level != "aten":
         raise GraphBreak("tensor-attribute", "Tensor.requires_grad_()")
-    return native(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
+    return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
 
 
 METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {"requires_grad_": _requires_grad}
@@ -239,6 +239,8 @@ def call_undisturbed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any
 
 def call_checkpoint_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Python functions of torch.utils.checkpoint."""
+    if fn.__code__.co_qualname == "checkpoint":
+        return _checkpoint(tracer, args, kwargs)
     if fn.__code__.co_qualname.startswith("checkpoint_sequential"):
         return tracer.inline(fn, args, kwargs)
     raise GraphBreak("checkpoint", f"torch.utils.checkpoint.{fn.__qualname__}")

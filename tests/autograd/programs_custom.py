@@ -1,0 +1,522 @@
+"""Programs of autograd. Custom autograd functions and hooks. See `programs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.autograd.programs import Compiled, program, random
+
+
+class Sq(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, k):
+        ctx.save_for_backward(a)
+        ctx.k = k
+        return a * a * k
+
+    @staticmethod
+    def backward(ctx, g):
+        (a,) = ctx.saved_tensors
+        return g * 2 * a * ctx.k * 3, None  # deliberately wrong factor 3
+
+
+@program
+def custom_function(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    f = compiled(lambda a: Sq.apply(a.sin(), 2.0).cos())
+    y = f(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+class Sq2(torch.autograd.Function):
+    @staticmethod
+    def forward(a, k):
+        return a * a * k
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        a, k = inputs
+        ctx.save_for_backward(a, output)
+        ctx.k = k
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        a, o = ctx.saved_tensors
+        return (g * 2 * a * ctx.k * 3 + o * 0 if ctx.needs_input_grad[0] else None), None
+
+
+@program
+def custom_setup_context(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    f = compiled(lambda a: Sq2.apply(a.sin(), 2.0).cos())
+    y = f(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def custom_noinputgrad(compiled: Compiled) -> list[Any]:
+    a = random(4, 3, g=False)
+    b = random(4, 3, seed=1)
+    f = compiled(lambda a, b: Sq2.apply(a, 2.0) * b)
+    y = f(a, b)
+    y.sum().backward()
+    return [y, b.grad]
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.set_materialize_grads(False)
+        i = (a > 0).sum()
+        ctx.mark_non_differentiable(i)
+        ctx.save_for_backward(a, b)
+        return a * b, a + b, i
+
+    @staticmethod
+    def backward(ctx, g1, g2, gi):
+        a, b = ctx.saved_tensors
+        assert gi is None
+        if g2 is None:
+            return g1 * b, g1 * a
+        return g1 * b + g2, g1 * a + g2
+
+
+@program
+def custom_multi(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    b = random(4, 3, seed=1)
+
+    def fn(a, b):
+        p, _, i = Two.apply(a, b)
+        return p.exp(), i
+
+    f = compiled(fn)
+    y, i = f(a, b)
+    y.sum().backward()
+    return [y, i, a.grad, b.grad]
+
+
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        a.mul_(2)
+        ctx.mark_dirty(a)
+        return a
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+@program
+def custom_dirty(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.clone()
+        Dirty.apply(b)
+        return b.sin()
+
+    f = compiled(fn)
+    y = f(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def hook_intermediate(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        b.register_hook(lambda g: g * 5)
+        return b.cos()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def hook_input_inside(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a * 1
+        a.register_hook(lambda g: g * 5)
+        return b.cos()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def hook_input_outside(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    a.register_hook(lambda g: g * 5)
+    y = compiled(lambda a: a.sin())(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def hook_param_outside(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 2)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    seen = []
+    m.weight.register_hook(lambda g: g * 2)
+    m.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum().item()))
+    y = compiled(m)(random(4, 3))
+    y.sum().backward()
+    return [y, m.weight.grad, torch.tensor(seen)]
+
+
+@program
+def hook_output(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y = compiled(lambda a: a.sin() * 2)(a)
+    s = []
+    y.register_hook(lambda g: s.append(g.clone()))
+    y.retain_grad()
+    y.sum().backward()
+    return [y, a.grad, s[0], y.grad]
+
+
+@program
+def retain_grad_inside(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        b.retain_grad()
+        return b.cos(), b
+
+    y, b = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad, b.grad]
+
+
+@program
+def custom_fwd_bwd_autocast(compiled: Compiled) -> list[Any]:
+    class M(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a @ b
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            a, b = ctx.saved_tensors
+            return g @ b.t(), a.t() @ g
+
+    a = random(4, 4)
+    b = random(4, 4, seed=2)
+
+    def fn(a, b):
+        with torch.autocast("cpu", torch.bfloat16):
+            return M.apply(a, b)
+
+    y = compiled(fn)(a, b)
+    y.sum().backward()
+    return [y, a.grad, b.grad]
+
+
+@program
+def tensor_subclass_param_hook_module(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 3)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    s = []
+    m.register_full_backward_hook(lambda mod, gi, go: s.append(go[0].sum().item()))
+    f = compiled(nn.Sequential(m, nn.ReLU()))
+    y = f(random(2, 3))
+    y.sum().backward()
+    return [y, torch.tensor(s), m.weight.grad]
+
+
+@program
+def module_bw_pre_hook(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 3)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    s = []
+    m.register_full_backward_pre_hook(lambda mod, go: (go[0] * 2,))
+    f = compiled(nn.Sequential(m, nn.ReLU()))
+    y = f(random(2, 3))
+    y.sum().backward()
+    return [y, m.weight.grad]
+
+
+@program
+def ste_double(compiled: Compiled) -> list[Any]:
+    class STE(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return a.round()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    a = random(4, 3)
+    y = compiled(lambda a: STE.apply(a * 3) * a)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+class Cnt(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        Cnt.calls += 1
+        return g * 2
+
+
+@program
+def impure_backward(compiled: Compiled) -> list[Any]:
+    Cnt.calls = 0
+    a = random(4, 3)
+    y = compiled(lambda a: Cnt.apply(a * 3) * a)(a)
+    c0 = Cnt.calls
+    y.sum().backward()
+    return [y, a.grad, c0, Cnt.calls]
+
+
+@program
+def impure_hook(compiled: Compiled) -> list[Any]:
+    seen = []
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        b.register_hook(lambda g: seen.append(g.sum().item()))
+        return b.cos()
+
+    y = compiled(fn)(a)
+    n0 = len(seen)
+    y.sum().backward()
+    return [y, a.grad, n0, len(seen)]
+
+
+@program
+def impure_hook_inside_list(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        l = []
+        b = a.sin()
+        b.register_hook(lambda g: l.append(1))
+        return b.cos(), l
+
+    y, l = compiled(fn)(a)
+    n0 = len(l)
+    y.sum().backward()
+    return [y, a.grad, n0, len(l)]
+
+
+@program
+def hook_prints(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        b.register_hook(lambda g: print("", end=""))
+        return b.cos()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def hook_replaced_remove(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        h = b.register_hook(lambda g: g * 3)
+        h.remove()
+        return b.cos()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def custom_module_nn(compiled: Compiled) -> list[Any]:
+    class L(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, i, w, b=None):
+            ctx.save_for_backward(i, w, b)
+            o = i.mm(w.t())
+            return o if b is None else o + b
+
+        @staticmethod
+        def backward(ctx, g):
+            i, w, b = ctx.saved_tensors
+            gi = gw = gb = None
+            if ctx.needs_input_grad[0]:
+                gi = g.mm(w)
+            if ctx.needs_input_grad[1]:
+                gw = g.t().mm(i)
+            if b is not None and ctx.needs_input_grad[2]:
+                gb = g.sum(0)
+            return gi, gw, gb
+
+    i = random(4, 3, g=False)
+    w = random(5, 3)
+    b = random(5)
+    y = compiled(lambda i, w, b: L.apply(i, w, b).relu())(i, w, b)
+    y.sum().backward()
+    return [y, w.grad, b.grad]
+
+
+@program
+def custom_returns_input(compiled: Compiled) -> list[Any]:
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return a
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 7
+
+    a = random(4, 3)
+    y = compiled(lambda a: Passing.apply(a).sin())(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def custom_view(compiled: Compiled) -> list[Any]:
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return a.view(-1)
+
+        @staticmethod
+        def backward(ctx, g):
+            return (g * 7).view(4, 3)
+
+    a = random(4, 3)
+    y = compiled(lambda a: Passing.apply(a.exp()).sin())(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def custom_raises(compiled: Compiled) -> list[Any]:
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            raise ValueError("no")
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    a = random(4, 3)
+    try:
+        compiled(lambda a: Passing.apply(a).sin())(a)
+    except ValueError as e:
+        return [str(e)]
+
+
+@program
+def custom_backward_raises(compiled: Compiled) -> list[Any]:
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return a * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            raise ValueError("nob")
+
+    a = random(4, 3)
+    y = compiled(lambda a: Passing.apply(a).sin())(a)
+    try:
+        y.sum().backward()
+    except ValueError as e:
+        return [str(e)]
+    return ["none"]
+
+
+@program
+def custom_no_materialize(compiled: Compiled) -> list[Any]:
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            ctx.set_materialize_grads(False)
+            return a * 2, a * 3
+
+        @staticmethod
+        def backward(ctx, g, h):
+            if h is None:
+                return g * 2
+            return g * 2 + h * 3
+
+    a = random(4, 3)
+    y = compiled(lambda a: Passing.apply(a)[0])(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def custom_nonscalar_args(compiled: Compiled) -> list[Any]:
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, dims, flag, d):
+            ctx.d = d["s"]
+            ctx.dims = dims
+            return a.sum(dims) * d["s"] if flag else a
+
+        @staticmethod
+        def backward(ctx, g):
+            return (g * ctx.d).unsqueeze(ctx.dims[0]).expand(4, 3), None, None, None
+
+    a = random(4, 3)
+    y = compiled(lambda a: Passing.apply(a, (0,), True, {"s": 3.0}).sin())(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def custom_in_loop_dynamic(compiled: Compiled) -> list[Any]:
+    f = compiled(lambda a: Sq.apply(a, 2.0).sum())
+    r = []
+    for n in (3, 5, 7, 9):
+        a = random(n, 2)
+        y = f(a)
+        y.backward()
+        r += [y, a.grad]
+    return r
+
+
+@program
+def custom_double(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y = compiled(lambda a: Sq.apply(a, 2.0).sum())(a)
+    try:
+        (g,) = torch.autograd.grad(y, a, create_graph=True)
+        g.sum().backward()
+        return ["done"]
+    except RuntimeError as e:
+        return ["done" if "not supported" in str(e) else str(e)]

@@ -1,0 +1,459 @@
+"""Programs of autograd. backward() and torch.autograd.grad inside and outside, gradients of gradients, checkpoints. See `programs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import fusewright
+from tests.autograd.programs import Compiled, program, random
+
+
+@program
+def autograd_grad_outside(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y = compiled(lambda a: a.sin().exp())(a)
+    return list(torch.autograd.grad(y, a, torch.ones_like(y) * 2))
+
+
+@program
+def autograd_grad_inside(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        y = a.sin().exp().sum()
+        (g,) = torch.autograd.grad(y, a)
+        return y.detach(), g * 2
+
+    return list(compiled(fn)(a))
+
+
+@program
+def autograd_grad_inside_create(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        y = a.sin().exp().sum()
+        (g,) = torch.autograd.grad(y, a, create_graph=True)
+        return y + (g**2).sum()
+
+    l = compiled(fn)(a)
+    l.backward()
+    return [l, a.grad]
+
+
+@program
+def backward_inside(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 2)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+
+    def fn(i):
+        l = m(i).pow(2).sum()
+        l.backward()
+        return l.detach()
+
+    f = compiled(fn)
+    r = [f(random(4, 3, g=False)) for _ in range(2)]
+    return r + [m.weight.grad, m.bias.grad]
+
+
+@program
+def backward_inside_retain(compiled: Compiled) -> list[Any]:
+    a = random(3, 3)
+
+    def fn(a):
+        l = a.sin().sum()
+        l.backward(retain_graph=True)
+        l.backward()
+        return l
+
+    l = compiled(fn)(a)
+    return [l, a.grad]
+
+
+@program
+def train_step_inside(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 2)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+
+    def fn(i):
+        for p in m.parameters():
+            p.grad = None
+        l = m(i).pow(2).sum()
+        l.backward()
+        with torch.no_grad():
+            for p in m.parameters():
+                p.sub_(p.grad, alpha=0.1)
+        return l.detach()
+
+    f = compiled(fn)
+    r = [f(random(4, 3, g=False)) for _ in range(3)]
+    return r + [m.weight, m.bias]
+
+
+@program
+def double_backward(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    w = random(3, 3, seed=5)
+    y = compiled(lambda a, w: torch.tanh(a @ w).sum())(a, w)
+    (g,) = torch.autograd.grad(y, a, create_graph=True)
+    p = (g.norm() - 1) ** 2
+    p.backward()
+    return [y, g, p, w.grad, a.grad]
+
+
+@program
+def ckpt_nonreentrant(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    w = random(3, 3, seed=5)
+
+    def fn(a, w):
+        return checkpoint(lambda a, w: torch.tanh(a @ w).sin(), a, w, use_reentrant=False).exp()
+
+    y = compiled(fn)(a, w)
+    y.sum().backward()
+    return [y, a.grad, w.grad]
+
+
+@program
+def ckpt_reentrant(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    w = random(3, 3, seed=5)
+
+    def fn(a, w):
+        return checkpoint(lambda a, w: torch.tanh(a @ w).sin(), a, w, use_reentrant=True).exp()
+
+    y = compiled(fn)(a, w)
+    y.sum().backward()
+    return [y, a.grad, w.grad]
+
+
+@program
+def ckpt_dropout(compiled: Compiled) -> list[Any]:
+    a = random(40, 30)
+
+    def fn(a):
+        return checkpoint(lambda a: functional.dropout(a.sin(), 0.5), a, use_reentrant=False).exp()
+
+    torch.manual_seed(5)
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def ckpt_around(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    f = compiled(lambda a: a.sin().exp())
+    y = checkpoint(f, a, use_reentrant=False)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def requires_grad_inside(compiled: Compiled) -> list[Any]:
+    a = random(3, g=False)
+
+    def fn(a):
+        b = a.clone().requires_grad_()
+        y = (b**2).sum()
+        (g,) = torch.autograd.grad(y, b)
+        return g
+
+    return [compiled(fn)(a)]
+
+
+@program
+def grad_fn_check(compiled: Compiled) -> list[Any]:
+    a = random(3)
+
+    def fn(a):
+        b = a * 2
+        return b + 1 if b.requires_grad and not b.is_leaf else b
+
+    y = compiled(fn)(a)
+    return [y]
+
+
+@program
+def requires_grad_changes(compiled: Compiled) -> list[Any]:
+    f = compiled(lambda a, b: (a * b).sum())
+    r = []
+    for ga, gb in ((1, 0), (0, 1), (1, 1), (0, 0)):
+        a = random(3, g=bool(ga))
+        b = random(3, g=bool(gb), seed=4)
+        y = f(a, b)
+        if ga or gb:
+            y.backward()
+        r += [y, a.grad, b.grad]
+    return r
+
+
+@program
+def grad_break_middle(compiled: Compiled) -> list[Any]:
+    a = random(3)
+
+    def fn(a):
+        b = a.sin()
+        print(end="")
+        torch._C._log_api_usage_once
+        fusewright.graph_break()
+        return b.cos() * a
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def replay_no_grad(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        with torch.no_grad():
+            s = a.abs().max()
+        return (a.sin() * a / s).sum()
+
+    y = compiled(fn)(a)
+    (g,) = torch.autograd.grad(y, a, create_graph=True)
+    g.pow(2).sum().backward()
+    return [y, g, a.grad]
+
+
+@program
+def replay_bn(compiled: Compiled) -> list[Any]:
+    m = nn.BatchNorm1d(3)
+    a = random(4, 3)
+    y = compiled(lambda a: m(a).pow(3).sum())(a)
+    (g,) = torch.autograd.grad(y, a, create_graph=True)
+    g.pow(2).sum().backward()
+    return [y, g, a.grad, m.running_mean, m.running_var]
+
+
+@program
+def replay_dropout(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    torch.manual_seed(3)
+    y = compiled(lambda a: functional.dropout(a * a * a, 0.5).sum())(a)
+    (g,) = torch.autograd.grad(y, a, create_graph=True)
+    g.pow(2).sum().backward()
+    return [y, g, a.grad]
+
+
+@program
+def backward_returned_loss_twice(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 2)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+
+    def fn(i):
+        l = m(i).pow(2).sum()
+        l.backward()
+        return l
+
+    l = compiled(fn)(random(4, 3, g=False))
+    r = [l, m.weight.grad]
+    try:
+        l.backward()
+        r.append("no")
+    except RuntimeError as e:
+        r.append("second time" in str(e))
+    return r
+
+
+@program
+def backward_accum_existing(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 2)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    m.weight.grad = torch.ones(2, 3)
+    gw = m.weight.grad
+
+    def fn(i):
+        m(i).pow(2).sum().backward()
+
+    f = compiled(fn)
+    f(random(4, 3, g=False))
+    f(random(4, 3, g=False))
+    assert m.weight.grad is gw
+    return [m.weight.grad, m.bias.grad]
+
+
+@program
+def zero_grad_backward_step(compiled: Compiled) -> list[Any]:
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    opt = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+
+    def fn(i):
+        opt.zero_grad()
+        l = m(i).pow(2).mean()
+        l.backward()
+        opt.step()
+        return l.detach()
+
+    f = compiled(fn)
+    r = [f(random(4, 3, g=False, seed=s)) for s in range(4)]
+    return r + list(m.parameters())
+
+
+@program
+def backward_hooked_param(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 2)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    m.weight.register_hook(lambda g: g * 2)
+
+    def fn(i):
+        m(i).pow(2).sum().backward()
+
+    compiled(fn)(random(4, 3, g=False))
+    return [m.weight.grad]
+
+
+@program
+def backward_hook_added_later(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(3, 2)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+
+    def fn(i):
+        m.weight.grad = None
+        m(i).pow(2).sum().backward()
+
+    f = compiled(fn)
+    f(random(4, 3, g=False))
+    a = m.weight.grad
+    m.weight.register_hook(lambda g: g * 2)
+    f(random(4, 3, g=False))
+    return [a, m.weight.grad]
+
+
+@program
+def backward_outer_graph(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    b = a * 2
+
+    def fn(b):
+        l = b.sin().sum()
+        l.backward()
+        return l.detach()
+
+    l = compiled(fn)(b)
+    return [l, a.grad]
+
+
+@program
+def grad_nonleaf_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    b = a * 2
+
+    def fn(b):
+        (g,) = torch.autograd.grad(b.sin().sum(), b)
+        return g * 2
+
+    return [compiled(fn)(b)]
+
+
+@program
+def grad_penalty_inside(compiled: Compiled) -> list[Any]:
+    d = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    for p in d.parameters():
+        nn.init.constant_(p, 0.2)
+
+    def fn(i):
+        i = i.detach().requires_grad_()
+        o = d(i)
+        (g,) = torch.autograd.grad(o.sum(), i, create_graph=True)
+        return o.mean() + ((g.norm(dim=1) - 1) ** 2).mean()
+
+    l = compiled(fn)(random(4, 3, g=False))
+    l.backward()
+    return [l] + [p.grad for p in d.parameters()]
+
+
+@program
+def ckpt_seq(compiled: Compiled) -> list[Any]:
+    from torch.utils.checkpoint import checkpoint_sequential
+
+    torch.manual_seed(0)
+    m = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(4)])
+    a = random(2, 3)
+    y = compiled(lambda a: checkpoint_sequential(m, 2, a, use_reentrant=False))(a)
+    y.sum().backward()
+    return [y, a.grad] + [p.grad for p in m.parameters()]
+
+
+@program
+def ckpt_break_inside(compiled: Compiled) -> list[Any]:
+    a = random(40, 30)
+
+    def g(a):
+        b = functional.dropout(a.sin(), 0.5)
+        fusewright.graph_break()
+        return b.exp()
+
+    def fn(a):
+        return checkpoint(g, a.cos(), use_reentrant=False).exp()
+
+    torch.manual_seed(3)
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def ckpt_eager_frames(compiled: Compiled) -> list[Any]:
+    a = random(40, 30)
+
+    class W(nn.Module):
+        def forward(s, a):
+            return functional.dropout(a.sin(), 0.5).exp()
+
+    w = W()
+
+    def fn(a):
+        fusewright.graph_break()
+        for i in range(2):
+            fusewright.graph_break()
+            a = checkpoint(w, a, use_reentrant=False)
+        return a
+
+    torch.manual_seed(3)
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def ckpt_kwargs_nograd(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        return checkpoint(lambda a, *, k: a.sin() * k, a, k=3, use_reentrant=False).sum()
+
+    f = compiled(fn)
+    y = f(a)
+    y.backward()
+    with torch.no_grad():
+        z = f(a)
+    return [y, a.grad, z]
+
+
+@program
+def requires_grad_true_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        a.requires_grad_()
+        return a.sin()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]

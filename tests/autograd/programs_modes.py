@@ -1,0 +1,275 @@
+"""Programs of autograd. Autocast, saved-tensor hooks, anomaly detection, functorch, grad and inference mode, modules with state. See `programs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.autograd.programs import Compiled, program, random
+
+
+@program
+def autocast_in(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(8, 8)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    i = random(4, 8)
+
+    def fn(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            return m(i)
+
+    y = compiled(fn)(i)
+    y.float().sum().backward()
+    return [y, m.weight.grad, i.grad]
+
+
+@program
+def autocast_fp16_out(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(8, 8)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    i = random(4, 8)
+    f = compiled(lambda i: m(i).relu())
+    r = []
+    for en in (True, False, True):
+        with torch.autocast("cpu", torch.float16, enabled=en):
+            y = f(i)
+        y.float().sum().backward()
+        r += [y]
+    return r + [m.weight.grad, i.grad]
+
+
+@program
+def autocast_decorator(compiled: Compiled) -> list[Any]:
+    m = nn.Linear(8, 8)
+    nn.init.constant_(m.weight, 0.3)
+    nn.init.constant_(m.bias, 0.1)
+    i = random(4, 8)
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def fn(i):
+        return m(i)
+
+    y = compiled(fn)(i)
+    y.float().sum().backward()
+    return [y, m.weight.grad, i.grad]
+
+
+@program
+def saved_hooks_outside(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    n = []
+    f = compiled(lambda a: a.sin().exp())
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (n.append(1), t)[1], lambda t: t):
+        y = f(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def saved_hooks_inside(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t / 2):
+            return a.sin().exp()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def save_on_cpu_(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        with torch.autograd.graph.save_on_cpu():
+            return a.sin().exp()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def anomaly(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        y = compiled(lambda a: a.sin())(a)
+        y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def anomaly_nan(compiled: Compiled) -> list[Any]:
+    a = torch.zeros(3, requires_grad=True)
+    try:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            y = compiled(lambda a: (a * 0).sqrt() * 0)(a)
+            y.sum().backward()
+    except RuntimeError:
+        return ["raised"]
+    return ["no"]
+
+
+@program
+def func_grad(compiled: Compiled) -> list[Any]:
+    a = random(3, g=False)
+    return [compiled(lambda a: torch.func.grad(lambda t: t.sin().sum())(a))(a)]
+
+
+@program
+def func_vmap(compiled: Compiled) -> list[Any]:
+    a = random(5, 3, g=False)
+    return [compiled(lambda a: torch.vmap(lambda t: t.sin().sum())(a))(a)]
+
+
+@program
+def func_grad_of_compiled(compiled: Compiled) -> list[Any]:
+    a = random(3, g=False)
+    f = compiled(lambda t: t.sin().sum())
+    return [torch.func.grad(f)(a)]
+
+
+@program
+def vmap_of_compiled(compiled: Compiled) -> list[Any]:
+    a = random(5, 3, g=False)
+    f = compiled(lambda t: t.sin().sum())
+    return [torch.vmap(f)(a)]
+
+
+@program
+def jvp_of_compiled(compiled: Compiled) -> list[Any]:
+    a = random(3, g=False)
+    f = compiled(lambda t: t.sin())
+    return list(torch.func.jvp(f, (a,), (torch.ones(3),)))
+
+
+@program
+def forward_ad_dual(compiled: Compiled) -> list[Any]:
+    a = random(3, g=False)
+    f = compiled(lambda t: t.sin())
+    with torch.autograd.forward_ad.dual_level():
+        d = torch.autograd.forward_ad.make_dual(a, torch.ones(3))
+        y = f(d)
+        p, t = torch.autograd.forward_ad.unpack_dual(y)
+    return [p, t]
+
+
+@program
+def bn_train(compiled: Compiled) -> list[Any]:
+    m = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    for p in m.parameters():
+        nn.init.constant_(p, 0.1)
+    f = compiled(m)
+    i = random(2, 3, 5, 5)
+    for _ in range(3):
+        y = f(i)
+        y.pow(2).sum().backward()
+    return [y, i.grad, m[1].running_mean, m[1].running_var, m[1].num_batches_tracked, m[0].weight.grad]
+
+
+@program
+def set_grad_enabled_toggle(compiled: Compiled) -> list[Any]:
+    a = random(3)
+    f = compiled(lambda a: a * 2)
+    with torch.no_grad():
+        u = f(a)
+    v = f(a)
+    assert not u.requires_grad and v.requires_grad
+    return [u, v]
+
+
+@program
+def inference_mode_outer(compiled: Compiled) -> list[Any]:
+    a = random(3)
+    f = compiled(lambda a: a * 2)
+    with torch.inference_mode():
+        u = f(a)
+    v = f(a)
+    assert u.is_inference() and v.requires_grad
+    return [v]
+
+
+@program
+def complex_grad(compiled: Compiled) -> list[Any]:
+    a = torch.randn(3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = compiled(lambda a: (a * a.conj()).real.sum())(a)
+    y.backward()
+    return [y, a.grad]
+
+
+@program
+def scalar_tensor_item_in_loss(compiled: Compiled) -> list[Any]:
+    a = random(3)
+
+    def fn(a):
+        l = a.sin().sum()
+        v = l.item()
+        return l * v
+
+    y = compiled(fn)(a)
+    y.backward()
+    return [y, a.grad]
+
+
+@program
+def dict_outputs(compiled: Compiled) -> list[Any]:
+    a = random(3)
+    o = compiled(lambda a: {"l": a.sin().sum(), "n": [a * 2, 3]})(a)
+    (o["l"] + o["n"][0].sum()).backward()
+    return [o["l"], a.grad]
+
+
+@program
+def closure_grad_tensor(compiled: Compiled) -> list[Any]:
+    w = random(3, seed=9)
+    a = random(3)
+    y = compiled(lambda a: a * w)(a)
+    y.sum().backward()
+    return [y, w.grad]
+
+
+@program
+def weight_norm_(compiled: Compiled) -> list[Any]:
+    torch.manual_seed(0)
+    m = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    f = compiled(m)
+    y = f(random(2, 3))
+    y.sum().backward()
+    return [y] + [p.grad for p in m.parameters()]
+
+
+@program
+def spectral_norm_(compiled: Compiled) -> list[Any]:
+    torch.manual_seed(0)
+    m = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    f = compiled(m)
+    y = f(random(2, 3))
+    y.sum().backward()
+    return [y] + [p.grad for p in m.parameters()] + list(m.buffers())
+
+
+@program
+def running_state_module(compiled: Compiled) -> list[Any]:
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.register_buffer("ema", torch.zeros(3))
+            s.w = nn.Parameter(torch.ones(3))
+
+        def forward(s, i):
+            with torch.no_grad():
+                s.ema.mul_(0.9).add_(i.mean(0), alpha=0.1)
+            return i * s.w - s.ema
+
+    m = M()
+    f = compiled(m)
+    for k in range(3):
+        y = f(random(4, 3, g=False, seed=k))
+        y.pow(2).sum().backward()
+    return [y, m.ema, m.w.grad]

@@ -1,0 +1,470 @@
+"""Programs of autograd. Outputs that alias, views, writes in place, gradients that are partly undefined. See `programs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.autograd.programs import Compiled, program, random
+
+
+@program
+def detach_(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        return b.detach() * b, b.detach()
+
+    y, d = compiled(fn)(a)
+    y.sum().backward()
+    assert not d.requires_grad
+    return [y, d, a.grad]
+
+
+@program
+def no_grad_island(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        with torch.no_grad():
+            s = a.abs().max()
+        return a.sin() / s, s
+
+    y, s = compiled(fn)(a)
+    y.sum().backward()
+    assert not s.requires_grad
+    return [y, s, a.grad]
+
+
+@program
+def enable_grad_island(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        with torch.no_grad():
+            with torch.enable_grad():
+                b = a.sin()
+            c = b * 2
+        return b, c
+
+    b, c = compiled(fn)(a)
+    assert b.requires_grad and not c.requires_grad
+    b.sum().backward()
+    return [b, c, a.grad]
+
+
+@program
+def integer_outputs(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y, i, m = compiled(lambda a: (a.sin(), a.argmax(1), a > 0))(a)
+    y.sum().backward()
+    return [y, i, m, a.grad]
+
+
+@program
+def output_is_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y, b = compiled(lambda a: (a.sin(), a))(a)
+    assert b is a
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def output_is_nonleaf_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    n = a * 2
+    y, b = compiled(lambda a: (a.sin(), a))(n)
+    assert b is n
+    (y.sum() + b.sum()).backward()
+    return [y, a.grad]
+
+
+@program
+def output_view_of_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y, b = compiled(lambda a: (a.sin(), a.t()))(a)
+    assert b._is_view() and b._base is a, "view"
+    (y.sum() + (b**2).sum()).backward()
+    return [y, b, a.grad]
+
+
+@program
+def output_view_only(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    b = compiled(lambda a: a.view(12)[2:5])(a)
+    assert b._is_view()
+    b.pow(2).sum().backward()
+    return [b, a.grad]
+
+
+@program
+def output_detach_of_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y, d = compiled(lambda a: (a * 2, a.detach()))(a)
+    assert d.data_ptr() == a.data_ptr(), "alias"
+    y.sum().backward()
+    return [y, d, a.grad]
+
+
+@program
+def output_twice(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        return b, b
+
+    y, z = compiled(fn)(a)
+    assert y is z
+    (y.sum() + z.pow(2).sum()).backward()
+    return [y, a.grad]
+
+
+@program
+def outputs_alias(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        return b, b.view(-1), b.t()
+
+    y, z, w = compiled(fn)(a)
+    assert z.data_ptr() == y.data_ptr(), "alias"
+    (y.sum() + z.pow(2).sum() + w.exp().sum()).backward()
+    return [y, z, w, a.grad]
+
+
+@program
+def outputs_alias_mutated_after(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        return b, b[0]
+
+    y, z = compiled(fn)(a)
+    with torch.no_grad():
+        z.zero_()
+    return [y, z]
+
+
+@program
+def view_of_intermediate_mutate_with_grad(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        return b, b[0]
+
+    y, z = compiled(fn)(a)
+    z.mul_(3)
+    y.sum().backward()
+    return [y, z, a.grad]
+
+
+@program
+def inplace_nonleaf_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    n = a * 2
+
+    def fn(n):
+        n.mul_(3)
+        return n.sin()
+
+    y = compiled(fn)(n)
+    (y.sum() + n.sum()).backward()
+    return [y, n, a.grad]
+
+
+@program
+def inplace_nonleaf_input_noret(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    n = a * 2
+
+    def fn(n):
+        n.mul_(3)
+
+    compiled(fn)(n)
+    n.sin().sum().backward()
+    return [n, a.grad]
+
+
+@program
+def inplace_view_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    n = a * 2
+
+    def fn(n):
+        n[0].mul_(3)
+        return n.sum()
+
+    y = compiled(fn)(n)
+    y.backward()
+    return [n, y, a.grad]
+
+
+@program
+def inplace_nograd_input(compiled: Compiled) -> list[Any]:
+    b = random(4, 3, g=False)
+    a = random(4, 3, seed=2)
+
+    def fn(b, a):
+        b.add_(1)
+        return b * a
+
+    y = compiled(fn)(b, a)
+    y.sum().backward()
+    return [y, b, a.grad]
+
+
+@program
+def inplace_nograd_input_gets_grad(compiled: Compiled) -> list[Any]:
+    b = random(4, 3, g=False)
+    a = random(4, 3, seed=2)
+
+    def fn(b, a):
+        b.mul_(a)
+        return b.sin()
+
+    y = compiled(fn)(b, a)
+    assert b.requires_grad
+    (y.sum() + b.sum()).backward()
+    return [y, b, a.grad]
+
+
+@program
+def inplace_leaf_nograd_block(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        y = (a * 2).sum()
+        with torch.no_grad():
+            a.sub_(0.1)
+        return y
+
+    y = compiled(fn)(a)
+    y.backward()
+    return [y, a, a.grad]
+
+
+@program
+def inplace_leaf_error(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        a.mul_(2)
+        return a
+
+    try:
+        compiled(fn)(a)
+    except RuntimeError as e:
+        return [str(e)[:40]]
+    return ["none"]
+
+
+@program
+def inplace_intermediate(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+
+    def fn(a):
+        b = a.sin()
+        b.mul_(2)
+        b[1] = 0
+        return b.exp()
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def unused_input(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    b = random(2, 2)
+    y = compiled(lambda a, b: a.sin())(a, b)
+    y.sum().backward()
+    return [y, a.grad, b.grad]
+
+
+@program
+def partial_output_grads(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    b = random(4, 3, seed=3)
+    y, z = compiled(lambda a, b: (a.sin(), b.cos()))(a, b)
+    y.sum().backward()
+    return [y, z, a.grad, b.grad]
+
+
+@program
+def partial_output_grads2(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    b = random(4, 3, seed=3)
+    y, z = compiled(lambda a, b: (a.sin(), b.cos() * a))(a, b)
+    g = torch.autograd.grad(y.sum(), [a, b], allow_unused=True)
+    return [y, z, *g]
+
+
+@program
+def same_tensor_twice(compiled: Compiled) -> list[Any]:
+    a = random(3)
+    y = compiled(lambda a, b: a * b)(a, a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def noncontig_tangent(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y = compiled(lambda a: a * 2)(a)
+    y.t().exp().sum().backward()
+    return [y, a.grad]
+
+
+@program
+def expanded_tangent(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    y = compiled(lambda a: a.sin())(a)
+    y.sum().backward()
+    return [a.grad]
+
+
+@program
+def param_version_error(compiled: Compiled) -> list[Any]:
+    w = random(3)
+    f = compiled(lambda w: (w * w).sin())
+    y = f(w)
+    with torch.no_grad():
+        w.add_(1)
+    try:
+        y.sum().backward()
+    except RuntimeError as e:
+        return ["modified" if "modified by an inplace" in str(e) else str(e)]
+    return ["none"]
+
+
+@program
+def output_requires_grad_inplace_after(compiled: Compiled) -> list[Any]:
+    a = random(3)
+    y = compiled(lambda a: a.sin())(a)
+    y.mul_(2)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def no_grad_view_of_param(compiled: Compiled) -> list[Any]:
+    w = random(4, 3)
+    f = compiled(lambda a: a.view(12)[2:5])
+    with torch.no_grad():
+        v = f(w)
+    return [v]
+
+
+@program
+def written_input_saved(compiled: Compiled) -> list[Any]:
+    b = random(4, 3, g=False)
+    a = random(4, 3, seed=2)
+
+    def fn(b, a):
+        y = b * a
+        b.add_(1)
+        return y
+
+    try:
+        y = compiled(fn)(b, a)
+        y.sum().backward()
+        return [y, b, "grad ok" if torch.equal(a.grad, b - 1) or torch.allclose(a.grad, b - 1) else "WRONG"]
+    except RuntimeError:
+        return ["eager raises"]
+
+
+@program
+def view_chain_symbolic(compiled: Compiled) -> list[Any]:
+    f = compiled(lambda a: (a.sin(), a.view(-1)[1 : a.shape[0]]))
+    r = []
+    for n in (4, 6, 8):
+        a = random(n, 3)
+        y, v = f(a)
+        (y.sum() + v.pow(2).sum()).backward()
+        r += [y, v, a.grad]
+    return r
+
+
+@program
+def unbind_outputs(compiled: Compiled) -> list[Any]:
+    a = random(3, 4)
+    p, q, s = compiled(lambda a: a.sin().unbind(0))(a)
+    (p * q + s).sum().backward()
+    return [p, q, s, a.grad]
+
+
+@program
+def data_swap(compiled: Compiled) -> list[Any]:
+    w = random(3)
+    f = compiled(lambda a: a.sin())
+    f(w)
+    w.data = torch.ones(3)
+    y2 = f(w)
+    y2.sum().backward()
+    return [y2, w.grad]
+
+
+@program
+def split_views_inplace(compiled: Compiled) -> list[Any]:
+    a = random(4, 4)
+
+    def fn(a):
+        b = a * 1
+        p, q = b[:2], b[2:]
+        p.mul_(2)
+        q.sin_()
+        return b
+
+    y = compiled(fn)(a)
+    y.sum().backward()
+    return [y, a.grad]
+
+
+@program
+def mutate_and_return_views(compiled: Compiled) -> list[Any]:
+    a = random(4, 3)
+    n = a * 2
+
+    def fn(n):
+        n.mul_(3)
+        return n[0], n.t(), n.detach()
+
+    p, q, d = compiled(fn)(n)
+    (p.sum() + q.exp().sum()).backward()
+    return [p, q, d, n, a.grad]
+
+
+@program
+def copy_into_buffer(compiled: Compiled) -> list[Any]:
+    buf = torch.zeros(4, 3)
+    a = random(4, 3)
+
+    def fn(a, buf):
+        buf.copy_(a * 2)
+        return buf.sum()
+
+    y = compiled(fn)(a, buf)
+    y.backward()
+    return [y, buf, a.grad]
+
+
+@program
+def setitem_param(compiled: Compiled) -> list[Any]:
+    buf = torch.zeros(4, 3)
+    a = random(3)
+
+    def fn(a, buf):
+        buf[1] = a * 2
+        return buf * 2
+
+    y = compiled(fn)(a, buf)
+    y.sum().backward()
+    return [y, buf, a.grad]

@@ -1,0 +1,91 @@
+"""Autograd's semantics: every program gives compiled what it gives eagerly, and is compiled whole unless the table says why not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+from fusewright.events import STREAM, Broken, Event, FellBack, InternalError, Skipped
+from tests.autograd import programs_custom, programs_engine, programs_modes, programs_outputs  # noqa: F401  (they fill PROGRAMS)
+from tests.autograd.programs import PROGRAMS
+
+# Programs that are not compiled whole: the catalogue's codes of their graph breaks and skipped frames.
+BREAKS: dict[str, set[str]] = {
+    "hook_input_inside": {"autograd-call"},
+    "retain_grad_inside": {"autograd-call"},
+    "tensor_subclass_param_hook_module": {"tensor-address"},
+    "module_bw_pre_hook": {"tensor-address"},
+    "impure_backward": {"autograd-function"},
+    "impure_hook": {"autograd-call"},
+    "impure_hook_inside_list": {"autograd-call"},
+    "hook_prints": {"autograd-call"},
+    "hook_replaced_remove": {"untraceable-call"},
+    "custom_raises": {"exception-escapes"},
+    "custom_backward_raises": {"autograd-function"},
+    "grad_break_middle": {"explicit-graph-break"},
+    "backward_hooked_param": {"autograd-call"},
+    "backward_hook_added_later": {"autograd-call"},
+    "backward_outer_graph": {"autograd-call"},
+    "ckpt_break_inside": {"checkpoint"},
+    "ckpt_eager_frames": {"explicit-graph-break"},
+    "saved_hooks_inside": {"autograd-call"},
+    "save_on_cpu_": {"autograd-call"},
+    "func_grad": {"functorch-transform", "transform-active"},
+    "func_vmap": {"functorch-transform", "transform-active"},
+    "func_grad_of_compiled": {"transform-active"},
+    "vmap_of_compiled": {"transform-active"},
+    "jvp_of_compiled": {"transform-active"},
+    "forward_ad_dual": {"transform-active"},
+    "scalar_tensor_item_in_loss": {"data-dependent-scalar"},
+    "inplace_leaf_error": {"operator-failed"},
+    "written_input_saved": {"training-eager"},
+}
+
+
+def difference(got: Any, expected: Any) -> str:
+    """How a result differs from eager's; "" when it does not."""
+    if type(got) is not type(expected):
+        return f"{type(got).__name__}, eager gives {type(expected).__name__}"
+    if not isinstance(got, torch.Tensor):
+        return "" if got == expected else f"{got!r}, eager gives {expected!r}"
+    for name in ("dtype", "shape", "requires_grad", "is_leaf"):
+        if getattr(got, name) != getattr(expected, name):
+            return f"{name} {getattr(got, name)}, eager has {getattr(expected, name)}"
+    if got.stride() != expected.stride():
+        return f"strides {got.stride()}, eager has {expected.stride()}"
+    half = got.dtype in (torch.bfloat16, torch.float16)
+    if not torch.allclose(got, expected, rtol=2e-2 if half else 1e-4, atol=1e-5, equal_nan=True):
+        return f"values {got}, eager has {expected}"
+    return ""
+
+
+def check(name: str, backend: str, expected_breaks: set[str] | None) -> None:
+    program = PROGRAMS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        expected = program(lambda function: function)
+        events: list[Event] = []
+        with STREAM.listening(events.append):
+            got = program(lambda function: fusewright.compile(function, backend=backend))
+    assert len(got) == len(expected)
+    for index, (mine, theirs) in enumerate(zip(got, expected)):
+        assert not difference(mine, theirs), f"result {index}: {difference(mine, theirs)}"
+    assert not [event for event in events if isinstance(event, InternalError | FellBack)]
+    if expected_breaks is not None:
+        assert {event.report.code for event in events if isinstance(event, Broken | Skipped)} == expected_breaks
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str) -> None:
+    check(name, "native", BREAKS.get(name, set()))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_with_other_backends(name: str, backend: str) -> None:
+    check(name, backend, None)
