@@ -249,7 +249,6 @@ def module_bw_pre_hook(compiled: Compiled) -> list[Any]:
     m = nn.Linear(3, 3)
     nn.init.constant_(m.weight, 0.3)
     nn.init.constant_(m.bias, 0.1)
-    s = []
     m.register_full_backward_pre_hook(lambda mod, go: (go[0] * 2,))
     f = compiled(nn.Sequential(m, nn.ReLU()))
     y = f(random(2, 3))

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import torch.fx
 
-from fusewright.backends import gpu
 from fusewright.autograd.partition import split
+from fusewright.backends import gpu
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import GraphToCompile
 from fusewright.codegen.call_plan import build_call_plan, describe
