@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from fusewright import _native, marks
 from fusewright.autograd.record import record_backward
 from fusewright.backends.numbers import plain_sources, takes_numbers
 from fusewright.backends.registry import Backend, GraphToCompile, resolve
+from fusewright.background import WORKER
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import build_program, guard_text
 from fusewright.capture.interpreter import capture_frame
@@ -80,6 +81,8 @@ class FunctionState:
     skipped: bool = False
     warned: bool = False
     compiles: int = 0
+    pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
+    error: Exception | None = None  # what a background compile has to tell the caller
 
 
 _lock = threading.RLock()
@@ -186,9 +189,20 @@ class Compiler:
         Raises GraphBreakError under fullgraph, BackendError when the backend failed, RecompileError under that stance.
         """
         _thread.compiler = self
-        with _lock, _unwatched():
+        background = self.settings["background"]
+        if background and not _lock.acquire(blocking=False):
+            return None  # something is being compiled: this call does not wait for it
+        with contextlib.ExitStack() as held:
+            if background:
+                held.callback(_lock.release)
+            else:
+                held.enter_context(_lock)
+            held.enter_context(_unwatched())
             state = _states.setdefault(compiled, FunctionState())
-            if state.skipped:
+            if state.error is not None:
+                error, state.error = state.error, None
+                raise error
+            if state.skipped or any(program.check(values, function) for program in state.pending):
                 return None
             name = function_name(function)
             if self.settings.name is not None:
@@ -199,14 +213,14 @@ class Compiler:
             failures = tuple(entry.program.failure(values, function)[1] for entry in entries) if entries else ()
             if entries and stance == "fail_on_recompile":
                 raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
-            if len(entries) >= self.settings.recompile_limit:
+            if len(entries) + len(state.pending) >= self.settings.recompile_limit:
                 self._limit_reached(state, name, failures)
                 return None
             if entries:
                 self.notify(Recompiling(name, failures, state.compiles))
             state.compiles += 1
             with _without_collection():
-                return self._compile(state, name, function, values)
+                return self._compile(compiled, state, name, function, values)
 
     def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...]) -> None:
         if state.warned:
@@ -223,7 +237,7 @@ class Compiler:
             stacklevel=4,
         )
 
-    def _compile(self, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    def _compile(self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         started = time.perf_counter()
         try:
             frame = capture_frame(function, values, self.options)
@@ -244,6 +258,33 @@ class Compiler:
             return self._failed(state, name, "capture", error)
         captured = time.perf_counter()
         self._announce(name, frame, captured - started)
+        if self.settings["background"] and frame.graph is not None:
+            self._compile_later(compiled, state, name, frame)
+            return None
+        return self._finish(state, name, frame, started)
+
+    def _compile_later(self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame) -> None:
+        """Compiles a captured frame on the worker thread. Until it is ready, calls that it will serve run eagerly."""
+        pending = build_program(frame.guards, plain_sources(frame.inputs)[0])
+        state.pending.append(pending)
+
+        def work() -> None:
+            with _lock:
+                if _states.get(compiled) is not state:
+                    return  # there was a reset
+                try:
+                    entry = self._finish(state, name, frame, time.perf_counter())
+                    if entry is not None:
+                        compiled.append(entry)
+                except Exception as error:  # the caller's thread raises it at the next call
+                    state.error = error
+                finally:
+                    state.pending.remove(pending)
+
+        WORKER.submit(work)
+
+    def _finish(self, state: FunctionState, name: str, frame: CapturedFrame, started: float) -> Any:
+        """The entry of a captured frame, or None after a defect of ours."""
         try:
             entry = self._entry(name, frame)
         except (BackendError, DynamicMarkError, GraphBreakError, OptionError):

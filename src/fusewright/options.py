@@ -40,6 +40,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "layout": Option(bool, True, "let convolution chains run in channels-last memory format inside the graph"),
     "pack_weights": Option(bool, True, "keep weights in the layout that library operators like best (inference; takes memory for a copy)"),
+    "background": Option(bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"),
     "disk_cache": Option(bool, True, "keep compiled graphs on disk and take them from there"),
     "fusion": Option(bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"),
     "stop_after_rewrites": Option(int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"),

@@ -40,7 +40,7 @@ from fusewright.runtime.cache import DiskCache
 from fusewright.runtime.machine_code import load_code
 from fusewright.runtime.parameters import with_preparation
 
-IRRELEVANT = frozenset({"disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
+IRRELEVANT = frozenset({"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
 """Options that do not change what is compiled."""
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
 
