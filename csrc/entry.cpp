@@ -187,7 +187,8 @@ struct FrameCache {
     PyObject *miss;  // callable(cache, function, locals tuple) -> Entry or None; None: never capture
     std::vector<Entry *> *entries;
     PyObject *dict, *weak;
-    char hooked;  // eager runs compile the frames that they call
+    PyObject *frames;  // the compiler's table of the frames that eager runs call, or NULL
+    char hooked;       // eager runs compile the frames that they call
 };
 
 void clear_entries(FrameCache *self) {
@@ -286,6 +287,7 @@ int cache_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 int cache_traverse(PyObject *object, visitproc visit, void *arg) {
     FrameCache *self = reinterpret_cast<FrameCache *>(object);
     Py_VISIT(self->miss);
+    Py_VISIT(self->frames);
     Py_VISIT(self->dict);
     if (self->entries != nullptr)
         for (Entry *entry : *self->entries) Py_VISIT(entry);
@@ -295,6 +297,7 @@ int cache_traverse(PyObject *object, visitproc visit, void *arg) {
 int cache_clear(PyObject *object) {
     FrameCache *self = reinterpret_cast<FrameCache *>(object);
     Py_CLEAR(self->miss);
+    Py_CLEAR(self->frames);
     Py_CLEAR(self->dict);
     clear_entries(self);
     return 0;
@@ -359,6 +362,20 @@ int cache_set_miss(PyObject *self, PyObject *miss, void *) {
     return 0;
 }
 
+PyObject *cache_get_frames(PyObject *self, void *) {
+    PyObject *frames = reinterpret_cast<FrameCache *>(self)->frames;
+    return Py_NewRef(frames == nullptr ? Py_None : frames);
+}
+
+int cache_set_frames(PyObject *self, PyObject *frames, void *) {
+    if (frames == nullptr || (frames != Py_None && !PyDict_Check(frames))) {
+        PyErr_SetString(PyExc_TypeError, "frames must be a dict or None");
+        return -1;
+    }
+    Py_XSETREF(reinterpret_cast<FrameCache *>(self)->frames, frames == Py_None ? nullptr : Py_NewRef(frames));
+    return 0;
+}
+
 PyMethodDef cache_methods[] = {
     {"append", cache_append, METH_O, "append(entry): adds it last, if it is not there."},
     {"remove", cache_remove, METH_O, "remove(entry)"},
@@ -375,6 +392,7 @@ PyMemberDef cache_members[] = {
 PyGetSetDef cache_getset[] = {
     {"entries", cache_entries, nullptr, "The entries as a tuple, the most recently used first.", nullptr},
     {"miss", cache_get_miss, cache_set_miss, "miss(cache, function, locals) -> Entry or None, or None: never capture again.", nullptr},
+    {"frames", cache_get_frames, cache_set_frames, "The table of the frames that its eager runs call, one a compiler (csrc/hook.c), or None.", nullptr},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -475,9 +493,11 @@ bool bind(CompiledFunction *self, PyObject *const *args, Py_ssize_t n_args, PyOb
 }
 
 PyObject *run_eagerly(CompiledFunction *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    PyObject *function = Py_NewRef(self->function);
+    PyObject *function = Py_NewRef(self->function), *frames = Py_XNewRef(self->cache.frames), *before = fw_hook_enter_frames(frames);
     PyObject *result =
         self->cache.hooked ? fw_hook_call(function, args, nargsf, kwnames, 1) : PyObject_Vectorcall(function, args, nargsf, kwnames);
+    fw_hook_enter_frames(before);
+    Py_XDECREF(frames);
     Py_DECREF(function);
     return result;
 }
@@ -655,10 +675,12 @@ int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, P
         return 0;
     }
     FrameCache *self = reinterpret_cast<FrameCache *>(cache);
-    if (fw_hook_regions == 0) return cache_run(self, function, locals, n, result);
+    PyObject *frames = Py_XNewRef(self->frames), *before = fw_hook_enter_frames(frames);
     int saved = fw_hook_suspend();
     int done = cache_run(self, function, locals, n, result);
     fw_hook_resume(saved);
+    fw_hook_enter_frames(before);
+    Py_XDECREF(frames);
     return done;
 }
 

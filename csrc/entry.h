@@ -19,6 +19,8 @@ int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, P
 extern int fw_hook_regions;
 // Calls fn with the hook on for this thread. With `skip_first`, fn's own frame is left to the default evaluator.
 PyObject *fw_hook_call(PyObject *fn, PyObject *const *args, size_t nargsf, PyObject *kwnames, int skip_first);
+// From here on frames of this thread's regions are looked up in `table` (borrowed; NULL: at their code objects). Gives the table before.
+PyObject *fw_hook_enter_frames(PyObject *table);
 // Turns the hook off on this thread; the value that it returns goes to fw_hook_resume. Only needed while fw_hook_regions is not 0.
 int fw_hook_suspend(void);
 void fw_hook_resume(int saved);

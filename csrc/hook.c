@@ -1,7 +1,8 @@
 // The PEP 523 frame hook: compiles the frames that an eager run calls.
 //
 // Takes frames from CPython's evaluator while some thread is inside an eager region (fw_hook_call, hook_region). A frame of a plain Python function whose
-// code has a FrameCache is answered by a compiled entry; every other frame goes to the evaluator that was installed before.
+// code has a FrameCache is answered by a compiled entry; every other frame goes to the evaluator that was installed before. Each compiler has a table of
+// its own, a dict {address of the code object: (code object, FrameCache or None)}; a region without one keeps its caches at the code objects.
 //
 // The same evaluator watches native calls that capture makes (call_watched): a Python function that native code runs meanwhile (an `__eq__` of a
 // list's element, a `__hash__`, an `__index__`) is given to the thread's interceptor, so that it is interpreted, and what it reads is guarded.
@@ -25,7 +26,8 @@ int fw_hook_regions = 0;
 static __thread int depth = 0;                       // regions open on this thread; 0 while suspended
 static __thread PyCodeObject *skip_code = NULL;      // the next frame of this code is the eager run itself
 static _PyFrameEvalFunction previous_evaluator = NULL;
-static PyObject *policy = NULL;                      // policy(code, function) -> FrameCache or None
+static __thread PyObject *frames = NULL;             // borrowed: the table of the compiler whose cache runs or opened the region; NULL: of no one
+static PyObject *policy = NULL;                      // policy(code, function) or policy(code, function, table) -> FrameCache or None
 static __thread PyObject *interceptor = NULL;        // owned; interceptor(function, locals) -> (result,), None or False, of this thread's capture
 static __thread bool watching = false;               // inside call_watched, and not inside the interceptor
 static Py_ssize_t extra_index = -1;
@@ -124,30 +126,55 @@ static PyObject *finish_frame(PyThreadState *tstate, struct _PyInterpreterFrame 
 #endif
 }
 
-// Asks the policy about a code object, once. False with an exception when the policy raises.
-static bool ask_policy(Record *record, PyCodeObject *code, PyObject *function) {
-    record->asked = true;  // before the call: the policy's own frames must not ask again
+// The policy's answer about a code object: a FrameCache or None, or NULL with an exception.
+static PyObject *ask_policy(PyCodeObject *code, PyObject *function, PyObject *table) {
     PyObject *ask = Py_NewRef(policy);
     int saved = fw_hook_suspend();
-    PyObject *answer = PyObject_CallFunctionObjArgs(ask, (PyObject *)code, function, NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(ask, (PyObject *)code, function, table, NULL);  // a NULL table ends the arguments
     fw_hook_resume(saved);
     Py_DECREF(ask);
-    if (answer == NULL) {
-        record->asked = false;
-        return false;
-    }
-    if (answer == Py_None) {
-        Py_DECREF(answer);
-        return true;
-    }
-    if (!fw_is_cache(answer)) {
+    if (answer != NULL && answer != Py_None && !fw_is_cache(answer)) {
         PyErr_Format(PyExc_TypeError, "the hook's policy must return a FrameCache or None, not %.100s", Py_TYPE(answer)->tp_name);
-        Py_DECREF(answer);
-        record->asked = false;
-        return false;
+        Py_CLEAR(answer);
     }
-    Py_XSETREF(record->cache, answer);
-    return true;
+    return answer;
+}
+
+// The FrameCache of a code object in a compiler's table, the policy having been asked once. A new reference; NULL: none, or an exception is set.
+static PyObject *cache_in_table(PyObject *table, PyCodeObject *code, PyObject *function) {
+    PyObject *key = PyLong_FromVoidPtr(code);
+    if (key == NULL) return NULL;
+    PyObject *row = PyDict_GetItemWithError(table, key), *cache = NULL;
+    if (row != NULL) {
+        cache = Py_NewRef(PyTuple_GET_ITEM(row, 1));
+    } else if (!PyErr_Occurred()) {
+        Py_INCREF(table);
+        cache = ask_policy(code, function, table);
+        row = cache == NULL ? NULL : PyTuple_Pack(2, (PyObject *)code, cache);
+        if (row == NULL || PyDict_SetItem(table, key, row) < 0) Py_CLEAR(cache);
+        Py_XDECREF(row);
+        Py_DECREF(table);
+    }
+    Py_DECREF(key);
+    if (cache == Py_None) Py_CLEAR(cache);
+    return cache;
+}
+
+// As cache_in_table, for a region of no compiler.
+static PyObject *cache_at_code(PyCodeObject *code, PyObject *function) {
+    Record *record = record_of(code);
+    if (record == NULL) return NULL;
+    if (!record->asked) {
+        record->asked = true;  // before the call: the policy's own frames must not ask again
+        PyObject *answer = ask_policy(code, function, NULL);
+        if (answer == NULL) {
+            record->asked = false;
+            return NULL;
+        }
+        Py_XSETREF(record->cache, answer == Py_None ? NULL : Py_NewRef(answer));
+        Py_DECREF(answer);
+    }
+    return Py_XNewRef(record->cache);
 }
 
 static bool is_plain_function(PyCodeObject *code, PyObject *function, struct _PyInterpreterFrame *frame) {
@@ -210,18 +237,21 @@ static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *fra
     }
     PyObject *function = frame_function(frame);
     if (policy == NULL || !is_plain_function(code, function, frame)) return otherwise(tstate, frame, throwflag);
-    Record *record = record_of(code);
-    if (record == NULL || (record->asked && record->cache == NULL)) return otherwise(tstate, frame, throwflag);
-    if (!record->asked && !ask_policy(record, code, function)) return finish_frame(tstate, frame, NULL);
-    if (record->cache == NULL) return otherwise(tstate, frame, throwflag);
-    // The frame keeps function and locals alive, not the cache: hook_reset may drop it.
-    PyObject *cache = Py_NewRef(record->cache), *result;
+    PyObject *cache = frames != NULL ? cache_in_table(frames, code, function) : cache_at_code(code, function), *result;
+    if (cache == NULL) return PyErr_Occurred() ? finish_frame(tstate, frame, NULL) : otherwise(tstate, frame, throwflag);
+    // The frame keeps function and locals alive; the cache is ours, since a reset may drop it.
     PyCodeObject *skipped = skip_code;
     skip_code = NULL;
     int done = fw_cache_run(cache, function, frame->localsplus, argument_slots(code), &result);
     skip_code = skipped;
     Py_DECREF(cache);
     return done ? finish_frame(tstate, frame, result) : otherwise(tstate, frame, throwflag);
+}
+
+PyObject *fw_hook_enter_frames(PyObject *table) {
+    PyObject *before = frames;
+    frames = table;
+    return before;
 }
 
 static void install(void) {

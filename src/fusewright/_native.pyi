@@ -39,6 +39,7 @@ class FrameCache:
 
     miss: Callable[..., Entry | None] | None
     hooked: bool
+    frames: dict[int, tuple[CodeType, FrameCache | None]] | None
     @property
     def entries(self) -> tuple[Entry, ...]: ...
     def __init__(self, miss: Callable[..., Entry | None] | None) -> None: ...

@@ -86,8 +86,8 @@ class FunctionState:
 
 
 _lock = threading.RLock()
-_thread = threading.local()
 _compiled: weakref.WeakSet[Any] = weakref.WeakSet()
+_compilers: weakref.WeakSet[Compiler] = weakref.WeakSet()
 _states: weakref.WeakKeyDictionary[Any, FunctionState] = weakref.WeakKeyDictionary()
 stance = "default"
 
@@ -150,6 +150,13 @@ def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -
     return call_with_locals(function, values)
 
 
+class FrameTable(dict[int, Any]):
+    """What one compiler has decided about the functions that its eager runs call (csrc/hook.c): each compiles them with its own settings."""
+
+    __slots__ = ("compiler",)
+    compiler: weakref.ref[Compiler]
+
+
 class Compiler:
     """Compiles frames under one set of settings."""
 
@@ -157,6 +164,9 @@ class Compiler:
         self.settings = settings
         self.listener = listener  # hears the events of this compiler only
         self.backend: Backend = resolve(settings.backend)
+        self.frames = FrameTable()
+        self.frames.compiler = weakref.ref(self)
+        _compilers.add(self)
         self.options = CaptureOptions(
             fullgraph=settings.fullgraph,
             level=self.backend.level,
@@ -172,6 +182,7 @@ class Compiler:
     def wrap(self, function: Callable[..., Any]) -> Any:
         """A compiled function for a plain Python function. Nothing is compiled before its first call."""
         compiled = _native.CompiledFunction(function, self.miss)
+        compiled.frames = self.frames
         functools.update_wrapper(compiled, function)
         _compiled.add(compiled)
         return compiled
@@ -188,7 +199,6 @@ class Compiler:
 
         Raises GraphBreakError under fullgraph, BackendError when the backend failed, RecompileError under that stance.
         """
-        _thread.compiler = self
         background = self.settings["background"]
         if background and not _lock.acquire(blocking=False):
             return None  # something is being compiled: this call does not wait for it
@@ -391,13 +401,13 @@ SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 CHECKPOINT_FILE = torch.utils.checkpoint.__file__
 
 
-def _policy(code: types.CodeType, function: types.FunctionType) -> Any:
-    """The frame hook asks once for each code object that runs eagerly inside a compiled call: compile its frames, or never."""
+def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:
+    """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames, or never."""
     attributes = function.__dict__
     if attributes.get("_torchdynamo_disable_recursive"):
         return _native.FrameCache(_run_paused)
     file = code.co_filename
-    compiler = getattr(_thread, "compiler", None)
+    compiler = None if table is None else table.compiler()
     if compiler is not None and file == CHECKPOINT_FILE:
         return _native.FrameCache(_run_paused)
     if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
@@ -405,6 +415,7 @@ def _policy(code: types.CodeType, function: types.FunctionType) -> Any:
     if any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED):
         return None
     cache = _native.FrameCache(compiler.miss)
+    cache.frames = compiler.frames
     _compiled.add(cache)
     return cache
 
@@ -433,6 +444,8 @@ def reset() -> None:
     with _lock:
         for compiled in list(_compiled):
             compiled.clear()
+        for compiler in list(_compilers):
+            compiler.frames.clear()
         _native.hook_reset()
         _states.clear()
 
