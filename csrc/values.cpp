@@ -117,6 +117,17 @@ PyObject *instance_dict(PyObject *object) {
         return reinterpret_cast<PyTypeObject *>(object)->tp_dict;
 #endif
     }
+    if (Py_IS_TYPE(object, &PyDictProxy_Type)) {  // what a mappingproxy shows is the one object that it refers to
+        PyObject *mapping = nullptr;
+        PyDictProxy_Type.tp_traverse(
+            object,
+            [](PyObject *referent, void *found) {
+                *static_cast<PyObject **>(found) = referent;
+                return 0;
+            },
+            &mapping);
+        return mapping;
+    }
     PyObject **at = _PyObject_GetDictPtr(object);
     if (at != nullptr && *at != nullptr) return *at;
     PyErr_Clear();

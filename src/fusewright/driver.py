@@ -151,7 +151,7 @@ def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -
 
 
 class FrameTable(dict[int, Any]):
-    """What one compiler has decided about the functions that its eager runs call (csrc/hook.c): each compiles them with its own settings."""
+    """What one compiler has decided about the functions that its eager runs call: each compiles them by its own settings."""
 
     __slots__ = ("compiler",)
     compiler: weakref.ref[Compiler]

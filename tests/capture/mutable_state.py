@@ -146,7 +146,7 @@ KINDS: tuple[Kind, ...] = (
          "o$I.a", ("C$I.__dict__['a'].v = $V", "C$I.a = D$I($V)", "o$I.__dict__['a'] = $V", "D$I.__set__ = lambda self, obj, value: None",
          "D$I.__get__ = lambda self, obj, cls=None: $N", "C$I.a = $V")),
     Kind("cached property", "o$I,C$I", "class C$I:\n    @functools.cached_property\n    def a(self): return self.b\no$I = C$I(); o$I.b = $V", "o$I.a",
-         ("o$I.b = $V", "o$I.__dict__.pop('a', None)", "o$I.a = $V", "o$I = C$I(); o$I.b = $V")),
+         ("o$I.b = $V", "o$I.__dict__.pop('a', None)", "o$I.a = $V", "o$I = C$I(); o$I.b = $V"), steady=False),
     Kind("getattr fallback", "o$I,C$I", "class C$I:\n    def __getattr__(self, name): return name\no$I = C$I()", "o$I.zz",
          ("o$I.zz = $V", "C$I.zz = $V", "C$I.__getattr__ = lambda self, name: $N", "vars(o$I).clear()", "del C$I.__getattr__")),
     Kind("slots", "o$I,C$I", "class C$I:\n    __slots__ = ('a', 'b')\no$I = C$I(); o$I.a = $V", "(o$I.a, getattr(o$I, 'b', None))",
@@ -160,7 +160,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("super", "o$I,B$I,C$I", "class B$I:\n    def m(self): return $N\nclass C$I(B$I):\n    def m(self): return (1, super().m())\no$I = C$I()", "o$I.m()",
          ("B$I.m = lambda self: $N", "C$I.__bases__ = (type('Z', (B$I,), {'m': lambda self: 'z'}),)", "C$I.m = lambda self: $N")),
     Kind("metaclass", "C$I,M$I", "class M$I(type):\n    @property\n    def a(cls): return cls.b\n    c = $V\nclass C$I(metaclass=M$I): b = $V", "(C$I.a, C$I.c)",
-         ("C$I.b = $V", "M$I.a = property(lambda cls: $N)", "M$I.c = $V", "C$I.c = $V", "M$I.__getattribute__ = lambda cls, name: $N")),
+         ("C$I.b = $V", "M$I.a = property(lambda cls: $N)", "M$I.c = $V", "C$I.c = $V")),
     *(Kind(f"special {method}", "o$I,C$I", f"class C$I:\n    def {method}(self, *args): return self.a\no$I = C$I(); o$I.a = {first}", read,
            (f"o$I.a = {second}", f"o$I.a = {first}", f"C$I.{method} = lambda self, *args: {second}", f"C$I.{method} = lambda self, *args: {first}"))
       for method, read, first, second in (
@@ -259,7 +259,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("context manager", "C$I", "class C$I:\n    log = 0\n    def __enter__(self): return self\n    def __exit__(self, *e): C$I.log += 1; return True", "(lambda c: (c.__enter__() is c, c.log))(C$I())", ("C$I.log = $N", "C$I.__enter__ = lambda self: 1")),
     # names
     Kind("module attribute", "m$I", "m$I = types.ModuleType('m$I'); m$I.a = $V", "(m$I.a, getattr(m$I, 'b', 0))", ("m$I.a = $V", "m$I.b = $V", "del m$I.a", "m$I.__getattr__ = lambda name: $N", "m$I = types.ModuleType('z'); m$I.a = $V")),
-    Kind("function of a module", "m$I", "m$I = types.ModuleType('m$I'); exec('n = $N\\ndef h(): return n', m$I.__dict__)", "m$I.h()", ("m$I.n = $V", "m$I.h = lambda: $N", "del m$I.n", "m$I.h.__globals__['n'] = $N")),
+    Kind("function of a module", "m$I", "m$I = types.ModuleType('m$I'); m$I.n = $N; exec('def h(): return n', m$I.__dict__)", "m$I.h()", ("m$I.n = $V", "m$I.h = lambda: $N", "del m$I.n", "m$I.h.__globals__['n'] = $N")),
     Kind("import", "", "sys.modules['stale_$E_$I'] = types.ModuleType('stale_$E_$I'); sys.modules['stale_$E_$I'].a = $V", "__import__('stale_$E_$I').a",
          ("sys.modules['stale_$E_$I'].a = $V", "sys.modules['stale_$E_$I'] = types.SimpleNamespace(a=$V)", "sys.modules.pop('stale_$E_$I', 0)"), restore="sys.modules.pop('stale_$E_$I', 0)"),
     Kind("global name", "", "g$I = $V", "g$I", ("g$I = $V", "del g$I", "g$I = [$V]", "globals()['g$I'] = $N")),

@@ -391,7 +391,8 @@ class _Code:
         if source is not None:
             return self.keep(cell, self.temporary(f"{FUNCTION}.__closure__[{source}]"))
         if self.world.is_outside_cell(cell):
-            return self.bind("cell", cell)
+            record = self.world.outside(cell)
+            return self.source(record.source) if record is not None else self.bind("cell", cell)
         return self.expression(cell)
 
 

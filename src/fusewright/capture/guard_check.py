@@ -6,6 +6,7 @@ Always holds: a source that cannot be evaluated raises `SourceError`, nothing el
 
 from __future__ import annotations
 
+import gc
 import itertools
 import struct
 import types
@@ -28,6 +29,7 @@ from fusewright.capture.sources import (
     InstanceDict,
     Item,
     Local,
+    ProxiedDict,
     Referent,
     Source,
     TensorSize,
@@ -124,6 +126,7 @@ _EVALUATE: dict[type, Callable[..., object]] = {
     Constant: lambda s, locals, f: s.obj,
     Attribute: lambda s, locals, f: getattr(evaluate(s.base, locals, f), s.name),
     InstanceDict: _instance_dict,
+    ProxiedDict: lambda s, locals, f: gc.get_referents(evaluate(s.base, locals, f))[0],
     Item: _item,
     TypeOf: lambda s, locals, f: type(evaluate(s.base, locals, f)),
     Referent: _referent,
@@ -150,6 +153,8 @@ def readable(source: Source) -> str:
             return f"{readable(base)}[{key!r}]"
         case Attribute(base, name):
             return f"{readable(base)}.{name}"
+        case ProxiedDict(base):
+            return readable(base)
         case TypeOf(base):
             return f"type({readable(base)})"
         case Referent(base):

@@ -38,6 +38,7 @@ from fusewright.capture.sources import (
     InstanceDict,
     Item,
     Local,
+    ProxiedDict,
     Referent,
     Source,
     TensorSize,
@@ -133,7 +134,7 @@ class _Node:
         return 1 + len(self.guards) + sum(child.weight() for child in self.children)
 
     def is_dict(self) -> bool:
-        if isinstance(self.source, InstanceDict) or self.source is None:
+        if isinstance(self.source, InstanceDict | ProxiedDict) or self.source is None:
             return True
         expected = self.expected_type()
         if expected is not None:
@@ -410,7 +411,7 @@ def _source_instruction(source: Source, parent: _Node | None, builtins_slot: int
             return "TYPE_OF", 0, None
         case Referent():
             return "REFERENT", 0, None
-        case InstanceDict():
+        case InstanceDict() | ProxiedDict():
             return "INSTANCE_DICT", 0, None
         case Item(_, key):
             if not is_constant_key(key):

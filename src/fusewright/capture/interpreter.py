@@ -27,7 +27,7 @@ from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
 from fusewright.capture.sources import Local
 from fusewright.capture.tracer import Frame, Tracer
-from fusewright.capture.world import World
+from fusewright.capture.world import World, size_guards_since
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.traced_tensor import TracedTensor, memory_root
@@ -60,7 +60,8 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
                     raise
                 if attempt.reached or attempt.tracer.step == 0:
                     raise _skipped(found or signal, signal.detail) from None
-                found, stop_at = signal, attempt.tracer.step - 1
+                # Its traceback would keep the attempt, and what it looked at, alive.
+                found, stop_at = signal.with_traceback(None), attempt.tracer.step - 1
             except RecursionError as error:
                 raise SkipFrame("recursion", str(error)) from None
         raise _skipped(found, "the same frame breaks elsewhere each time it is captured") if found else SkipFrame("no-attempts")
@@ -131,6 +132,8 @@ class _Attempt:
         finally:
             _native.set_interceptor(before)
             world.close()
+            world.forget()
+            self.tracer.forget()
 
     def _load_argument(self, real: object, slot: int, name: str) -> Any:
         return self.tracer.world.load(real, Local(slot, name))
@@ -177,7 +180,7 @@ class _Attempt:
             backward=backward,
             eager_reason=reason,
             replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),
-            later_guards=functools.partial(world.size_guards_since, 0 if recorder.env is None else len(recorder.env.guards)),
+            later_guards=functools.partial(size_guards_since, recorder.env, 0 if recorder.env is None else len(recorder.env.guards)),
         )
 
     def _differentiated(self, outputs: tuple[object, ...]) -> tuple[Backward | None, tuple[object, ...], str]:

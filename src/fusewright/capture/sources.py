@@ -86,6 +86,16 @@ class InstanceDict(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class ProxiedDict(Source):
+    """The dict behind a mappingproxy. In text it is the proxy, which reads alike."""
+
+    base: Source
+
+    def text(self) -> str:
+        return self.base.text()
+
+
+@dataclass(frozen=True, slots=True)
 class Item(Source):
     """`base[key]` by the builtin container's own method: an index of a list/tuple/deque, a key of a dict.
 

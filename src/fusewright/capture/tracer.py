@@ -218,6 +218,13 @@ class Tracer:
             except Exception as error:
                 raise SkipFrame("generator-abandoned", f"closing a generator raised {type(error).__name__}") from error
 
+    def forget(self) -> None:
+        """Lets go of the frame's values, at the end of the attempt."""
+        self.frame = self.root = None
+        self.locals = ()
+        self._cells.clear()
+        self._guarded.clear()
+
     # -----------------------------------------------------------------------------------------------------------------
     # Inlined frames
 

@@ -43,6 +43,7 @@ from fusewright.graph.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
     from fusewright.capture.interpreter import Tracer
+    from fusewright.graph.shape_env import ShapeEnv
 
 Loader = Callable[["World", Any, Source], object]
 
@@ -53,7 +54,7 @@ LOADERS: dict[type, Loader] = {
     types.ModuleType: function.load_identity,
     type: function.load_identity,
     dict: dicts.load_exact,
-    types.MappingProxyType: dicts.load_exact,
+    types.MappingProxyType: dicts.load_proxy,
     bytearray: lists.load_bytearray,
     **dict.fromkeys(dicts.VIEWS, dicts.refuse_view),
 }
@@ -315,15 +316,6 @@ class World:
             self.guard("CALL", FunctionSource(), self.abstract_checks)
         return (settings, *self._guards.values(), *number.number_guards(self), *tensors, *sizes, *alias_guards(self))
 
-    def size_guards_since(self, count: int) -> tuple[Guard, ...]:
-        """Guards on sizes that were learnt after the first `count`: passes over the graph may ask more of the sizes."""
-        env = self.recorder.env
-        if env is None or len(env.guards) == count:
-            return ()
-        check_marks(env)
-        sources = {known.symbol.name: known.source for known in env.symbols.values()}
-        return tuple(Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:])
-
     def outside_objects(self) -> Iterable[Outside]:
         """The records of all outside objects."""
         return self._by_real.values()
@@ -373,7 +365,10 @@ class World:
     def cell_source(self, cell: types.CellType) -> Source:
         """Where the content of an outside cell is read from."""
         closure = self._root_cells.get(id(cell))
-        return closure if closure is not None else Attribute(self.constant(cell, "cell"), "cell_contents")
+        if closure is not None:
+            return closure
+        record = self.outside(cell)
+        return Attribute(record.source if record is not None else self.constant(cell, "cell"), "cell_contents")
 
     def load_cell(self, cell: types.CellType) -> Any:
         """The content of a closure cell of an outside function; NULL when it is empty."""
@@ -508,6 +503,8 @@ class World:
 
     def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
+        if any(isinstance(argument, np.ndarray) for argument in (*args, *kwargs.values())):
+            raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
         args = tuple(protocols.for_native(self, argument) for argument in args)
         kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
         return unwatched(self.recorder.call, fn, args, kwargs)
@@ -540,6 +537,24 @@ class World:
         while len(context.snapshot().function_modes) > len(self.state.function_modes):
             torch.overrides._pop_mode()
         context.restore(self.state)
+
+    def forget(self) -> None:
+        """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have to wait for
+        the collector."""
+        for table in (self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells):
+            table.clear()  # type: ignore[attr-defined]
+        for table in (self._inside_functions, self.inputs, self.input_sources, self.tensor_attributes, self.numbers, self.recorder.inputs):
+            table.clear()
+        self.effects = Effects()
+
+
+def size_guards_since(env: ShapeEnv | None, count: int) -> tuple[Guard, ...]:
+    """Guards on sizes that were learnt after the first `count`: passes over the graph may ask more of the sizes."""
+    if env is None or len(env.guards) == count:
+        return ()
+    check_marks(env)
+    sources = {known.symbol.name: known.source for known in env.symbols.values()}
+    return tuple(Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:])
 
 
 def _getattr_dict(world: World, stand_in: OutsideDict, name: str) -> Any:

@@ -181,6 +181,7 @@ def getattr_super(world: World, proxy: Any, name: str) -> object:
     this, instance, owner = proxy.__thisclass__, proxy.__self__, proxy.__self_class__
     if owner is None or name == "__class__":
         return native(getattr, proxy, name)
+    world.guard_bases(owner)
     mro = owner.__mro__
     for base in mro[mro.index(this) + 1 :]:
         found = base.__dict__.get(name, MISSING)

@@ -7,6 +7,7 @@ Always holds: the outside dict is only read; whatever was written is in `stores`
 
 from __future__ import annotations
 
+import gc
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from fusewright.capture.effects import DELETED, Shadow, contents
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.signals import GraphBreak
-from fusewright.capture.sources import DictKey, Item, Source
+from fusewright.capture.sources import DictKey, Item, ProxiedDict, Source
 from fusewright.capture.values.constant import is_constant
 from fusewright.capture.values.list import check_no_slots, load_attributes
 
@@ -209,7 +210,17 @@ def load_key(world: World, key: object, source: Source, index: int) -> object:
     return world.load(key, DictKey(source, index))
 
 
-def load_exact(world: World, real: dict | types.MappingProxyType, source: Source) -> object:
+def load_proxy(world: World, real: types.MappingProxyType, source: Source) -> object:
+    """A read-only view of a dict: the dict's keys are what is guarded."""
+    (mapping,) = gc.get_referents(real)
+    if type(mapping) is not dict:
+        raise GraphBreak("opaque-object", f"{source.text()}, a mappingproxy of a {type(mapping).__qualname__}")
+    world.guard("TYPE", source, types.MappingProxyType)
+    world.guard("TYPE", ProxiedDict(source), dict)
+    return world.stand_in(real, source, OutsideDict(world, real, ProxiedDict(source)))
+
+
+def load_exact(world: World, real: dict, source: Source) -> object:
     """A lazy stand-in; only the type is guarded at first."""
     world.guard("TYPE", source, type(real))
     return world.stand_in(real, source, OutsideDict(world, real, source))

@@ -14,7 +14,7 @@ import torch
 
 from fusewright.capture.guards import MISSING
 from fusewright.capture.signals import GraphBreak, UserException
-from fusewright.capture.sources import Attribute, InstanceDict, Source
+from fusewright.capture.sources import Attribute, Constant, InstanceDict, Source
 from fusewright.capture.values.constant import load_is
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ def load_partial(world: World, real: functools.partial, source: Source) -> objec
 
 
 def load_cell(world: World, real: types.CellType, source: Source) -> object:
-    """A closure cell: raw; its content is read through `World.load_cell`."""
-    return load_identity(world, real, source)
+    """A closure cell: raw; its content is read through `World.load_cell`. One that a resume function gets is another one at each call."""
+    if isinstance(source, Constant):
+        return load_identity(world, real, source)
+    world.guard("TYPE", source, types.CellType)
+    return world.stand_in(real, source, real)
 
 
 # Attributes of a function that an assignment changes, read from it at every check; the others never change.
@@ -111,13 +114,14 @@ def cell_name(function: types.FunctionType, cell: types.CellType) -> str:
 
 
 IDENTITY_TYPES: tuple[type, ...] = (
-    types.FunctionType, types.CellType, types.MethodWrapperType, functools._lru_cache_wrapper, staticmethod, classmethod,
+    types.FunctionType, types.MethodWrapperType, functools._lru_cache_wrapper, staticmethod, classmethod,
     torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
 )  # fmt: skip
 
 EXACT: dict[type, Any] = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
     types.BuiltinFunctionType: load_builtin,
     types.MethodType: load_method,
+    types.CellType: load_cell,
     functools.partial: load_partial,
     torch.Generator: load_is,
 }

@@ -9,7 +9,9 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import threading
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,9 +28,15 @@ if TYPE_CHECKING:
     from fusewright.capture.world import World
 
 
+# Attributes of these belong to a thread, or to another object: neither has a path.
+_ELUSIVE = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+
+
 def load_object(world: World, real: object, source: Source) -> object:
     """Raw; only its type is guarded, its attributes are loaded when they are read."""
     kind = type(real)
+    if isinstance(real, threading.local) or kind in _ELUSIVE:
+        raise GraphBreak("opaque-object", f"{source.text()}, a {kind.__qualname__}")
     world.guard("TYPE", source, kind)
     for name in ("__eq__", "__hash__"):  # native containers compare and hash what they hold: a method added later would go unnoticed
         classes.guarded_lookup(world, kind, name)
