@@ -20,7 +20,7 @@ def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
     graph = passes.run(to_compile.graph)
     if to_compile.backward is None:
         return _run(to_compile, graph, "forward")
-    return compile_joint(graph, to_compile, functools.partial(_run, to_compile))
+    return compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples()))
 
 
 def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:

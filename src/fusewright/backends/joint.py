@@ -39,6 +39,7 @@ def compile_joint(
     parts = (("joint graph", graph, 0.0), ("forward graph", halves.forward, seconds), ("backward graph", halves.backward, 0.0))
     for stage, part, spent in parts:
         to_compile.notify(StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs"))
+    function, notify = to_compile.function, to_compile.notify  # not `to_compile` itself, which holds the first call's inputs
     again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants) if backward.replayable else None
     compiled = Halves(
         forward=compile_half(halves.forward, "forward"),
@@ -50,7 +51,7 @@ def compile_joint(
         gradients=backward.gradients,
         saved=halves.saved,
         depends=tangents_of_gradients(joint),
-        fell_back=lambda reason: to_compile.notify(FellBack(f"{to_compile.function} backward", reason)),
+        fell_back=lambda reason: notify(FellBack(f"{function} backward", reason)),
     )
     kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
     return differentiable(compiled, backward, tuple(kind if isinstance(kind, Expr) else None for kind in kinds))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -68,6 +68,10 @@ class GraphToCompile:
     backward: Backward | None = None
     counts: dict[str, int] = field(default_factory=dict)
     parameters: frozenset[int] = frozenset()
+
+    def without_examples(self) -> GraphToCompile:
+        """For what outlives the compile: a backward that is compiled later must not keep the first call's inputs alive."""
+        return replace(self, example_inputs=())
 
     def module(self, graph: torch.fx.Graph | None = None) -> torch.fx.GraphModule:
         """The graph (or another over the same constants) as a GraphModule whose attributes are the constants."""

@@ -18,7 +18,7 @@ from fusewright.capture.guards import Guard
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Constant, InstanceDict, Item, Local, Source
 from fusewright.capture.values.constant import is_constant
-from fusewright.graph.schema import facts
+from fusewright.graph.schema import facts, list_of_views
 
 if TYPE_CHECKING:
     from fusewright.capture.world import Outside, World
@@ -115,7 +115,10 @@ def _memory_of(node: torch.fx.Node, origin: dict[torch.fx.Node, list[torch.fx.No
     """The placeholders that a node's result may share memory with."""
     if not isinstance(node.target, OpOverload):  # getitem: an element of what its operand is
         return [base for one in _nodes(node.args) for base in origin.get(one, ())]
-    sources = {place for alias in facts(node.target).returned if alias is not None for place in (alias[1],)}
+    sources = {alias[1] for alias in facts(node.target).returned if alias is not None}
+    views = list_of_views(node.target)
+    if views is not None:
+        sources.add(views)
     return [base for place in sources for one in _nodes(_argument(node, place)) for base in origin.get(one, ())]
 
 

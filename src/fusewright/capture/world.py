@@ -541,9 +541,11 @@ class World:
     def forget(self) -> None:
         """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have to wait for
         the collector."""
-        for table in (self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells):
-            table.clear()  # type: ignore[attr-defined]
-        for table in (self._inside_functions, self.inputs, self.input_sources, self.tensor_attributes, self.numbers, self.recorder.inputs):
+        tables: tuple[Any, ...] = (
+            self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
+            self._inside_functions, self.inputs, self.input_sources, self.tensor_attributes, self.numbers, self.recorder.inputs,
+        )  # fmt: skip
+        for table in tables:
             table.clear()
         self.effects = Effects()
 

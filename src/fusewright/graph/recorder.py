@@ -15,16 +15,18 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak, Signal
 from fusewright.graph import scalar_operands, shape_rules
 from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
+from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
 from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
 from fusewright.graph.shape_env import ShapeEnv
@@ -374,6 +376,10 @@ class Recorder:
             target = argument(func, args, kwargs, index)
             if type(target) is TracedTensor and _overlaps(target.tensor_type):
                 raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
+            if self.level == "aten" and type(target) is TracedTensor:
+                read = [value.node for value in tree_leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
+                if read and shares_in_part(target.node, read):
+                    raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
         if func is aten.as_strided.default and args[0].input_storage and argument(func, args, kwargs, 3) is not None:  # type: ignore[attr-defined]
             raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
         refused = _refusal(func)
@@ -639,8 +645,19 @@ _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
 
 
 def _overlaps(type_: TensorType) -> bool:
-    """Whether an expanded dimension makes elements share memory (eager then refuses to write)."""
-    return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in zip(type_.shape, type_.stride, strict=True))
+    """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step over each other
+    (eager's answer then depends on the order of its loop)."""
+    dims = list(zip(type_.shape, type_.stride, strict=True))
+    if not all(isinstance(extent, int) for dim in dims for extent in dim):
+        return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
+    reach = 0
+    steps: list[Any] = sorted((stride, size) for size, stride in dims)  # type: ignore[type-var]
+    for stride, size in steps:
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 def _out_tensors(kwargs: Mapping[str, object]) -> list[TracedTensor]:

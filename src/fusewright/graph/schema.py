@@ -79,6 +79,15 @@ def facts(op: OpOverload) -> OperatorFacts:
     )
 
 
+@cache
+def list_of_views(op: OpOverload) -> int | None:
+    """The index of the argument that the elements of a list result are views of (split, unbind)."""
+    for index, one in enumerate(op._schema.arguments):
+        if one.alias_info is not None and "*" in one.alias_info.after_set and not one.alias_info.is_write:
+            return index
+    return None
+
+
 def argument(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], index: int) -> object:
     """The value that argument `index` of the schema has in this call (None when it keeps a default)."""
     known = facts(op)
