@@ -27,7 +27,8 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     if to_compile.backward is not None:
         stages = _stages()
         partition = functools.partial(stages.split, budget=to_compile.settings["activation_memory_budget"])
-        return stages.compile_joint(stages.clean(to_compile), to_compile, functools.partial(_compile_half, to_compile.without_examples()), partition)
+        compile_half = functools.partial(_compile_half, to_compile.without_examples())
+        return stages.compile_joint(stages.clean(to_compile), to_compile, compile_half, partition)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     lookup = graph_cache.find(to_compile, to_compile.graph)
