@@ -10,6 +10,7 @@ import operator
 import types
 from typing import Any
 
+from fusewright.capture.absent import TRACEBACK
 from fusewright.capture.effects import DELETED
 from fusewright.capture.native import native
 from fusewright.capture.settings import CaptureOptions
@@ -70,7 +71,8 @@ class FakeWorld:
         return native(getattr, obj, name)
 
     def setattr(self, obj: Any, name: str, value: object) -> None:
-        native(setattr, obj, name, value)
+        if value is not TRACEBACK:
+            native(setattr, obj, name, value)
 
     def delattr(self, obj: Any, name: str) -> None:
         native(delattr, obj, name)
@@ -136,7 +138,7 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return tracer.call(function.__func__, (function.__self__, *args), kwargs)
     if isinstance(function, types.FunctionType):
         return tracer.inline(function, args, kwargs)
-    return native(function, *args, **kwargs)
+    return native(function, *(None if value is TRACEBACK else value for value in args), **kwargs)
 
 
 def tracer_for(function: Any, arguments: tuple[Any, ...], stop_at: int = -1, options: CaptureOptions | None = None) -> Tracer:

@@ -11,16 +11,17 @@ from typing import Any
 
 import torch.fx
 
+from fusewright.backends.eager import repeatable
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile
 from fusewright.graph import passes
 
 
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
-    graph = passes.run(to_compile.graph)
+    graph = passes.run(to_compile.graph)  # inputs are written to at its end only
     if to_compile.backward is None:
-        return _run(to_compile, graph, "forward")
-    return compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples()))
+        return repeatable(_run(to_compile, graph, "forward"), False)
+    return repeatable(compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples())), False)
 
 
 def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:

@@ -38,6 +38,14 @@ def alias_guards(world: World) -> list[Guard]:
     return [*_distinct_objects(world), *_apart_in_memory(world)]
 
 
+def _namespace(real: object) -> object:
+    """The instance dictionary, without running a `__getattribute__` of the user's."""
+    try:
+        return object.__getattribute__(real, "__dict__")
+    except AttributeError:
+        return None
+
+
 def _distinct_objects(world: World) -> list[Guard]:
     """DIFFERENT within each type: identity decides `is`, equality and hashes of objects, and who else sees a store.
 
@@ -48,12 +56,12 @@ def _distinct_objects(world: World) -> list[Guard]:
     groups: dict[object, list[Outside]] = {}
     for record in world.outside_objects():
         real = record.real
-        known_by_identity = isinstance(real, (types.FunctionType, types.ModuleType, type)) or is_constant(real)
+        known_by_identity = issubclass(type(real), (types.FunctionType, types.ModuleType, type)) or is_constant(real)
         if known_by_identity or isinstance(record.source, InstanceDict):
             continue
-        kind: object = torch.Tensor if isinstance(real, torch.Tensor) else type(real)
+        kind: object = torch.Tensor if issubclass(type(real), torch.Tensor) else type(real)
         groups.setdefault(kind, []).append(record)
-        if id(real) in written or (type(real).__dictoffset__ and id(getattr(real, "__dict__", None)) in written):
+        if id(real) in written or (type(real).__dictoffset__ and id(_namespace(real)) in written):
             written_types.add(kind)
     guards = []
     for kind, records in groups.items():

@@ -11,9 +11,12 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
 import math
 import operator
+import os
 import re
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -30,8 +33,9 @@ from fusewright.capture.protocols import BINARY, COMPARE, PLAIN, SCALARS, for_na
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute
 from fusewright.capture.values import cls as classes
-from fusewright.capture.values.constant import is_constant
+from fusewright.capture.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.values.dict import OutsideDict, callback
+from fusewright.capture.values.symbolic import concrete
 from fusewright.graph import runtime_float
 
 if TYPE_CHECKING:
@@ -52,7 +56,7 @@ PURE_MODULES = frozenset({
 })  # fmt: skip
 PURE_FUNCTIONS: frozenset[Any] = frozenset({
     abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max,
-    sum, any, all, isinstance, issubclass,
+    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans,
 })  # fmt: skip
 
 
@@ -68,7 +72,8 @@ def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             raise GraphBreak("opaque-object", f"{fn.__qualname__} of a {type(value).__qualname__}")
         if isinstance(value, torch.Tensor) and fn.__name__ in _NUMBERS:
             raise GraphBreak("data-dependent-scalar", f"{fn.__module__}.{fn.__name__} of a tensor")
-    return native(fn, *(for_native(world, value) for value in args), **{name: for_native(world, value) for name, value in kwargs.items()})
+    ready = [concrete(for_native(world, value)) for value in args]
+    return native(fn, *ready, **{name: concrete(for_native(world, value)) for name, value in kwargs.items()})
 
 
 _NUMBERS = frozenset(name for name in dir(math) if not name.startswith("_"))
@@ -148,7 +153,7 @@ def _id(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
 def _hash(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     world, obj = tracer.world, args[0]
     if type(obj) in SCALARS:
-        return native(hash, obj)
+        return native(hash, concrete(obj))
     method = classes.python_method(world, type(obj), "__hash__") if type(obj) not in PLAIN else None
     if method is not None and not is_constant(obj):
         return tracer.call(method, (obj,))
@@ -302,6 +307,11 @@ def _over_iterables(cls: Callable[..., Any], callbacks: int = 0) -> Row:
     return make
 
 
+def _made_natively(cls: Callable[..., Any], tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """An iterator class that only keeps its arguments."""
+    return native(cls, *args, **kwargs)
+
+
 def _is_iterable(world: World, value: Any) -> bool:
     kind = type(value)
     if kind in SCALARS and kind not in (str, bytes, range, torch.Size):
@@ -419,7 +429,8 @@ def _defaultdict(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _rounding(fn: Callable[..., Any], method: str) -> Row:
     def apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        world, obj = tracer.world, args[0]
+        world, obj = tracer.world, concrete(args[0])
+        args = (obj, *args[1:])
         if isinstance(obj, torch.Tensor):
             if fn is round:
                 return world.torch_call(torch.round, (obj,), {"decimals": args[1]} if len(args) > 1 else kwargs)
@@ -434,7 +445,7 @@ def _rounding(fn: Callable[..., Any], method: str) -> Row:
 
 def _divmod(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if type(args[0]) in SCALARS and type(args[1]) in SCALARS:
-        return native(divmod, *args)
+        return native(divmod, *map(concrete, args))
     if any(isinstance(value, torch.Tensor) for value in args):
         return tracer.world.binary("//", *args), tracer.world.binary("%", *args)
     return protocols.dispatch(tracer.world, protocols.DIVMOD, divmod, "divmod()", *args)
@@ -517,14 +528,47 @@ def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _constants_only(fn: Callable[..., Any]) -> Row:
-    """A function that is a pure one of constants, and refused with anything else."""
+    """A function that is a pure one of plain data, and refused with anything else; Python callbacks are interpreted."""
 
     def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        if not all(is_constant(value) or isinstance(value, re.Pattern) for value in (*args, *kwargs.values())):
+        ready = [plain_data(tracer, value) for value in args]
+        keywords = {name: plain_data(tracer, value) for name, value in kwargs.items()}
+        if any(value is MISSING for value in (*ready, *keywords.values())):
             raise GraphBreak("untraceable-call", f"{fn.__module__}.{fn.__qualname__} of something that is no constant")
-        return native(fn, *args, **kwargs)
+        return native(fn, *ready, **keywords)
 
     return ask
+
+
+def plain_data(tracer: Tracer, value: Any) -> Any:
+    """`value` for native code: a constant, a builtin container of such, a Python function as a trampoline; MISSING for anything else."""
+    value = concrete(tracer.world.materialise(value))
+    kind = type(value)
+    if is_constant(value) or kind in FROZEN_TYPES or kind is type:
+        return value
+    if kind in (types.FunctionType, types.MethodType, functools.partial):
+        return native_callback(tracer, value)
+    if kind in (list, tuple, set):
+        ready = [plain_data(tracer, element) for element in value]
+        return MISSING if any(element is MISSING for element in ready) else kind(ready)
+    if kind in (dict, collections.OrderedDict):
+        pairs = [(plain_data(tracer, key), plain_data(tracer, element)) for key, element in value.items()]
+        return MISSING if any(part is MISSING for pair in pairs for part in pair) else kind(pairs)
+    return MISSING
+
+
+def _thread_identity(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
+    """For the recursion checks of `repr`, which look it up in a set of their own; anywhere else its value could outlive the thread."""
+    frame = tracer.frame
+    if frame is None or frame.function.__globals__.get("__name__") not in ("dataclasses", "reprlib"):
+        raise GraphBreak("untraceable-call", "threading.get_ident")
+    return threading.get_ident()
+
+
+# Methods of C classes that meet iterables; each access makes a new object, so they are known by class and name.
+CLASS_METHODS: dict[tuple[type, str], Row] = {
+    (itertools.chain, "from_iterable"): lambda tracer, args, kwargs: _flattened(tracer, args, kwargs),
+}
 
 
 def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -545,8 +589,8 @@ ROWS: list[tuple[Any, Row]] = [
     *((cls, _over_iterables(cls)) for cls in (
         itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
         itertools.cycle,
-        itertools.islice, itertools.zip_longest, itertools.compress, itertools.pairwise, itertools.count, itertools.repeat)),
-    (itertools.chain.from_iterable, _flattened),
+        itertools.islice, itertools.zip_longest, itertools.compress, itertools.pairwise)),
+    *((cls, functools.partial(_made_natively, cls)) for cls in (itertools.count, itertools.repeat)),
     (int, _convert(int, "__int__", "data-dependent-scalar")), (float, _convert(float, "__float__", "data-dependent-scalar")),
     (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr), (format, _format),
     (ascii, lambda tracer, args, kwargs: protocols.to_text(tracer.world, args[0], "ascii")),
@@ -564,5 +608,7 @@ ROWS: list[tuple[Any, Row]] = [
     (operator.truth, _bool), (operator.not_, lambda tracer, args, kwargs: not tracer.world.truth(args[0])),
     (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")), (operator.inv, _unary_row("~")),
     (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
-    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.split, re.escape)),
+    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.finditer, re.split,
+                                                 re.escape, json.dumps, json.loads)),
+    (threading.get_ident, _thread_identity),
 ]  # fmt: skip

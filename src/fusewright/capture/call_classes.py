@@ -21,7 +21,7 @@ from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native, truth
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.values import cls as classes
-from fusewright.capture.values.constant import is_constant
+from fusewright.capture.values.constant import FROZEN_TYPES, is_constant
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -42,6 +42,8 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
             cls, *(for_native(world, value) for value in args), **{name: for_native(world, value) for name, value in kwargs.items()}
         )
     if issubclass(cls, np.generic) and all(isinstance(value, (int, float, complex, str, np.generic)) for value in args):
+        return native(cls, *args, **kwargs)
+    if cls in call_support.VALUE_CLASSES and all(is_constant(value) or type(value) in FROZEN_TYPES for value in (*args, *kwargs.values())):
         return native(cls, *args, **kwargs)
     meta = type(cls)
     if meta is not type:

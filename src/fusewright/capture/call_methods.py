@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import re
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture import call_autograd, call_builtins, call_classes, call_support, call_torch, protocols
-from fusewright.capture.native import native
+from fusewright.capture.native import Trampoline, native
 from fusewright.capture.protocols import PLAIN, SCALARS, for_native
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.values import cls as classes
@@ -24,6 +25,7 @@ from fusewright.capture.values import object as objects
 from fusewright.capture.values import tensor as tensors
 from fusewright.capture.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.capture.values.symbolic import concrete_inside
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -56,12 +58,16 @@ def call_unbound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs
 
 def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
-    if isinstance(owner, torch.Tensor):
+    if issubclass(type(owner), torch.Tensor):
         return call_tensor_method(tracer, name, owner, args, kwargs)
     if type(owner) is OutsideDict:
         return tracer.call(world.getattr(owner, name), args, kwargs)
     defined_by = getattr(fn, "__objclass__", None) or _definer(type(owner), name)
-    row = _OBJECT_ROWS.get(name) if defined_by in (object, type) or isinstance(owner, (types.FunctionType, types.ModuleType)) else None
+    row = (
+        _OBJECT_ROWS.get(name) if defined_by in (object, type) or issubclass(type(owner), (types.FunctionType, types.ModuleType)) else None
+    )
+    if row is None and type(owner) is property:
+        row = _PROPERTY_ROWS.get(name)
     if row is not None:
         return row(tracer, owner, args, kwargs)
     if type(owner) in PLAIN:
@@ -72,6 +78,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
     if type(owner) in FROZEN_TYPES or is_constant(owner) or isinstance(owner, (type, types.FunctionType)):
+        if type(owner) is re.Pattern:
+            args = tuple(call_support.native_callback(tracer, value) if type(value) is types.FunctionType else value for value in args)
         if all(_known(value) for value in (*args, *kwargs.values())):
             return native(getattr(owner, name), *args, **kwargs)
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
@@ -92,6 +100,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     raise GraphBreak("untraceable-call", f"{type(owner).__module__}.{type(owner).__qualname__}.{name}")
 
 
+_KEYED = (dict, set, frozenset, str, bytes, int, float, range)
 _CONTAINER_BASES = (dict, list, set, tuple, frozenset, collections.deque, str, int, float, BaseException)
 
 
@@ -100,7 +109,7 @@ def _definer(kind: type, name: str) -> type | None:
 
 
 def _known(value: Any) -> bool:
-    return is_constant(value) or isinstance(value, (type, types.FunctionType, str))
+    return is_constant(value) or type(value) in FROZEN_TYPES or isinstance(value, (type, types.FunctionType, str, Trampoline))
 
 
 def _is_harmless(kind: type) -> bool:
@@ -119,6 +128,8 @@ def _receiver_and_rest(fn: Any, owner: Any, args: Args) -> Args:
 def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     ready = tuple(for_native(world, value) for value in args)
+    if isinstance(owner, _KEYED):  # keys, texts; what a list takes in may stay symbolic
+        ready = (*map(concrete_inside, ready[:1]), *ready[1:]) if isinstance(owner, dict) else tuple(map(concrete_inside, ready))
     for_native(world, owner)
     return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: for_native(world, value) for name, value in kwargs.items()})
 
@@ -150,24 +161,33 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
 
 
 def _object_setattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
-    if isinstance(owner, type):
+    if issubclass(type(owner), type):
         classes.setattr_class(tracer.world, owner, *args)
-    elif isinstance(owner, (types.ModuleType, types.FunctionType)):
+    elif issubclass(type(owner), (types.ModuleType, types.FunctionType)):
         tracer.world.setattr(owner, *args)
     else:
         objects.generic_setattr(tracer.world, owner, *args)
 
 
 def _object_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(owner, type):
+    if issubclass(type(owner), type):
         return classes.getattr_class(tracer.world, owner, *args)
-    if isinstance(owner, (types.FunctionType, types.ModuleType)):
+    if issubclass(type(owner), (types.FunctionType, types.ModuleType)):
         return tracer.world.getattr(owner, *args)
     return objects.generic_getattr(tracer.world, owner, *args)
 
 
 def _object_delattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
     objects.generic_delattr(tracer.world, owner, *args)
+
+
+def _object_init(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None:
+    if (args or kwargs) and not isinstance(owner, type):
+        kind = type(owner)
+        if classes.guarded_lookup(tracer.world, kind, "__init__") is not object.__init__:
+            raise UserException(TypeError("object.__init__() takes exactly one argument (the instance to initialize)"))
+        if classes.guarded_lookup(tracer.world, kind, "__new__") is object.__new__:
+            raise UserException(TypeError(f"{kind.__name__}.__init__() takes exactly one argument (the instance to initialize)"))
 
 
 def _object_eq(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -209,11 +229,33 @@ def _call_explicitly(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
     return tracer.call(owner, args, kwargs)
 
 
+def _property_get(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> Any:
+    return owner if args[0] is None else objects.bind(tracer.world, owner, args[0], tracer.world.type_of(args[0]), "property")
+
+
+def _property_set(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> None:
+    if owner.fset is None:
+        raise UserException(AttributeError("property has no setter"))
+    tracer.call(tracer.world.load(owner.fset, tracer.world.constant(owner.fset, "fset")), args)
+
+
+def _property_delete(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> None:
+    if owner.fdel is None:
+        raise UserException(AttributeError("property has no deleter"))
+    tracer.call(tracer.world.load(owner.fdel, tracer.world.constant(owner.fdel, "fdel")), args)
+
+
+_PROPERTY_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    "__get__": _property_get,
+    "__set__": _property_set,
+    "__delete__": _property_delete,
+}
+
 _OBJECT_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "__setattr__": _object_setattr,
     "__getattribute__": _object_getattribute,
     "__delattr__": _object_delattr,
-    "__init__": lambda tracer, owner, args, kwargs: None,
+    "__init__": _object_init,
     "__init_subclass__": lambda tracer, owner, args, kwargs: None,
     "__eq__": _object_eq,
     "__ne__": _object_ne,
@@ -239,18 +281,23 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
     if owner is torch._C._VariableFunctions or getattr(fn, "__module__", None) == "torch._C._VariableFunctions":
         return call_torch.call_operator(tracer, fn, args, kwargs)
     if isinstance(fn, types.MethodWrapperType):
-        row = _OBJECT_ROWS.get(name)
-        if row is not None:
-            return row(tracer, owner, args, kwargs)
+        slot = _OBJECT_ROWS.get(name)
+        if slot is not None:
+            return slot(tracer, owner, args, kwargs)
         return native(fn, *args, **kwargs)
     if name == "__init_subclass__" or name == "__subclasshook__":
         return native(fn, *args, **kwargs)
+    row = call_builtins.CLASS_METHODS.get((owner, name))
+    if row is not None:
+        return row(tracer, args, kwargs)
     if name == "__setattr__":
         return classes.setattr_class(world, owner, *args)
     if owner.__module__ in ("builtins", "collections") or owner in call_support.PURE_CLASSES:
         return native(
             fn, *(call_support.native_iterable(world, value) if type(value) not in SCALARS else value for value in args), **kwargs
         )
+    if name in ("__instancecheck__", "__subclasscheck__") and classes.lookup(type, name).__get__(owner) == fn:
+        return native(issubclass, world.type_of(args[0]), owner) if name == "__instancecheck__" else native(fn, *args)
     if issubclass(owner, type) or (isinstance(fn.__self__, type) and _definer(type(owner), name) is type):
         return native(fn, *args, **kwargs)
     if issubclass(owner, (dict, list, str, int, float)) and all(_known(value) for value in args):

@@ -6,9 +6,14 @@ Takes real values; gives values that native code may consume. Always holds: what
 from __future__ import annotations
 
 import collections
+import datetime
+import decimal
 import functools
 import operator
+import pathlib
+import struct
 import types
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from fusewright.capture.native import Trampoline, TrampolineIterator, native
@@ -25,6 +30,12 @@ PURE_CLASSES: frozenset[type] = frozenset({
     object, slice, range, complex, bytes, bytearray, memoryview, types.SimpleNamespace, types.MethodType, types.MappingProxyType,
     functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller, property, staticmethod, classmethod, super,
     types.FunctionType, types.GenericAlias,
+})  # fmt: skip
+
+# Classes of immutable values, which constants determine.
+VALUE_CLASSES: frozenset[type] = frozenset({
+    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal, uuid.UUID,
+    pathlib.PurePosixPath, struct.Struct,
 })  # fmt: skip
 
 

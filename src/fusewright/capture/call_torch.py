@@ -6,6 +6,7 @@ here; a C function without a row is a graph break.
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,11 @@ def _logging(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Logging of constants is done after the graph; of anything else, in a graph break."""
     if fn.__name__ not in _LOGGING_METHODS or fn.__name__ == "exception" or "exc_info" in kwargs:
         return tracer.inline(fn, args, kwargs)
-    return defer_output(tracer, fn, args, kwargs)
+    shown = args[1:] if isinstance(args[0], logging.Logger) else args
+    for value in (*shown, *kwargs.values()):
+        if type(value) not in _FIXED and type(value) is not tuple:  # handlers are given the object, and format it as they like
+            raise GraphBreak("untraceable-call", f"logging of a {tracer.world.type_of(value).__qualname__}")
+    return tracer.world.effects.defer(fn, args, kwargs)
 
 
 def defer_output(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> None:
@@ -110,13 +115,12 @@ def defer_output(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> None:
     world.effects.defer(fn, shown, keywords, str(stack[-1]) if stack else "")
 
 
+_FIXED = (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.SymInt, torch.Size, type, types.FunctionType)
+
+
 def _fixed(world: Any, value: Any) -> Any:
-    from_outside = world.is_raw(value)
-    if from_outside and not isinstance(value, torch.Tensor):
-        return value  # a logger, a file, a class: found again by its source
-    if isinstance(value, (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.SymInt, torch.Size, type)):
-        return value
-    return world.format(value, 1, "")
+    """What output shows of a value, as it is now."""
+    return value if type(value) in _FIXED or isinstance(value, type) else world.format(value, 1, "")
 
 
 def policy(origin: str) -> Policy | None:
@@ -261,6 +265,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.jit._script", "is_scripting"): _always(False),
     # Attention as one opaque operator would hide what can be fused; its decomposed form computes the same.
     ("torch.backends.mha", "get_fastpath_enabled"): _always(False),
+    ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(getattr, torch._C._VariableFunctions, args[1]),
     ("torch", "is_tensor"): _is_tensor,
     ("torch", "is_storage"): _always(False),
     ("torch.fx._symbolic_trace", "is_fx_tracing"): _always(False),
@@ -276,6 +281,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.distributed.distributed_c10d", "is_initialized"): lambda tracer, args, kwargs: (
         tracer.inline(torch.distributed.is_initialized)  # type: ignore[arg-type]
     ),
+    ("torch.autograd.profiler", "record_function.__init__"): lambda tracer, args, kwargs: tracer.world.setattr(args[0], "name", args[1]),
     ("torch.autograd.profiler", "record_function.__enter__"): lambda tracer, args, kwargs: args[0],
     ("torch.autograd.profiler", "record_function.__exit__"): _always(None),
 }

@@ -8,6 +8,7 @@ object with `__call__`; what no rule allows is the graph break "untraceable-call
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from fusewright.capture.values import cls as classes
 from fusewright.capture.values import function as functions
 from fusewright.capture.values import module as modules
 from fusewright.capture.values.constant import is_constant
+from fusewright.capture.values.symbolic import concrete
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -33,8 +35,31 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Row = Callable[["Tracer", Args, Kwargs], Any]
 
+
+def checked(function: Any, row: Row) -> Row:
+    """The row, reached only with arguments that `function` takes: the complaint about others is its own."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # no signature (`iter`, `min`, `int`…): these rows look for themselves
+        return row
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    least = sum(one.default is one.empty for one in positional)
+    most = 1 << 30 if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(positional)
+    names = None if any(one.kind is one.VAR_KEYWORD for one in parameters) else {one.name for one in parameters}
+
+    def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        count = len(args)
+        if count > most or count + len(kwargs) < least or (kwargs and names is not None and not names.issuperset(kwargs)):
+            return native(function, *args, **kwargs)
+        return row(tracer, args, kwargs)
+
+    return run
+
+
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
-ROWS: dict[int, Row] = {id(function): row for table in (call_builtins.ROWS, call_torch.ROWS, polyfills.ROWS) for function, row in table}
+ROWS: dict[int, Row] = {
+    id(function): checked(function, row) for table in (call_builtins.ROWS, call_torch.ROWS, polyfills.ROWS) for function, row in table
+}
 
 NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS}
 
@@ -108,6 +133,7 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so that it still comes once.
     """
     world = tracer.world
+    args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
     values = (*args, *kwargs.values())
     library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
     known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
@@ -226,6 +252,7 @@ KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
     types.FunctionType: _call_function,
     types.MethodType: _call_method,
     types.BuiltinFunctionType: _call_builtin,
+    classes.BUILTIN_METHOD: _call_builtin,
     types.MethodDescriptorType: _call_descriptor,
     types.WrapperDescriptorType: _call_descriptor,
     types.MethodWrapperType: _call_wrapper,

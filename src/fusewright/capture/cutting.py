@@ -17,10 +17,10 @@ from typing import Any
 
 from fusewright.capture.bytecode import NULL, CodeInfo, Instruction
 from fusewright.capture.continuation import Continuation
-from fusewright.capture.eager_step import CALL, Source, load_global, perform
+from fusewright.capture.eager_step import CALL, PAUSED, Source, load_global, perform
 from fusewright.capture.liveness import live_slots
 from fusewright.capture.opcodes.calls import FRAME_CALLS
-from fusewright.capture.resume import CannotCut, Layout, Resumption, origin_of, reachable, resume_code, successors
+from fusewright.capture.resume import CannotCut, Layout, Resumption, origin_of, raising_code, reachable, resume_code, successors
 
 SCALARS = frozenset({bool, int, float})
 _FOLLOWED = 48  # instructions that are followed right behind the break
@@ -76,6 +76,7 @@ class _Cut:
         self.source = Source(stack, frame.function)
         options = self.options
         self.source.constants[CALL] = options.call_paused if code in UNDISTURBED else options.call_eager
+        self.source.constants[PAUSED] = options.call_paused
 
     def build(self) -> Continuation:
         instruction = self.info.instructions[self.index] if self.index >= 0 else None
@@ -98,13 +99,9 @@ class _Cut:
             step = self.source.lines
             after = _State(self.index + 1, self.source.stack, variables, scalars, texts)
             lines = self._after(after, step)
-        handler = self.info.handlers[self.index]
-        if handler is not None:
-            if not step:
-                step, lines = lines[:1], lines[1:]  # a branch: the call of bool, then the two exits
-            lines = self._guarded(step, before) + lines
-        else:
-            lines = step + lines
+        if not step:
+            step, lines = lines[:1], lines[1:]  # a branch: the call of bool, then the two exits
+        lines = self._guarded(step, before) + lines
         used = set(_VALUE_NAME.findall("\n".join(lines)))
         names = tuple(name for name in self.values if name in used)
         return Continuation(tuple(self.values[name] for name in names), names, tuple(lines), dict(self.source.constants))
@@ -238,20 +235,23 @@ class _Cut:
         return [*lines, f"if {condition}:", *_indented(self._exit(if_true)), *self._exit(if_false)]
 
     def _guarded(self, step: list[str], before: _State) -> list[str]:
-        """The step, with its exceptions raised inside a resume function that stands where the step stood."""
+        """The step, with its exceptions raised inside a function that stands where the step stood: a resume function where the frame
+        handles them, otherwise one that raises and has the user's name and line for the traceback."""
         handler = self.info.handlers[self.index]
-        assert handler is not None
-        state = _State(self.index, before.stack[: handler.depth], before.variables)
-        resume = self._resume(state, "__error")
+        if handler is None:
+            raiser = types.FunctionType(raising_code(self.info, self.index), self.frame.function.__globals__)
+            again = f"{self.source.constant(raiser)}(__error)"
+        else:
+            again = self._resume(_State(self.index, before.stack[: handler.depth], before.variables), "__error")
         return [
             "__error = None",
             "try:",
             *_indented(step),
             "except BaseException as __caught:",
-            "    __error = __caught",
+            "    __error = __caught.with_traceback(__caught.__traceback__.tb_next)",
             "if __error is not None:",
             "    try:",
-            f"        return {resume}",
+            f"        return {again}",
             "    finally:",
             "        del __error",
         ]

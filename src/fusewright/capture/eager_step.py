@@ -15,7 +15,8 @@ from typing import Any
 from fusewright.capture.bytecode import Instruction
 from fusewright.capture.resume import CannotCut
 
-CALL = "__call"
+CALL = "__call"  # with the frame hook installed
+PAUSED = "__paused"  # without it
 
 _BINARY: dict[str, Callable[..., object]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
@@ -58,11 +59,11 @@ class Source:
             raise CannotCut("an instruction takes an empty stack slot")
         return value
 
-    def call(self, function: str, *arguments: str) -> str:
+    def call(self, function: str, *arguments: str, caller: str = CALL) -> str:
         """A line that calls `function`; the name of its result."""
         name = self.next_result()
         self._results += 1
-        self.lines.append(f"{name} = {CALL}({', '.join((function, *arguments))})")
+        self.lines.append(f"{name} = {caller}({', '.join((function, *arguments))})")
         return name
 
     def next_result(self) -> str:
@@ -350,4 +351,6 @@ def _target(source: Source, depth: int) -> str:
 @_row("IMPORT_NAME")
 def _import_name(source: Source, name: str) -> None:
     names, level = source.pop(), source.pop()
-    source.stack.append(source.apply(__import__, repr(name), "__function.__globals__", "None", names, level))
+    # A module runs once: nothing in it is worth compiling.
+    arguments = (repr(name), "__function.__globals__", "None", names, level)
+    source.stack.append(source.call(source.constant(__import__), *arguments, caller=PAUSED))

@@ -13,6 +13,7 @@ import enum
 import functools
 import gc
 import itertools
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright.capture.absent import AbsentTraceback
 from fusewright.capture.continuation import RESULT, Continuation
 from fusewright.capture.effects import DELETED, Shadow, changed, contents
 from fusewright.capture.generators import InterpretedGenerator
@@ -66,7 +68,12 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     )
     if plain and continuation.names == (RESULT,) and continuation.lines == (f"return {RESULT}",):
         (value,) = continuation.values
-        if isinstance(value, torch.Tensor) and world.outside(value) is None and not world.tensor_attributes.get(id(value)):
+        if (
+            isinstance(value, torch.Tensor)
+            and world.outside(value) is None
+            and not world.tensor_attributes.get(id(value))
+            and not _must_be_detached(world, value)
+        ):
             return Finish(None, "", (value,))
     if tracer.recorder.level == "torch":  # the graph leaves the settings as it found them
         for function, args in context.changes(state, world.state):
@@ -162,7 +169,9 @@ def _replay(world: World, code: _Code, writes: list[Shadow]) -> list[str]:
         for key, value in namespace.stores.items():
             key_text = code.expression(key)
             lines.append(
-                f"del {target}[{key_text}]" if value is DELETED else f"{target}[{key_text}] = {code.temporary(code.expression(value))}"
+                f"{target}.pop({key_text}, None)"
+                if value is DELETED
+                else f"{target}[{key_text}] = {code.temporary(code.expression(value))}"
             )
     for store in world.effects.slots.values():
         target = code.temporary(code.expression(store.target))
@@ -306,10 +315,14 @@ class _Code:
         pending = list(reversed(roots))
         while pending:
             value = pending.pop()
-            if isinstance(value, _Contents):
+            if type(value) is _Contents:
                 pending += reversed(list(_parts(value.shadow.value)))
                 continue
-            if type(value) in _ATOMS or self.world.outside(value) is not None or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+            if (
+                type(value) in _ATOMS
+                or self.world.outside(value) is not None
+                or issubclass(type(value), (torch.Tensor, type, types.ModuleType))
+            ):
                 continue
             self.counts[id(value)] = self.counts.get(id(value), 0) + 1
             if self.counts[id(value)] == 1:
@@ -376,6 +389,8 @@ class _Code:
 
     def _tensor(self, value: torch.Tensor) -> str:
         text = self.output(value)
+        if _must_be_detached(self.world, value):
+            text = self.start(value, f"{text}.detach()")
         attributes = self.world.tensor_attributes.get(id(value))
         if attributes:
             text = self.start(value, text)
@@ -394,6 +409,20 @@ class _Code:
             record = self.world.outside(cell)
             return self.source(record.source) if record is not None else self.bind("cell", cell)
         return self.expression(cell)
+
+
+def _must_be_detached(world: World, value: Any) -> bool:
+    """Whether a result that needs no gradient is a view of an input that does: the graph's own views would follow that."""
+    if world.recorder.level != "aten" or value.requires_grad:
+        return False
+    node = value.node
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if node.target is not operator.getitem and (schema is None or not any(result.alias_info is not None for result in schema.returns)):
+            return False
+        node = node.args[0]
+    example = node.meta.get("example_value")
+    return isinstance(example, torch.Tensor) and example.requires_grad
 
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -569,6 +598,10 @@ def _build_object(code: _Code, value: Any) -> str:
     kind = type(value)
     if isinstance(value, _ITERATORS):
         return _build_iterator(code, value)
+    base = next((base for base in (int, float, complex, str, bytes) if isinstance(value, base)), None)
+    if base is not None:
+        made = f"{base.__name__}.__new__({code.expression(kind)}, {_atom(code, base(value))})"
+        return _with_attributes(code, value, made)
     if classes.native_new(kind) is not object.__new__:
         raise GraphBreak("cannot-rebuild", f"a {kind.__module__}.{kind.__qualname__} that was made in the compiled function")
     name = code.start(value, f"object.__new__({code.expression(kind)})")
@@ -590,12 +623,16 @@ def _build_cell(code: _Code, value: types.CellType) -> str:
     if code.world.is_outside_cell(value):
         return code.cell(value)
     name = code.start(value, f"{code.bind('CellType', types.CellType)}()")
-    try:
-        content = value.cell_contents
-    except ValueError:
-        return name
-    code.lines.append(f"{name}.cell_contents = {code.expression(content)}")
+    _fill_cell(code, value)
     return name
+
+
+def _fill_cell(code: _Code, cell: types.CellType) -> None:
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return
+    code.lines.append(f"{code.names[id(cell)]}.cell_contents = {code.expression(content)}")
 
 
 def _build_function(code: _Code, value: types.FunctionType) -> str:
@@ -604,14 +641,20 @@ def _build_function(code: _Code, value: types.FunctionType) -> str:
         namespace = f"{FUNCTION}.__globals__"
     else:
         namespace = code.bind("globals", value.__globals__)
+    # Cells first, empty: what they hold may be the function itself.
+    empty = []
+    for cell in value.__closure__ or ():
+        if id(cell) not in code.names and not code.world.is_outside_cell(cell):
+            code.start(cell, f"{code.bind('CellType', types.CellType)}()")
+            empty.append(cell)
     cells = [code.cell(cell) for cell in value.__closure__ or ()]
-    if id(value) in code.names:  # a cell that holds the function itself
-        return code.names[id(value)]
     closure = f"({', '.join(cells)},)" if cells else "None"
     defaults = "None" if value.__defaults__ is None else _build_tuple(code, value.__defaults__)
     maker = code.bind("FunctionType", types.FunctionType)
     made = f"{maker}({code.bind(f'code_{value.__name__}', value.__code__)}, {namespace}, {value.__name__!r}, {defaults}, {closure})"
     name = code.start(value, made)
+    for cell in empty:
+        _fill_cell(code, cell)
     if value.__kwdefaults__:
         code.lines.append(f"{name}.__kwdefaults__ = {_content_text(code, value.__kwdefaults__)}")
     if value.__qualname__ != value.__code__.co_qualname:
@@ -645,7 +688,12 @@ def _build_builtin(code: _Code, value: Any) -> str:
     owner = value.__self__
     if isinstance(owner, type) or (isinstance(value, types.BuiltinFunctionType) and is_free_function(value)):
         return code.bind(value.__name__, value)
-    return f"{code.expression(owner)}.{value.__name__}"
+    descriptor = classes.descriptor_of(value, owner)
+    if descriptor is None:
+        raise GraphBreak("cannot-rebuild", f"the method {value.__name__} of a {type(owner).__qualname__}")
+    if descriptor is classes.lookup(type(owner), value.__name__):
+        return f"{code.expression(owner)}.{value.__name__}"
+    return f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it
 
 
 def _build_partial(code: _Code, value: functools.partial) -> str:
@@ -657,6 +705,8 @@ def _build_partial(code: _Code, value: functools.partial) -> str:
 
 def _build_exception(code: _Code, value: BaseException) -> str:
     kind = type(value)
+    if code.world.tracer.was_raised(value):
+        raise GraphBreak("cannot-rebuild", f"a {kind.__qualname__} that was raised and caught: its traceback would be lost")
     arguments = ", ".join(code.expression(argument) for argument in value.args)
     name = code.start(value, f"{code.expression(kind)}.__new__({', '.join(filter(None, (code.expression(kind), arguments)))})")
     code.lines.append(f"{name}.args = ({arguments}{',' if len(value.args) == 1 else ''})")
@@ -667,6 +717,12 @@ def _build_exception(code: _Code, value: BaseException) -> str:
     if value.__suppress_context__:
         code.lines.append(f"{name}.__suppress_context__ = True")
     return _with_attributes(code, value, name)
+
+
+def _build_class(code: _Code, value: type) -> str:
+    if code.world.is_inside_class(value):
+        raise GraphBreak("cannot-rebuild", f"the class {value.__qualname__}, which each call of the compiled function makes anew")
+    return code.bind(value.__name__, value)
 
 
 def _build_bound(code: _Code, value: Any) -> str:
@@ -724,6 +780,7 @@ _BUILDERS: dict[type, Callable[[_Code, Any], str]] = {
     types.MethodType: _build_method,
     types.BuiltinFunctionType: _build_builtin,
     types.MethodWrapperType: _build_builtin,
+    classes.BUILTIN_METHOD: _build_builtin,
     functools.partial: _build_partial,
     Trampoline: _build_trampoline,
     TrampolineIterator: _build_trampoline_iterator,
@@ -734,6 +791,7 @@ _BUILDERS: dict[type, Callable[[_Code, Any], str]] = {
     torch.SymFloat: _build_float,
     torch.SymBool: lambda code, value: repr(value.node.guard_bool("", 0)),
     InterpretedGenerator: _refuse("a generator that is alive at this point"),
+    AbsentTraceback: _refuse("a traceback"),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
     type({}.keys()): _build_view("keys"),
@@ -749,7 +807,7 @@ _BUILDERS: dict[type, Callable[[_Code, Any], str]] = {
 }
 _BASE_BUILDERS: tuple[tuple[Any, Callable[[_Code, Any], str]], ...] = (
     (enum.Enum, lambda code, value: code.bind(f"{type(value).__name__}_{value.name}", value)),
-    (type, lambda code, value: code.bind(value.__name__, value)),
+    (type, _build_class),
     (types.ModuleType, lambda code, value: code.bind(value.__name__, value)),
     (dict, _build_container_subclass),
     (list, _build_container_subclass),

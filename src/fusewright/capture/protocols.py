@@ -22,7 +22,9 @@ from fusewright.capture.native import native
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Item
 from fusewright.capture.values import cls as classes
+from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.capture.values.symbolic import NUMBERS, SYMBOLIC, concrete, concrete_inside, stays_symbolic
 from fusewright.graph import runtime_float
 
 if TYPE_CHECKING:
@@ -125,9 +127,11 @@ def for_native(world: World, value: Any, depth: int = 0) -> Any:
 
 def refuse_opaque(world: World, obj: Any, method: str) -> None:
     """Native code of an outside object would read what no guard covers."""
-    if type(obj) in PLAIN or not world.is_raw(obj) or isinstance(obj, TRANSPARENT):
+    if type(obj) in PLAIN or not world.is_raw(obj) or isinstance(obj, TRANSPARENT) or type(obj) in FROZEN_TYPES:
         return
     found = classes.lookup(type(obj), method)
+    if isinstance(obj, tuple) and found is tuple.__dict__.get(method):  # its elements are constants, and guarded
+        return
     if found is not MISSING and found is not object.__dict__.get(method):
         raise GraphBreak("opaque-object", f"{type(obj).__qualname__}.{method}, which is written in C")
 
@@ -138,7 +142,7 @@ def unary(world: World, op: str, obj: Any) -> Any:
         return not truth(world, obj)
     name, function = UNARY[op]
     if type(obj) in PLAIN:
-        return native(function, obj)
+        return native(function, concrete(obj) if op == "~" else obj)
     if isinstance(obj, torch.Tensor):
         return world.torch_call(function, (obj,), {})
     method = classes.python_method(world, type(obj), name)
@@ -157,6 +161,8 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     if op == "%" and isinstance(left, (str, bytes)):
         return native(operator.mod, left, text_ready(world, right))
     if type(left) in PLAIN and type(right) in PLAIN:
+        if (type(left) in SYMBOLIC or type(right) in SYMBOLIC) and not stays_symbolic(op, left, right):
+            left, right = concrete(left), concrete(right)
         return native(runtime_float.power if op == "**" else function, left, right)
     if isinstance(left, torch.Tensor) and (isinstance(right, torch.Tensor) or type(right) in PLAIN):
         return world.torch_call(function, (left, right), {})
@@ -218,13 +224,15 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
         return _MEMBERSHIP[op](world, left, right)
     left_type, right_type = type(left), type(right)
     if left_type in SCALARS and right_type in SCALARS:
-        return native(row.function, left, right)
+        if left_type not in NUMBERS or right_type not in NUMBERS:
+            left, right = concrete(left), concrete(right)
+        return concrete(native(row.function, left, right))
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         other = right if isinstance(left, torch.Tensor) else left
         if isinstance(other, torch.Tensor) or type(other) in PLAIN:
             return world.torch_call(row.function, (left, right), {})
     if left_type in CONTAINERS and right_type in CONTAINERS:
-        return native(row.function, for_native(world, left), for_native(world, right))
+        return native(row.function, concrete_inside(for_native(world, left)), concrete_inside(for_native(world, right)))
     if op == "!=" and _inherits_ne(world, left) and _inherits_ne(world, right):
         equal = compare(world, "==", left, right)
         return not truth(world, equal)
@@ -274,7 +282,7 @@ def contains(world: World, container: Any, item: Any) -> bool:
     if kind in (list, tuple, collections.deque) and not (type(item) in SCALARS and all(type(element) in SCALARS for element in container)):
         return any(identical(element, item) or truth(world, compare(world, "==", element, item)) for element in tuple(container))
     if kind in PLAIN:
-        return native(operator.contains, container, for_native(world, item))
+        return native(operator.contains, container, concrete_inside(for_native(world, item)))
     if isinstance(container, torch.Tensor):
         raise GraphBreak("data-dependent-branch", "`in` on a tensor")
     method = classes.python_method(world, kind, "__contains__")
@@ -299,9 +307,9 @@ def getitem(world: World, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     kind = type(obj)
     if kind is OutsideDict:
-        return native(OutsideDict.__getitem__, obj, key)
+        return native(OutsideDict.__getitem__, obj, concrete_inside(key))
     if kind in PLAIN:
-        return native(operator.getitem, obj, key)
+        return native(operator.getitem, obj, concrete_inside(key))
     if isinstance(obj, torch.Tensor):
         return world.torch_call(operator.getitem, (obj, key), {})
     method = classes.python_method(world, kind, "__getitem__")
@@ -336,10 +344,10 @@ def setitem(world: World, obj: Any, key: Any, value: Any) -> None:
     """`obj[key] = value`."""
     kind = type(obj)
     if kind is OutsideDict:
-        native(OutsideDict.__setitem__, obj, key, value)
+        native(OutsideDict.__setitem__, obj, concrete_inside(key), value)
         return
     if kind in PLAIN:
-        native(operator.setitem, obj, key, value)
+        native(operator.setitem, obj, concrete_inside(key), value)
         return
     if isinstance(obj, torch.Tensor):
         world.torch_call(operator.setitem, (obj, key, value), {})
@@ -355,6 +363,8 @@ def setitem(world: World, obj: Any, key: Any, value: Any) -> None:
 def delitem(world: World, obj: Any, key: Any) -> None:
     """`del obj[key]`."""
     kind = type(obj)
+    if not isinstance(obj, torch.Tensor):
+        key = concrete_inside(key)
     if kind is OutsideDict:
         native(OutsideDict.__delitem__, obj, key)
         return
@@ -464,6 +474,7 @@ _CONVERSIONS: dict[int, str] = {
 
 def format_value(world: World, value: Any, conversion: int, spec: str) -> str:
     """One replacement field of a formatted string."""
+    value = concrete_inside(value)  # the text shows the number, so a guard fixes it
     how = _CONVERSIONS[conversion]
     if how == "format":
         method = classes.python_method(world, type(value), "__format__") if type(value) not in PLAIN else None
@@ -477,6 +488,7 @@ def format_value(world: World, value: Any, conversion: int, spec: str) -> str:
 
 def to_text(world: World, value: Any, how: str) -> str:
     """`str`, `repr` or `ascii` of a value; special methods written in Python are interpreted."""
+    value = concrete_inside(value)
     if how == "str":
         method = classes.python_method(world, type(value), "__str__")
         if method is None and classes.lookup(type(value), "__str__") is object.__str__:
@@ -498,6 +510,8 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         raise GraphBreak("print-tensor", "a tensor turned into text")
+    if kind in SYMBOLIC or kind is torch.Size:
+        return concrete_inside(value)
     if kind in SCALARS or isinstance(value, TRANSPARENT):
         return value
     if kind is OutsideDict:
@@ -507,7 +521,7 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
         if depth < 6:
             for element in dict.items(value) if isinstance(value, dict) else tuple(value):
                 text_ready(world, element, depth + 1)
-        return for_native(world, value)
+        return concrete_inside(for_native(world, value))
     if isinstance(value, BaseException):
         for argument in value.args:
             text_ready(world, argument, depth + 1)
@@ -537,8 +551,9 @@ def import_name(world: World, namespace: Any, name: str, fromlist: Any, level: i
         raise GraphBreak("import", f"module {full} is not loaded yet")
     chosen = full if fromlist or level else full.partition(".")[0]
     if fromlist:
+        package = hasattr(sys.modules[full], "__path__")  # of anything else, what is missing stays missing
         for attribute in fromlist:
-            if f"{full}.{attribute}" not in sys.modules and not _has(sys.modules[full], attribute):
+            if package and f"{full}.{attribute}" not in sys.modules and not _has(sys.modules[full], attribute):
                 raise GraphBreak("import", f"from {full} import {attribute}")
     loaded = sys.modules[chosen]
     return world.load(loaded, Item(world.constant(sys.modules, "sys_modules"), chosen))

@@ -109,6 +109,37 @@ def resume_code(info: CodeInfo, layout: Layout) -> ResumeCode:
     return made[layout]
 
 
+_raising: dict[int, tuple[weakref.ref[types.CodeType], dict[int, types.CodeType]]] = {}
+
+
+def raising_code(info: CodeInfo, index: int) -> types.CodeType:
+    """A function of one argument that raises it, and looks in a traceback as if instruction `index` of the original had."""
+    original = info.code
+    key = id(original)
+    if key not in _raising:
+        _raising[key] = (weakref.ref(original, lambda _: _raising.pop(key, None)), {})
+    made = _raising[key][1]
+    if index not in made:
+        here = info.instructions[index].positions
+        items = [Item("RESUME", 0, positions=here), Item("LOAD_FAST", 0, positions=here), Item("RAISE_VARARGS", 1, positions=here)]
+        bytecode, lines, exceptions = assemble(items, original.co_firstlineno)
+        made[index] = original.replace(
+            co_argcount=1,
+            co_posonlyargcount=0,
+            co_kwonlyargcount=0,
+            co_nlocals=1,
+            co_varnames=(ERROR,),
+            co_cellvars=(),
+            co_freevars=(),
+            co_flags=CO_FAST_KINDS,
+            co_stacksize=1,
+            co_code=bytecode,
+            co_linetable=lines,
+            co_exceptiontable=exceptions,
+        )
+    return made[index]
+
+
 def successors(info: CodeInfo, index: int) -> list[int]:
     """The instructions that may come next, handlers included."""
     instruction = info.instructions[index]

@@ -77,12 +77,15 @@ class Attribute(Source):
 
 @dataclass(frozen=True, slots=True)
 class InstanceDict(Source):
-    """The instance dictionary of an object (`vars(base)`), or a module's / class's `__dict__`."""
+    """The instance dictionary of an object (`vars(base)`), or a module's / class's `__dict__`.
+
+    hooked: the class has a `__getattribute__` of its own, which generated code must not run."""
 
     base: Source
+    hooked: bool = False
 
     def text(self) -> str:
-        return f"{self.base.text()}.__dict__"
+        return f"object.__getattribute__({self.base.text()}, '__dict__')" if self.hooked else f"{self.base.text()}.__dict__"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from fusewright.capture.generators import InterpretedGenerator
 from fusewright.capture.liveness import live_slots
 from fusewright.capture.native import native
 from fusewright.capture.opcodes import HANDLERS, unsupported
+from fusewright.capture.resume import origin_of
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.graph.types import Location
@@ -84,6 +85,10 @@ class Frame:
         self.back: Frame | None = None
         self._callers: tuple[Location, ...] | None = None
 
+    def raises_given(self) -> bool:
+        """Whether the instruction is the one of a resume function that raises the exception that it was given: it was raised before."""
+        return self.back is None and origin_of(self.info.code).indices[self.pc - 1] < 0
+
     def enter(self, back: Frame | None) -> None:
         """Begins to run (again), called by `back`."""
         self.back = back
@@ -109,7 +114,9 @@ class Frame:
         handler = self.info.handlers[index]
         if handler is None:
             raise UserException(error)
-        error.__traceback__ = None  # it would show, and keep alive, frames of the interpreter
+        if self.world.source_of(error) is None:
+            error.__traceback__ = None  # it would show, and keep alive, frames of the interpreter
+        self.tracer.note_raised(error)
         stack = self.stack
         del stack[handler.depth :]
         if handler.lasti:
@@ -160,6 +167,7 @@ class Tracer:
         self._depth = 0
         self._cells: dict[int, types.CellType] = {}
         self._guarded: set[InterpretedGenerator] = set()
+        self._raised: dict[int, BaseException] = {}
 
     # -----------------------------------------------------------------------------------------------------------------
     # The root frame
@@ -367,6 +375,14 @@ class Tracer:
                 break
             link = link.__context__
         error.__context__ = handled
+
+    def note_raised(self, error: BaseException) -> None:
+        """An exception has been caught: in eager it holds a traceback from now on."""
+        self._raised[id(error)] = error
+
+    def was_raised(self, error: object) -> bool:
+        """Whether interpreted code has caught this exception object."""
+        return id(error) in self._raised
 
     def note_suspension(self, generator: InterpretedGenerator, guarded: bool) -> None:
         """A generator has been suspended (or resumed): `guarded` if closing it there would run the user's handlers."""

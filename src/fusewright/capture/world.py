@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import collections
 import enum
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.capture import protocols
+from fusewright.capture import protocols, torch_function
 from fusewright.capture.aliasing import alias_guards
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.dynamic import check_marks
@@ -38,6 +39,7 @@ from fusewright.capture.values import set as sets
 from fusewright.capture.values import tuple as tuples
 from fusewright.capture.values.cls import AbstractChecks
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.capture.values.symbolic import concrete
 from fusewright.graph.sizes import Relation
 from fusewright.graph.traced_tensor import TracedTensor
 
@@ -141,7 +143,7 @@ class World:
         if loader is None:
             if self._is_inside_already(real):
                 return real
-            loader = next(loader for base, loader in BASE_LOADERS if isinstance(real, base))
+            loader = next(loader for base, loader in BASE_LOADERS if issubclass(type(real), base))
         return loader(self, real, source)
 
     def _is_inside_already(self, real: object) -> bool:
@@ -150,7 +152,7 @@ class World:
 
     def recorder_owns(self, value: object) -> bool:
         """Whether `value` is a traced tensor of this attempt."""
-        return isinstance(value, TracedTensor) and value.recorder is self.recorder
+        return issubclass(type(value), TracedTensor) and value.recorder is self.recorder  # type: ignore[attr-defined]
 
     def _guard_same(self, known: Outside, source: Source) -> None:
         if isinstance(source, Constant):
@@ -284,7 +286,10 @@ class World:
         self.guard("CALL", FunctionSource(), AnswersAgain(function, args, value, identical))
 
     def guard_type_attribute(self, cls: type, name: str, found: object) -> None:
-        """Guards what the MRO of `cls` holds under `name`."""
+        """Guards what the MRO of `cls` holds under `name` (a class of this capture cannot be met again)."""
+        if id(cls) in self._inside_classes:
+            cls = next(base for base in cls.__mro__ if id(base) not in self._inside_classes)
+            found = classes.lookup(cls, name)
         key = ("TYPE_ATTRIBUTE", cls, name)
         if key not in self._guards:
             self._guards[key] = Guard("TYPE_ATTRIBUTE", self.constant(cls, cls.__name__), (cls, name, found), self._why())
@@ -419,7 +424,7 @@ class World:
         record = self._by_value.get(id(obj))
         if record is not None and record.value is obj:
             return type(record.real)
-        if isinstance(obj, torch.Tensor):
+        if issubclass(type(obj), torch.Tensor):
             return torch.Tensor
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
@@ -427,20 +432,20 @@ class World:
         """`obj.name`, Python's full attribute protocol."""
         kind = type(obj)
         if kind in NATIVE_TYPES:
-            return native(getattr, obj, name)
+            return native(getattr, concrete(obj), name)
         handler = GETATTRS.get(kind)
         if handler is None:
-            handler = next(handler for base, handler in BASE_GETATTRS if isinstance(obj, base))
+            handler = next(handler for base, handler in BASE_GETATTRS if issubclass(type(obj), base))
         return handler(self, obj, name)
 
     def setattr(self, obj: Any, name: str, value: object) -> None:
         """`obj.name = value`."""
-        handler = next(handler for base, handler in BASE_SETATTRS if isinstance(obj, base))
+        handler = next(handler for base, handler in BASE_SETATTRS if issubclass(type(obj), base))
         handler(self, obj, name, value)
 
     def delattr(self, obj: Any, name: str) -> None:
         """`del obj.name`."""
-        handler = next(handler for base, handler in BASE_DELATTRS if isinstance(obj, base))
+        handler = next(handler for base, handler in BASE_DELATTRS if issubclass(type(obj), base))
         handler(self, obj, name)
 
     def bind(self, found: object, obj: object, kind: type, name: str) -> Any:
@@ -505,6 +510,9 @@ class World:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
         if any(isinstance(argument, np.ndarray) for argument in (*args, *kwargs.values())):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
+        objects = torch_function.overriding(args, kwargs)
+        if objects:
+            return torch_function.call_override(self, fn, args, kwargs, objects)
         args = tuple(protocols.for_native(self, argument) for argument in args)
         kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
         return unwatched(self.recorder.call, fn, args, kwargs)
@@ -606,6 +614,8 @@ def _setattr_python_module(world: World, obj: types.ModuleType, name: str, value
     if type(obj) is not types.ModuleType:
         objects.setattr_object(world, obj, name, value)
         return
+    if obj is sys:  # output that is held back would go elsewhere
+        raise GraphBreak("opaque-object", f"a store to sys.{name}")
     protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
 
 

@@ -10,6 +10,7 @@ Symbolic sizes stand in aten-level arguments as `Expr`, in torch-level arguments
 
 from __future__ import annotations
 
+import enum
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -517,6 +518,8 @@ class Recorder:
             return {key: self._torch_argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step))
+        if not isinstance(value, _NODE_ARGUMENTS):
+            raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
         return value
 
     def _adopt(self, result: object, node: torch.fx.Node) -> None:
@@ -701,6 +704,14 @@ def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim
                 result[axis] = shape[inner] * result[inner]
                 break
     return tuple(result)
+
+
+# What a torch-level graph can hold as an argument besides tensors, sizes and containers of them.
+_NODE_ARGUMENTS = (
+    int, float, complex, str, bytes, range, type(None), type(Ellipsis), type, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Generator, enum.Enum, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    torch.finfo, torch.iinfo,
+)  # fmt: skip
 
 
 def _name(fn: object) -> str:

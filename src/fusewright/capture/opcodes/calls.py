@@ -9,9 +9,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from fusewright.capture.absent import TRACEBACK
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.class_body import build_class
 from fusewright.capture.opcodes.build import callable_text, merge_keywords
+from fusewright.capture.opcodes.errors import prepare_reraise
 from fusewright.capture.opcodes.table import elements, opcode, pop_many, user_error
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 
@@ -183,7 +185,11 @@ def call_intrinsic_1(frame: Any, name: str) -> None:
 
 @opcode("CALL_INTRINSIC_2")
 def call_intrinsic_2(frame: Any, name: str) -> None:
-    raise SkipFrame("unsupported-instruction", name)
+    if name != "INTRINSIC_PREP_RERAISE_STAR":
+        raise SkipFrame("unsupported-instruction", name)
+    stack = frame.stack
+    raised = stack.pop()
+    stack[-1] = prepare_reraise(frame, stack[-1], raised)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -238,7 +244,7 @@ def _dir(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
 
 def _exc_info(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     error = frame.tracer.handled_exception()
-    return (None, None, None) if error is None else (type(error), error, None)
+    return (None, None, None) if error is None else (type(error), error, TRACEBACK)
 
 
 def _exception(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -248,7 +254,7 @@ def _exception(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> obj
 def _refuse(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     # In the root frame a break would run the call inside `finish`, whose frame is not the user's.
     kind = SkipFrame if frame.back is None else GraphBreak
-    raise kind("frame-access", "a call that reads or changes the calling frame (globals, eval, exec, sys._getframe…)")
+    raise kind("frame-access", "a call that reads or changes the calling frame (eval, exec, sys._getframe…)")
 
 
 FRAME_CALLS: dict[int, Callable[[Any, tuple[Any, ...], dict[str, Any]], object]] = {
@@ -259,7 +265,7 @@ FRAME_CALLS: dict[int, Callable[[Any, tuple[Any, ...], dict[str, Any]], object]]
     id(sys.exc_info): _exc_info,
     id(sys.exception): _exception,
     id(builtins.__build_class__): build_class,
-    id(globals): _refuse,
+    id(globals): lambda frame, args, kwargs: frame.world.globals_dict(frame.function),
     id(eval): _refuse,
     id(exec): _refuse,
     id(sys._getframe): _refuse,

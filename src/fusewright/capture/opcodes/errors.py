@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from fusewright.capture.absent import TRACEBACK
 from fusewright.capture.opcodes.table import opcode, user_error
 from fusewright.capture.signals import SkipFrame, UserException
 
@@ -49,6 +50,8 @@ def raise_varargs(frame: Any, count: int) -> None:
     cause = stack.pop() if count == 2 else None
     error = _instance(frame, stack.pop(), "exceptions must derive from BaseException")
     if frame.world.source_of(error) is not None:
+        if count == 1 and frame.raises_given():
+            raise UserException(error)
         raise SkipFrame("outside-exception", "raises an exception object that existed before (raising changes it)")
     if count == 2:
         error.__cause__ = None if cause is None else _instance(frame, cause, "exception causes must derive from BaseException")
@@ -61,6 +64,57 @@ def check_exc_match(frame: Any, operand: object) -> None:
     stack = frame.stack
     wanted = stack.pop()
     stack.append(exception_matches(type(stack[-1]), wanted))
+
+
+@opcode("CHECK_EG_MATCH")
+def check_group_match(frame: Any, operand: object) -> None:
+    """`except* wanted:`: what matches, and what is left of the exception, with the subgroups that CPython makes."""
+    stack = frame.stack
+    wanted = stack.pop()
+    error = stack.pop()
+    for cls in wanted if isinstance(wanted, tuple) else (wanted,):
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            raise user_error(TypeError, "catching classes that do not inherit from BaseException is not allowed")
+        if issubclass(cls, BaseExceptionGroup):
+            raise user_error(TypeError, "catching ExceptionGroup with except* is not allowed. Use except instead.")
+    if error is None:
+        rest, match = None, None
+    elif exception_matches(type(error), wanted):
+        whole = isinstance(error, BaseExceptionGroup)
+        group = ExceptionGroup if isinstance(error, Exception) else BaseExceptionGroup
+        rest, match = None, error if whole else frame.tracer.call(group, ("", [error]))
+    elif isinstance(error, BaseExceptionGroup):
+        match, rest = frame.tracer.call(frame.world.getattr(error, "split"), (wanted,))
+    else:
+        rest, match = error, None
+    stack.append(rest)
+    stack.append(match)
+    if match is not None:
+        frame.tracer.handling.error = match
+
+
+def prepare_reraise(frame: Any, original: BaseException, raised: list[Any]) -> object:
+    """What is raised at the end of `except*` clauses: the parts that nobody caught or that were raised again, as one group."""
+    errors = [error for error in raised if error is not None]
+    if not errors:
+        return None
+    if not isinstance(original, BaseExceptionGroup):
+        return errors[0]
+    if len(errors) > 1 or not _is_part(errors[0], original):
+        raise SkipFrame("unsupported-instruction", "exceptions that are raised in except* clauses, which are grouped")
+    return errors[0]
+
+
+def _is_part(error: BaseException, original: BaseExceptionGroup) -> bool:
+    """Whether `split` has made it from the group that was caught (which keeps cause and context)."""
+    return isinstance(error, BaseExceptionGroup) and error.__context__ is original.__context__ and error.__cause__ is original.__cause__
+
+
+@opcode("PREP_RERAISE_STAR")
+def prep_reraise_star(frame: Any, operand: object) -> None:
+    stack = frame.stack
+    raised = stack.pop()
+    stack.append(prepare_reraise(frame, stack.pop(), raised))
 
 
 def exception_matches(raised: type, wanted: object) -> bool:
@@ -97,5 +151,4 @@ def before_with(frame: Any, operand: object) -> None:
 def with_except_start(frame: Any, operand: object) -> None:
     stack = frame.stack
     error = stack[-1]
-    # Interpreted frames leave no traceback.
-    stack.append(frame.tracer.call(stack[-4], (type(error), error, None)))
+    stack.append(frame.tracer.call(stack[-4], (type(error), error, TRACEBACK)))

@@ -7,6 +7,7 @@ TYPE_ATTRIBUTE guard for each name that was looked up. Always holds: a store to 
 from __future__ import annotations
 
 import abc
+import re
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,19 @@ class AbstractChecks:
 
     def __repr__(self) -> str:
         return f"answers of abstract base classes: {[(cls.__name__, base.__name__) for cls, base in self.answers]}"
+
+
+# The type of builtin methods that know their class (`re.compile("").match`), a subclass of BuiltinFunctionType.
+BUILTIN_METHOD: type = type(re.compile("").match)
+
+
+def descriptor_of(method: Any, owner: Any) -> Any:
+    """The descriptor in a class of the owner's MRO that a bound method written in C was made from; None if there is none."""
+    for base in type(owner).__mro__:
+        found: Any = base.__dict__.get(method.__name__)
+        if type(found) in (types.MethodDescriptorType, types.WrapperDescriptorType) and found.__get__(owner, type(owner)) == method:
+            return found
+    return None
 
 
 def native_new(cls: type) -> Any:
@@ -143,6 +157,8 @@ def _bind_to_class(world: World, found: Any, cls: type, name: str) -> object:
         return world.load(found, world.constant(found, f"{cls.__name__}_{name}"))
     if isinstance(getter, types.FunctionType) and kind.__module__ not in ("enum", "types"):
         return world.tracer.call(getter, (world.load(found, world.constant(found, name)), None, cls))
+    if isinstance(found, types.ClassMethodDescriptorType):
+        return native(found.__get__, None, cls)  # not `cls.name`: for `super()` the lookup began further on
     value = native(type.__getattribute__, cls, name)
     return (
         value if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) else world.load(value, world.constant(value, name))

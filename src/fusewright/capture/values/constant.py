@@ -40,7 +40,8 @@ IS_TYPES: frozenset[type] = frozenset(
 # Immutable in practice: guarded by identity once, then read natively.
 FROZEN_TYPES: frozenset[type] = frozenset({
     types.CodeType, re.Pattern, re.Match, Field, inspect.Signature, inspect.Parameter, struct.Struct, decimal.Decimal,
-    fractions.Fraction, datetime.date, datetime.datetime, datetime.timedelta, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
+    fractions.Fraction, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
+    uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
     pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag, operator.itemgetter,
     operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any),
     type(typing.Callable[..., int]), type(typing.Optional[int]), type(typing.Optional), type(typing.Callable),  # noqa: UP045
@@ -58,7 +59,7 @@ def is_literal(value: Any) -> bool:
 def is_constant(value: Any) -> bool:
     """Whether `value` is a constant through and through (tuples and frozensets of constants included): what guards may compare by value."""
     kind = type(value)
-    if kind in EQUALS_TYPES or kind in IS_TYPES or isinstance(value, enum.Enum):
+    if kind in EQUALS_TYPES or kind in IS_TYPES or issubclass(kind, enum.Enum):
         return True
     if kind in (tuple, frozenset):
         return all(is_constant(element) for element in value)

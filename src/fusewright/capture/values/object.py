@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright.capture.absent import TRACEBACK
 from fusewright.capture.effects import DELETED
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
-from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.sources import Attribute, InstanceDict, Source
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.dict import OutsideDict
@@ -48,15 +49,16 @@ def load_object(world: World, real: object, source: Source) -> object:
 def instance_dict(world: World, obj: object) -> Any:
     """The object's instance dictionary: real when it was made inside, a stand-in otherwise, None when it has none."""
     kind = type(obj)
-    if kind.__dictoffset__ == 0 and not isinstance(obj, types.ModuleType):
+    if kind.__dictoffset__ == 0 and not issubclass(kind, types.ModuleType):
         return None
     record = world.outside(obj)
-    if isinstance(obj, enum.Enum) and not world.is_inside_class(kind):
+    if issubclass(kind, enum.Enum) and not world.is_inside_class(kind):
         return world.dict_stand_in(_raw_dict(obj), InstanceDict(world.constant(obj, kind.__name__)))
     namespace = object.__getattribute__(obj, "__dict__") if "__dict__" not in _shadowed(kind) else _raw_dict(obj)
     if record is None or record.real is not obj:
         return namespace
-    return world.dict_stand_in(namespace, InstanceDict(record.source))
+    hooked = isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
+    return world.dict_stand_in(namespace, InstanceDict(record.source, hooked))
 
 
 def _shadowed(kind: type) -> tuple[str, ...]:
@@ -104,6 +106,11 @@ def getattr_object(world: World, obj: object, name: str) -> object:
 def generic_getattr(world: World, obj: object, name: str) -> object:
     """`object.__getattribute__(obj, name)`: data descriptor, instance dictionary, then whatever the class holds."""
     kind = type(obj)
+    if name in _TRACEBACKS and issubclass(kind, BaseException):
+        if name == "__traceback__" and (world.tracer.was_raised(obj) or world.is_raw(obj)):
+            return TRACEBACK
+        if name != "__traceback__":
+            raise SkipFrame("frame-access", f"{name} of an exception: interpreted frames leave no traceback")
     found = classes.guarded_lookup(world, kind, name)
     if found is not MISSING and is_data_descriptor(found):
         return bind(world, found, obj, kind, name)
@@ -113,6 +120,9 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
     if found is not MISSING:
         return bind(world, found, obj, kind, name)
     raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+
+
+_TRACEBACKS = ("__traceback__", "with_traceback")
 
 
 def is_data_descriptor(found: object) -> bool:
@@ -151,7 +161,7 @@ def _bind_classmethod(world: World, found: classmethod, obj: object, kind: type,
 
 def _bind_property(world: World, found: property, obj: object, kind: type, name: str) -> object:
     if found.fget is None:
-        raise UserException(AttributeError(f"property '{name}' of '{kind.__name__}' object has no getter"))
+        raise UserException(AttributeError(f"property '{name}' of '{kind.__qualname__}' object has no getter"))
     return world.tracer.call(world.load(found.fget, world.constant(found.fget, name)), (obj,))
 
 
@@ -224,12 +234,14 @@ def setattr_object(world: World, obj: object, name: str, value: object) -> None:
 def generic_setattr(world: World, obj: object, name: str, value: object) -> None:
     """`object.__setattr__(obj, name, value)`."""
     kind = type(obj)
+    if name == "__traceback__" and value is TRACEBACK and issubclass(kind, BaseException):
+        return  # as contextlib does it: to what it was
     found = classes.guarded_lookup(world, kind, name)
     raw = world.is_raw(obj)
     if found is not MISSING and is_data_descriptor(found):
         if isinstance(found, property):
             if found.fset is None:
-                raise UserException(AttributeError(f"property '{name}' of '{kind.__name__}' object has no setter"))
+                raise UserException(AttributeError(f"property '{name}' of '{kind.__qualname__}' object has no setter"))
             world.tracer.call(world.load(found.fset, world.constant(found.fset, name)), (obj, value))
             return
         setter = classes.guarded_lookup(world, type(found), "__set__")

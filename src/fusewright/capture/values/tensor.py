@@ -132,6 +132,9 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
         return native(getattr, tensor, name)
     if name in _OPERATORS:
         return world.torch_call(getattr(torch.Tensor, name).__get__, (tensor,), {})
+    if name == "grad_fn" and tensor.is_leaf:
+        world.requires_grad_matters = True
+        return None
     if name in _REFUSED:
         raise GraphBreak("tensor-address", f"Tensor.{name} asks for {_REFUSED[name]}")
     found = classes.lookup(world.type_of(tensor), name)
