@@ -41,7 +41,7 @@ def load_object(world: World, real: object, source: Source) -> object:
     world.guard("TYPE", source, kind)
     for name in ("__eq__", "__hash__"):  # native containers compare and hash what they hold: a method added later would go unnoticed
         classes.guarded_lookup(world, kind, name)
-    if isinstance(real, torch.nn.Module):
+    if issubclass(kind, torch.nn.Module):
         world.module_sources.add(source)
     return world.stand_in(real, source, real)
 
