@@ -33,7 +33,7 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
         assert isinstance(operation, Reduction)
         if buffers is program.buffers:
             buffers = dict(buffers)
-        partial, combine, buffer = _split(operation, *chunking, buffers[operation.buffer].device)
+        partial, combine, buffer = _split(operation, *chunking, buffers[operation.buffer].device, options.lanes)
         buffers[buffer.name] = buffer
         operations += [partial, combine]
     if buffers is program.buffers:
@@ -84,7 +84,7 @@ def _largest_divisor(extent: int, limit: int) -> int:
     return next((d for d in range(min(limit, extent), 0, -1) if extent % d == 0), 1)
 
 
-def _split(operation: Reduction, which: int, count: int, device: torch.device) -> tuple[Reduction, Reduction, Buffer]:
+def _split(operation: Reduction, which: int, count: int, device: torch.device, lanes: int) -> tuple[Reduction, Reduction, Buffer]:
     axis = operation.reduced[which]
     assert isinstance(axis.extent, int)
     length = axis.extent // count
@@ -92,18 +92,21 @@ def _split(operation: Reduction, which: int, count: int, device: torch.device) -
     rest = Axis(loop_symbol("k", length), length)
     mapping: dict[Expr, Dim] = {axis.symbol: chunk.symbol * length + rest.symbol}
     rewriter = Rewriter(dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=_Renamer().bind)
-    shape = (*(a.extent for a in operation.axes), count)
+    # The partial results keep the order in which neighbouring elements are read: the chunk goes inside of a row, outside of columns.
+    outside = lanes > 1 and _along_outer(operation)
+    axes = (chunk, *operation.axes) if outside else (*operation.axes, chunk)
+    shape = tuple(a.extent for a in axes)
     strides = contiguous_strides(shape)
     dtype = operation.value.dtype
     buffer = Buffer(f"{operation.buffer}_partial", shape, strides, dtype, device, "temporary")
     index: Dim = 0
-    for a, stride in zip((*operation.axes, chunk), strides):
+    for a, stride in zip(axes, strides):
         index = index + a.symbol * stride
     reduced = (*operation.reduced[:which], rest, *operation.reduced[which + 1 :])
     partial = replace(
         operation,
         name=f"{operation.name}_partial",
-        axes=(*operation.axes, chunk),
+        axes=axes,
         reduced=reduced,
         value=rewriter.visit(operation.value),
         buffer=buffer.name,

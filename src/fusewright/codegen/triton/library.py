@@ -39,11 +39,17 @@ def _interpreted(name: str) -> Any:
     return call
 
 
+def _interpreted_quotient(a: Any, b: Any) -> Any:
+    return a / b
+
+
 _find = _interpreted if knobs.runtime.interpret else _from_libdevice
 (
     exp, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, asin, acos, atan, atan2, sinh, cosh, tanh, asinh, acosh, atanh, erf, erfc,
     erfinv, lgamma, pow, fmod, hypot, copysign, nextafter, trunc, rint, rsqrt,
 ) = map(_find, _ELEMENTARY)  # fmt: skip
+
+fast_quotient = _interpreted_quotient if knobs.runtime.interpret else _from_libdevice("fast_dividef")
 
 
 @triton.jit
@@ -53,7 +59,7 @@ def sigmoid(x):
 
 @triton.jit
 def fast_sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
+    return fast_quotient(1.0, 1.0 + tl.exp(-x))
 
 
 @triton.jit

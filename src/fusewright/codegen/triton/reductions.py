@@ -18,7 +18,8 @@ from fusewright.schedule.plan import Reduce, ScanStep
 if TYPE_CHECKING:
     from fusewright.codegen.triton.kernel import Emitter
 
-_LAST = "9223372036854775807"
+_LAST = str((1 << 31) - 1)
+_LAST_WIDE = str((1 << 63) - 1)
 
 
 def _extreme(dtype: torch.dtype, largest: bool) -> str:
@@ -97,22 +98,23 @@ def reduce(e: Emitter, statement: Reduce) -> Value | None:
     masked = value
     if row_mask is not None:
         masked = e.bind(f"tl.where({row_mask.text}, {value.text}, {neutral}).to({type_name})", value.dims, e.level_of(value, row_mask))
-    position = f"tl.broadcast_to({row.text}.to(tl.int64), {e.shape_text(frozenset('xr'))})"
+    position_type, last = ("tl.int64", _LAST_WIDE) if e.wide else ("tl.int32", _LAST)  # of a position along the row
+    position = f"tl.broadcast_to({row.text}, {e.shape_text(frozenset('xr'))})"
     if e.level == 0:
         if positional:
             name = f"position{e.count}"
             e.count += 1
             e.lines[0].append(f"_, {name} = tl.reduce(({masked.text}, {position}), 1, {_function(kind)})")
-            return e.bind(f"{name}[:, None]", frozenset("x"), 0)
+            return e.bind(f"{name}[:, None].to(tl.int64)", frozenset("x"), 0)
         return e.bind(_collapse(kind, dtype, masked.text, type_name), frozenset("x"), 0)
     name = f"{statement.local}_sum" if kind == "sum" else f"{statement.local}_so_far"
     shape = e.shape_text(frozenset("xr"))
     e.lines[0].append(f"{name} = tl.full({shape}, {neutral}, {type_name})")
     if positional:
-        e.lines[0].append(f"{name}_position = tl.full({shape}, {_LAST}, tl.int64)")
+        e.lines[0].append(f"{name}_position = tl.full({shape}, {last}, {position_type})")
         where = position
         if row_mask is not None:
-            where = f"tl.where({row_mask.text}, {position}, {_LAST})"
+            where = f"tl.where({row_mask.text}, {position}, {last})"
         e.lines[1].append(f"{name}, {name}_position = {_function(kind)}({name}, {name}_position, {masked.text}, {where})")
     else:
         e.lines[1].append(f"{name} = {_combine(kind, dtype, name, masked.text)}")
@@ -127,7 +129,7 @@ def close(e: Emitter, statement: Reduce) -> Value:
         position = f"position{e.count}"
         e.count += 1
         e.lines[0].append(f"_, {position} = tl.reduce(({name}, {name}_position), 1, {_function(statement.kind)})")
-        return e.bind(f"{position}[:, None]", frozenset("x"), 0)
+        return e.bind(f"{position}[:, None].to(tl.int64)", frozenset("x"), 0)
     return e.bind(_collapse(statement.kind, statement.value.dtype, name, language_type(statement.value.dtype)), frozenset("x"), 0)
 
 

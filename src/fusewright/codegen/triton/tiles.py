@@ -23,6 +23,7 @@ from fusewright.loops.ir import Apply, Axis
 UNKNOWN = 1024  # what a symbolic extent is taken for
 PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most
 PERSISTENT_COLUMNS = 1024  # rows of a persistent tile whose neighbouring elements lie along the outer axes
+LONG = 16 * 1024
 SCAN = 8 * 1024
 
 
@@ -140,7 +141,7 @@ def _rows(shape: Shape, processor: Processor) -> Tile:
     limit = SCAN if scans else PERSISTENT
     if columns:
         return _columns(shape, processor, outer, longest, static)
-    if static and longest <= limit and _worth_holding(shape, longest, outer):
+    if static and longest <= limit and _worth_holding(shape, longest):
         return _persistent(shape, processor, outer, longest)
     step = _clamp(power_of_two(longest), 16, 1024 if scans else 4096)
     x = 1
@@ -156,9 +157,16 @@ def _length(view: StageView) -> Dim:
     return total
 
 
-def _worth_holding(shape: Shape, longest: int, outer: int) -> bool:
-    """Several stages over one row share what they load; a single one may as well walk a long row."""
+def _worth_holding(shape: Shape, longest: int) -> bool:
+    """Several stages over one row share what they load; a single one may as well walk a long row. A very long row leaves room for one block
+    a multiprocessor, which then waits for memory: where nothing of its length is stored, it is quicker read again from the cache."""
+    if longest > LONG and not shape.kernel.scratch and not any(_stores_rows(view) for view in shape.views):
+        return False
     return longest <= 2048 or sum(1 for view in shape.views if view.axes) > 1 or any(scans_of(view.stage) for view in shape.views)
+
+
+def _stores_rows(view: StageView) -> bool:
+    return bool(view.axes) and any(access.store for access in view.accesses)
 
 
 def _persistent(shape: Shape, processor: Processor, outer: int, longest: int) -> Tile:

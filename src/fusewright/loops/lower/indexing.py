@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim
+from fusewright.graph.sizes import Dim, free_symbols
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, Store
 from fusewright.loops.lower import expressions as ex
@@ -29,15 +29,49 @@ def indirect(low: Lowering, value: Value, indices: Sequence[Dim], extent: Dim, w
     return low.bind(low.checked(low.read(value, indices), extent, wrap), extent)
 
 
-def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: ex.Bindings) -> ir.Expression:
-    """The element of `source` at run-time indices. The source must be in memory, behind one plain load."""
+def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: ex.Bindings, few: bool = False) -> ir.Expression:
+    """The element of `source` at run-time indices. The source is put in memory, behind one plain load; but where only `few` of its elements
+    are read (one a row), each is computed from what the source is computed from, if that can be indexed as well."""
     if not bindings:
         return low.at(source, indices)
+    if few and not isinstance(source.expression, ir.Load):
+        found = _computed_at(low.at(source, indices), bindings)
+        if found is not None:
+            return found
     if not isinstance(source.expression, ir.Load) or source.expression.bindings:
         low.realize(source)
     load = low.at(source, indices)
     assert isinstance(load, ir.Load)
     return ir.load(load.buffer, load.index, load.dtype, bindings)
+
+
+def _computed_at(expression: ir.Expression, bindings: ex.Bindings) -> ir.Expression | None:
+    """The expression with `bindings` on the loads that need them; None where something else than plain loads depends on them."""
+    symbols = {symbol for symbol, _ in bindings}
+    memo: dict[ir.Expression, ir.Expression | None] = {}
+
+    def visit(node: ir.Expression) -> ir.Expression | None:
+        if node not in memo:
+            memo[node] = rebuild(node)
+        return memo[node]
+
+    def rebuild(node: ir.Expression) -> ir.Expression | None:
+        match node:
+            case ir.Constant():
+                return node
+            case ir.IndexValue():
+                return node if symbols.isdisjoint(free_symbols(node.index)) else None
+            case ir.Load():
+                if node.bindings:
+                    return None
+                return node if symbols.isdisjoint(free_symbols(node.index)) else ir.load(node.buffer, node.index, node.dtype, bindings)
+            case ir.Apply():
+                args = [visit(arg) for arg in node.args]
+                found = [arg for arg in args if arg is not None]
+                return ir.apply(node.op, *found, dtype=node.dtype) if len(found) == len(args) else None
+        return None
+
+    return visit(expression)
 
 
 # --- gathers ---------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def nll_loss(call: Call, self: Value, target: Value, weight: Value | None, reduc
     out_type, total_type = call.type
     symbols = axis_symbols(target.shape)
     classes = Classes(call, self, target, weight, ignore_index, symbols)
-    found = gathered(low, self, classes.place, classes.bindings)
+    found = gathered(low, self, classes.place, classes.bindings, few=True)
     zero = ir.constant(0, classes.dtype)
     term = ex.masked(classes.counts, ex.neg(ex.mul(ex.widen(found), classes.weight)), zero)
     if reduction == NONE:
