@@ -45,7 +45,7 @@ BREAKS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("data-dependent-shape", lambda x: x.nonzero()),
     ("data-dependent-shape", lambda x: x[x > 0]),
     ("print-tensor", lambda x: print(x)),
-    ("print-tensor", lambda x: f"{x}"),
+    ("print-tensor", lambda x: len(f"{x}")),
     ("print-tensor", lambda x: str([x])),
     ("tensor-address", lambda x: x.data_ptr()),
     ("tensor-address", lambda x: x.numpy()),

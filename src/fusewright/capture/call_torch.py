@@ -16,7 +16,7 @@ import torch
 from fusewright.capture import call_autograd, call_marked
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
-from fusewright.capture.signals import GraphBreak
+from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.values import module as modules
 from fusewright.capture.values import tensor as tensors
 
@@ -219,6 +219,21 @@ def _is_tensor(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return isinstance((*args, *kwargs.values())[0], torch.Tensor)
 
 
+def _check_tensor(position: int) -> Row:
+    """torch._check_tensor_all: an assertion in the graph. When it fails, the call is repeated eagerly, for eager's own error."""
+
+    def check(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+        condition = args[position] if len(args) > position else kwargs.get("cond")
+        world = tracer.world
+        if not isinstance(condition, torch.Tensor) or condition.dtype is not torch.bool:
+            raise UserException(TypeError("cond must be a tensor of dtype torch.bool"))
+        if condition.device.type != "cpu" or tracer.recorder.level == "torch":
+            raise GraphBreak("data-dependent-branch", "a check of a tensor's values")  # on a GPU a failed assertion ends the process
+        world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (condition,), {}),), {})
+
+    return check
+
+
 def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", kwargs.get("reason", args[0] if args else ""))))
 
@@ -267,6 +282,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.backends.mha", "get_fastpath_enabled"): _always(False),
     ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(getattr, torch._C._VariableFunctions, args[1]),
     ("torch", "is_tensor"): _is_tensor,
+    ("torch", "_check_tensor_all"): _check_tensor(0),
+    ("torch", "_check_tensor_all_with"): _check_tensor(1),
     ("torch", "is_storage"): _always(False),
     ("torch.fx._symbolic_trace", "is_fx_tracing"): _always(False),
     ("torch.fx._symbolic_trace", "is_fx_symbolic_tracing"): _always(False),

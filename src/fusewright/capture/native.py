@@ -20,6 +20,7 @@ import torch
 
 from fusewright import _native
 from fusewright.capture.signals import UserException
+from fusewright.capture.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
@@ -30,6 +31,8 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
     try:
         return _native.call_watched(fn, *args, **kwargs)
     except Exception as exception:
+        if isinstance(exception, TypeError):
+            refuse_if_shown((*args, *kwargs.values()))
         if isinstance(exception, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
             return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
         raise UserException(exception) from None

@@ -25,6 +25,7 @@ from fusewright.capture.values import cls as classes
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.dict import OutsideDict
 from fusewright.capture.values.symbolic import NUMBERS, SYMBOLIC, concrete, concrete_inside, stays_symbolic
+from fusewright.capture.values.text import TensorText, text_of
 from fusewright.graph import runtime_float
 
 if TYPE_CHECKING:
@@ -472,10 +473,12 @@ _CONVERSIONS: dict[int, str] = {
 }
 
 
-def format_value(world: World, value: Any, conversion: int, spec: str) -> str:
+def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
     """One replacement field of a formatted string."""
     value = concrete_inside(value)  # the text shows the number, so a guard fixes it
     how = _CONVERSIONS[conversion]
+    if isinstance(value, torch.Tensor) and not (spec and (how != "format" or value.dim())):
+        return text_of(value, format, spec) if how == "format" else text_of(value, _CONVERTERS[how])
     if how == "format":
         method = classes.python_method(world, type(value), "__format__") if type(value) not in PLAIN else None
         if method is not None:
@@ -486,9 +489,11 @@ def format_value(world: World, value: Any, conversion: int, spec: str) -> str:
     return native(format, to_text(world, value, how), spec)
 
 
-def to_text(world: World, value: Any, how: str) -> str:
+def to_text(world: World, value: Any, how: str) -> Any:
     """`str`, `repr` or `ascii` of a value; special methods written in Python are interpreted."""
     value = concrete_inside(value)
+    if isinstance(value, torch.Tensor):
+        return text_of(value, _CONVERTERS[how])
     if how == "str":
         method = classes.python_method(world, type(value), "__str__")
         if method is None and classes.lookup(type(value), "__str__") is object.__str__:
@@ -501,14 +506,16 @@ def to_text(world: World, value: Any, how: str) -> str:
             text = world.tracer.call(method, (value,))
             return native(ascii, text)[1:-1] if how == "ascii" else text
     ready = text_ready(world, value)
-    convert: Any = {"str": str, "repr": repr, "ascii": ascii}[how]
-    return native(convert, ready)
+    return native(_CONVERTERS[how], ready)
+
+
+_CONVERTERS: dict[str, Any] = {"str": str, "repr": repr, "ascii": ascii}
 
 
 def text_ready(world: World, value: Any, depth: int = 0) -> Any:
     """`value`, if native code may turn it into text: no tensor and no outside object in it."""
     kind = type(value)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or kind is TensorText:
         raise GraphBreak("print-tensor", "a tensor turned into text")
     if kind in SYMBOLIC or kind is torch.Size:
         return concrete_inside(value)

@@ -27,6 +27,7 @@ from fusewright.capture.signals import GraphBreak
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.function import is_free_function
+from fusewright.capture.values.text import TensorText
 from fusewright.graph.runtime_float import node_of
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def parts(value: Any) -> Any:
         yield from (value.start, value.stop, value.step)
     elif kind is Trampoline:
         yield value.function
+    elif kind is TensorText:
+        yield from (piece[0] for piece in value.pieces if type(piece) is tuple)
     elif kind in _VIEWS:
         yield _viewed(value)
     elif kind in (staticmethod, classmethod):
@@ -113,6 +116,19 @@ def atom(code: Code, value: Any) -> str:
     if type(value) is complex:
         return f"complex({atom(code, value.real)}, {atom(code, value.imag)})"
     return repr(value)
+
+
+def _build_text(code: Code, value: TensorText) -> str:
+    made: list[str] = []
+    for piece in value.pieces:
+        if type(piece) is str:
+            made.append(repr(piece))
+            continue
+        tensor, make, arguments, version = piece
+        if tensor._version != version:
+            raise GraphBreak("print-tensor", "the text of a tensor that was written to afterwards")
+        made.append(f"{code.bind(make.__name__, make)}({', '.join([code.expression(tensor), *map(repr, arguments)])})")
+    return f"''.join(({', '.join(made)},))"
 
 
 def _build_list(code: Code, value: list) -> str:
@@ -417,6 +433,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     super: _build_super,
     staticmethod: _build_wrapped,
     classmethod: _build_wrapped,
+    TensorText: _build_text,
     torch.SymInt: lambda code, value: code.output(value),
     torch.SymFloat: _build_float,
     torch.SymBool: lambda code, value: repr(value.node.guard_bool("", 0)),

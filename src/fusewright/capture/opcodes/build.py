@@ -7,6 +7,7 @@ from typing import Any
 from fusewright.capture.bytecode import CALLABLE_DEPTH
 from fusewright.capture.opcodes.table import EXACT_SEQUENCES, PLAIN_KEYS, elements, opcode, pop_many, user_error
 from fusewright.capture.signals import UserException
+from fusewright.capture.values.text import joined
 
 
 @opcode("BUILD_TUPLE")
@@ -65,7 +66,7 @@ def build_const_key_map(frame: Any, count: int) -> None:
 @opcode("BUILD_STRING")
 def build_string(frame: Any, count: int) -> None:
     parts = pop_many(frame.stack, count)
-    frame.stack.append("".join(parts))
+    frame.stack.append(joined(parts))
 
 
 @opcode("BUILD_SLICE")

@@ -14,6 +14,7 @@ import torch
 
 from fusewright.capture.guards import Guard
 from fusewright.capture.sources import NumberTensor, Source
+from fusewright.capture.values.text import TensorText
 from fusewright.graph.runtime_float import OutsideFloat, float_of_input, float_of_size
 from fusewright.graph.symint import size_of
 
@@ -88,4 +89,4 @@ def number_guards(world: World) -> list[Guard]:
 
 def python_type(value: object) -> type | None:
     """The type that a symbolic number has for the program."""
-    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
+    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TensorText: str}.get(type(value))
