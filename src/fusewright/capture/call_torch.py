@@ -120,7 +120,11 @@ _FIXED = (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.
 
 def _fixed(world: Any, value: Any) -> Any:
     """What output shows of a value, as it is now."""
-    return value if type(value) in _FIXED or isinstance(value, type) else world.format(value, 1, "")
+    if type(value) in _FIXED or isinstance(value, type):
+        return value
+    if isinstance(value, torch.Tensor):
+        raise GraphBreak("print-tensor", "a tensor turned into text")
+    return world.format(value, 1, "")
 
 
 def policy(origin: str) -> Policy | None:
