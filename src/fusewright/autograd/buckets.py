@@ -1,0 +1,161 @@
+"""A backward in several parts, so that gradients reach their parameters bucket by bucket and communication overlaps with what is left.
+
+Takes a backward graph and the bytes of a bucket; gives the graph's parts in the order in which they run. Takes the compiled parts; gives
+a chain of autograd nodes, one a part: the engine accumulates the gradients of one part (and runs the hooks of DistributedDataParallel on
+them) before it starts the next one. Always holds: the parts together compute what the whole graph computes, each node once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from fusewright.graph.types import TensorType
+
+Node = torch.fx.Node
+
+
+@dataclass(slots=True)
+class Part:
+    """One part of a backward. The values of a backward are numbered: first its placeholders, then what parts hand on, in their order.
+
+    graph      placeholders → (gradients..., values handed on...)
+    reads      numbers of the values that the placeholders are
+    gradients  which of the backward's outputs it computes, in order
+    """
+
+    graph: torch.fx.Graph
+    reads: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
+def buckets(graph: torch.fx.Graph, capacity: int, first: int) -> list[list[int]]:
+    """The backward's outputs (positions) by bucket, in the order in which they become ready: the first bucket holds about `first` bytes,
+    later ones about `capacity`. Outputs that are no tensors belong to no bucket."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    ready = sorted((order[item], position) for position, item in enumerate(_results(graph)) if isinstance(item, Node))
+    found: list[list[int]] = [[]]
+    filled = 0
+    for _, position in ready:
+        if filled >= (first if len(found) == 1 else capacity):
+            found.append([])
+            filled = 0
+        found[-1].append(position)
+        filled += _bytes(_results(graph)[position])
+    return [bucket for bucket in found if bucket]
+
+
+def _results(graph: torch.fx.Graph) -> tuple[Any, ...]:
+    return tuple(next(node for node in reversed(graph.nodes) if node.op == "output").args[0])  # type: ignore[arg-type]
+
+
+def _bytes(node: Node) -> int:
+    kind = node.meta.get("type")
+    if not isinstance(kind, TensorType):
+        return 0
+    count = 1
+    for size in kind.shape:
+        count *= size if isinstance(size, int) else 64
+    return count * kind.dtype.itemsize
+
+
+def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Part]:
+    """Cuts a backward graph: part i computes the outputs `groups[i]`, and nothing that an earlier one has computed."""
+    results = _results(graph)
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    number: dict[Node, int] = {node: index for index, node in enumerate(node for node in nodes if node.op == "placeholder")}
+    owner: dict[Node, int] = dict.fromkeys(number, -1)
+    for index, group in enumerate(groups):
+        pending = [results[position] for position in group]
+        while pending:
+            node = pending.pop()
+            if node not in owner:
+                owner[node] = index
+                pending += node.all_input_nodes
+    handed = {node for node in owner for user in node.users if user in owner and owner[node] not in (-1, owner[user])}
+    handed |= {results[position] for index, group in enumerate(groups) for position in group if owner[results[position]] not in (-1, index)}
+    parts: list[Part] = []
+    for index, group in enumerate(groups):
+        inside = [node for node in nodes if owner.get(node) == index]
+        wanted = [results[position] for position in group]
+        reads = dict.fromkeys(argument for node in inside for argument in node.all_input_nodes if owner[argument] != index)
+        reads |= dict.fromkeys(node for node in wanted if owner[node] != index)
+        made = torch.fx.Graph()
+        values: dict[Node, Node] = {}
+        for node in reads:
+            values[node] = made.placeholder(node.name)
+            values[node].meta = dict(node.meta)
+        for node in inside:
+            values[node] = made.node_copy(node, values.__getitem__)
+            values[node].meta = dict(node.meta)
+        on = [node for node in inside if node in handed]
+        made.output(tuple(values[node] for node in (*wanted, *on)))
+        parts.append(Part(made, tuple(number[node] for node in reads), tuple(group)))
+        for node in on:
+            number[node] = len(number)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled part: `run` over the values at `reads` gives the gradients at `gradients`, then the values to hand on."""
+
+    run: Callable[..., tuple[Any, ...]]
+    reads: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Progress:
+    """One backward under way: the values so far, and all gradients once they are known in another way (`whole`)."""
+
+    values: list[Any] = field(default_factory=list)
+    whole: Sequence[Any] | None = None
+
+    def run(self, part: Compiled) -> Sequence[Any]:
+        """The gradients of a part."""
+        if self.whole is not None:
+            return [self.whole[position] for position in part.gradients]
+        results = part.run(*(self.values[number] for number in part.reads))
+        self.values += results[len(part.gradients) :]
+        return results[: len(part.gradients)]
+
+
+class _Later(torch.autograd.Function):
+    """forward(ctx, finish, part, token, *inputs) → token: its backward runs `part`. `finish(part)` gives the gradients of the inputs.
+
+    The token (no elements) ties the parts together: its gradient arrives when the part before has run."""
+
+    @staticmethod
+    def forward(ctx: Any, finish: Callable[[Compiled], Sequence[Any]], part: Compiled, token: torch.Tensor | None, *inputs: Any) -> torch.Tensor:
+        ctx.finish, ctx.part, ctx.first = finish, part, token is None
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        gradients = ctx.finish(ctx.part)
+        return (None, None, None if ctx.first else token, *gradients)
+
+
+def chain(finish: Callable[[Compiled], Sequence[Any]], later: Sequence[tuple[Compiled, tuple[Any, ...]]]) -> torch.Tensor:
+    """The token that the node of the first part takes as an input; `later`: the other parts in the order in which they run, each with the
+    tensors that its gradients belong to."""
+    token: torch.Tensor | None = None
+    for part, inputs in reversed(later):
+        token = _Later.apply(finish, part, token, *inputs)
+    assert token is not None
+    return token
+
+
+def bucket_bytes() -> tuple[int, int] | None:
+    """(first bucket, later buckets) in bytes while the forward of a DistributedDataParallel module runs; None outside of one."""
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    active = None if module is None else module.DistributedDataParallel._get_active_ddp_module()
+    if active is None:
+        return None
+    return int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES), int(active.bucket_bytes_cap)
