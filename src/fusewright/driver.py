@@ -393,6 +393,8 @@ NEVER_COMPILED = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__, os.__file__, np.__file__) if path is not None
 )
 """Code under these folders (PyTorch, fusewright, the standard library, NumPy) runs eagerly when it is reached through a graph break."""
+OPTIMIZER_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+"""What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step, after reading `found_inf`)."""
 SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
@@ -412,7 +414,7 @@ def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTabl
         return _native.FrameCache(_run_paused)
     if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
         return None
-    if any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED):
+    if code is not OPTIMIZER_STEP and any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED):
         return None
     cache = _native.FrameCache(compiler.miss)
     cache.frames = compiler.frames

@@ -57,9 +57,8 @@ def checked(function: Any, row: Row) -> Row:
 
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
-ROWS: dict[int, Row] = {
-    id(function): checked(function, row) for table in (call_builtins.ROWS, call_torch.ROWS, polyfills.ROWS) for function, row in table
-}
+_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS)
+ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
 NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS}
 

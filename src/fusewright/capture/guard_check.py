@@ -50,8 +50,9 @@ CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
 def is_constant_key(key: object) -> bool:
-    """Whether a dict key is compared by value: a builtin constant or a tuple of them. Other keys are objects, compared by identity."""
-    return type(key) in CONSTANT_TYPES or (type(key) is tuple and all(map(is_constant_key, key)))
+    """Whether a dict key is compared by value: a builtin constant, a device, or a tuple of them. Others are objects, compared by
+    identity."""
+    return type(key) in CONSTANT_TYPES or type(key) is torch.device or (type(key) is tuple and all(map(is_constant_key, key)))
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------

@@ -77,6 +77,21 @@ def _as_list(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return value
 
 
+def _by_device_and_dtype(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch._C._group_tensors_by_device_and_dtype(tensorlistlist, with_indices): {(device, dtype): (lists, indices)}, by the first list."""
+    lists, with_indices = (*args, *kwargs.values(), False)[:2]
+    groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
+    for index, first in enumerate(lists[0]):
+        parts, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        for part, whole in zip(parts, lists, strict=True):
+            if whole:
+                part.append(whole[index])
+        if with_indices:
+            indices.append(index)
+    return groups
+
+
+ROWS: list[tuple[Any, Row]] = [(torch._C._group_tensors_by_device_and_dtype, _by_device_and_dtype)]
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.optim.optimizer", "_stack_if_compiling"): _as_list,
     ("torch.optim.optimizer", "_get_value"): _value,

@@ -112,7 +112,6 @@ _OPERATORS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
 _REFUSED = {
     "data_ptr": "its address",
-    "grad_fn": "its autograd node",
     "_version": "its version counter",
     "_base": "the tensor that it is a view of",
     "_backward_hooks": "its hooks",
@@ -216,9 +215,18 @@ def _data(world: World, tensor: torch.Tensor) -> object:
     return world.torch_call(torch.Tensor.detach, (tensor,), {})
 
 
+def _grad_fn(world: World, tensor: torch.Tensor) -> object:
+    """None for a tensor without a history; what its history is, is nothing that a graph holds."""
+    world.requires_grad_matters = True
+    if tensor.requires_grad:
+        raise GraphBreak("tensor-address", "Tensor.grad_fn asks for its autograd node")
+    return None
+
+
 _ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
     "requires_grad": _requires_grad,
     "grad": _grad,
+    "grad_fn": _grad_fn,
     "data": _data,
     "is_leaf": _fact("is_leaf"),
     "retains_grad": _fact("retains_grad"),
