@@ -35,6 +35,7 @@ from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symb
 from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata, replace_metadata
 from fusewright.graph.types import Location, TensorType
+from fusewright.graph.unscale import check_and_unscale
 
 Level = Literal["aten", "torch"]
 aten = torch.ops.aten
@@ -610,6 +611,7 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 
 _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.lift_fresh.default: _lift_fresh,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
