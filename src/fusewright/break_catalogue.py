@@ -65,7 +65,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "compile the checkpointed block itself, or checkpoint around the compiled module",
     ),
     "functorch-transform": ("vmap, grad or jvp is called inside", "apply the transform outside of the compiled function, or batch by hand"),
-    "distributed-call": ("a collective is called", "call it between compiled functions"),
+    "distributed-call": (
+        "a collective, or a module that communicates, is called",
+        "nothing for DistributedDataParallel (the module inside is compiled by itself); else call it between compiled functions",
+    ),
     "random-state": ("the random generator is seeded, or its state read or set", "seed before calling the compiled function"),
     "inference-mode": ("inference_mode is entered inside", "enter it around the compiled function, or use torch.no_grad inside"),
     # Python objects

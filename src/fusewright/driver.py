@@ -209,10 +209,15 @@ class Compiler:
                 held.enter_context(_lock)
             held.enter_context(_unwatched())
             state = _states.setdefault(compiled, FunctionState())
+<<<<<<< HEAD
             if state.error is not None:
                 error, state.error = state.error, None
                 raise error
             if state.skipped or any(program.check(values, function) for program in state.pending):
+=======
+            state.skipped |= function.__globals__.get("__name__") == DISTRIBUTED_DATA_PARALLEL
+            if state.skipped:
+>>>>>>> e4722d9 (DistributedDataParallel: the backward is cut at bucket borders; FSDP2 and collectives are tested with two processes)
                 return None
             name = function_name(function)
             if self.settings.name is not None:
@@ -393,8 +398,10 @@ NEVER_COMPILED = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__, os.__file__, np.__file__) if path is not None
 )
 """Code under these folders (PyTorch, fusewright, the standard library, NumPy) runs eagerly when it is reached through a graph break."""
+DISTRIBUTED_DATA_PARALLEL = "torch.nn.parallel.distributed"
+"""Its forward, which talks to the reducer, runs eagerly; the module inside is compiled as a frame that it reaches."""
 OPTIMIZER_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
-"""What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step, after reading `found_inf`)."""
+"""What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step)."""
 SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
@@ -414,7 +421,8 @@ def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTabl
         return _native.FrameCache(_run_paused)
     if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
         return None
-    if code is not OPTIMIZER_STEP and any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED):
+    theirs = any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED)
+    if theirs and code is not OPTIMIZER_STEP:
         return None
     cache = _native.FrameCache(compiler.miss)
     cache.frames = compiler.frames

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.errors import RuntimeFallback
 from fusewright.graph.types import TensorType
 
 Node = torch.fx.Node
@@ -102,7 +103,7 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledPart:
     """A compiled part: `run` over the values at `reads` gives the gradients at `gradients`, then the values to hand on."""
 
     run: Callable[..., tuple[Any, ...]]
@@ -112,44 +113,71 @@ class Compiled:
 
 @dataclass(slots=True)
 class Progress:
-    """One backward under way: the values so far, and all gradients once they are known in another way (`whole`)."""
+    """One backward under way.
 
+    values   the values so far
+    wanted   for each gradient, whether anything that it depends on has a gradient
+    whole    all gradients, once they are known in another way
+    replay   computes all of them in another way, told why; dropped when the last part has run
+    """
+
+    parts: tuple[CompiledPart, ...]
     values: list[Any] = field(default_factory=list)
+    wanted: Sequence[bool] = ()
     whole: Sequence[Any] | None = None
+    replay: Callable[[str], Sequence[Any]] | None = None
 
-    def run(self, part: Compiled) -> Sequence[Any]:
-        """The gradients of a part."""
-        if self.whole is not None:
-            return [self.whole[position] for position in part.gradients]
-        results = part.run(*(self.values[number] for number in part.reads))
-        self.values += results[len(part.gradients) :]
-        return results[: len(part.gradients)]
+    def run(self, index: int) -> list[Any]:
+        """The gradients of part `index`, None where they are not wanted."""
+        part = self.parts[index]
+        results = self._results(part)
+        if index == len(self.parts) - 1:
+            self.values, self.whole, self.replay = [], None, None
+        return [gradient if self.wanted[position] else None for position, gradient in zip(part.gradients, results)]
+
+    def _results(self, part: CompiledPart) -> Sequence[Any]:
+        if self.whole is None:
+            try:
+                results = part.run(*(self.values[number] for number in part.reads))
+            except RuntimeFallback as error:
+                assert self.replay is not None
+                self.whole = self.replay(str(error))
+            else:
+                self.values += results[len(part.gradients) :]
+                return results
+        return [self.whole[position] for position in part.gradients]
 
 
 class _Later(torch.autograd.Function):
-    """forward(ctx, finish, part, token, *inputs) → token: its backward runs `part`. `finish(part)` gives the gradients of the inputs.
+    """forward(ctx, progress, index, token, *inputs) → token: its backward runs part `index`, whose gradients belong to the inputs.
 
     The token (no elements) ties the parts together: its gradient arrives when the part before has run."""
 
     @staticmethod
-    def forward(ctx: Any, finish: Callable[[Compiled], Sequence[Any]], part: Compiled, token: torch.Tensor | None, *inputs: Any) -> torch.Tensor:
-        ctx.finish, ctx.part, ctx.first = finish, part, token is None
+    def forward(ctx: Any, progress: Progress, index: int, token: torch.Tensor | None, *inputs: Any) -> torch.Tensor:
+        ctx.progress, ctx.index, ctx.last = progress, index, token is None
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        gradients = ctx.finish(ctx.part)
-        return (None, None, None if ctx.first else token, *gradients)
+        gradients = ctx.progress.run(ctx.index)
+        gradients = [gradient if wanted else None for gradient, wanted in zip(gradients, ctx.needs_input_grad[3:])]
+        return (None, None, None if ctx.last else token, *gradients)
 
 
-def chain(finish: Callable[[Compiled], Sequence[Any]], later: Sequence[tuple[Compiled, tuple[Any, ...]]]) -> torch.Tensor:
-    """The token that the node of the first part takes as an input; `later`: the other parts in the order in which they run, each with the
-    tensors that its gradients belong to."""
+def chain(progress: Progress, inputs: Sequence[Sequence[Any]]) -> torch.Tensor:
+    """The token that the node of the first part takes as an input. inputs: for each part, the tensors that its gradients belong to."""
     token: torch.Tensor | None = None
-    for part, inputs in reversed(later):
-        token = _Later.apply(finish, part, token, *inputs)
+    for index in range(len(progress.parts) - 1, 0, -1):
+        token = _Later.apply(progress, index, token, *inputs[index])
     assert token is not None
     return token
+
+
+def is_static(graph: torch.fx.Graph) -> bool:
+    """Whether no size in the graph is symbolic (each part would need the placeholders that the symbols come from)."""
+    kinds = (node.meta.get("type") for node in graph.nodes if node.op == "placeholder")
+    return all(isinstance(kind, TensorType) and all(isinstance(size, int) for size in (*kind.shape, *kind.stride)) for kind in kinds)
 
 
 def bucket_bytes() -> tuple[int, int] | None:
@@ -158,4 +186,5 @@ def bucket_bytes() -> tuple[int, int] | None:
     active = None if module is None else module.DistributedDataParallel._get_active_ddp_module()
     if active is None:
         return None
-    return int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES), int(active.bucket_bytes_cap)
+    capacity = int(active.bucket_bytes_cap)
+    return min(capacity, int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)), capacity

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fusewright.autograd import buckets
 from fusewright.autograd.rebuild import rebuilder
 from fusewright.capture.frame import Backward
 from fusewright.errors import RuntimeFallback
@@ -47,6 +48,7 @@ class Halves:
     outputs   number of graph outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
     saved     see autograd.joint.Split
     depends   for each gradient, the tangents that it depends on
+    parts     the backward in several parts, instead of `backward` (see autograd.buckets); empty: in one
     fell_back is told why when the compiled backward could not finish and the recorded operators ran instead
     """
 
@@ -60,6 +62,7 @@ class Halves:
     saved: tuple[int, ...]
     depends: tuple[tuple[int, ...], ...]
     fell_back: Callable[[str], None]
+    parts: tuple[buckets.CompiledPart, ...] = ()
 
 
 class _Compiled(torch.autograd.Function):
@@ -107,6 +110,46 @@ class _Compiled(torch.autograd.Function):
             if ctx.needs_input_grad[1 + position] and any(given[place] is not None for place in depends):
                 gradients[1 + position] = gradient
         return tuple(gradients)
+
+
+class _InParts(torch.autograd.Function):
+    """forward(ctx, halves, progress, token, *inputs): as _Compiled, but its backward runs the first part; the token leads to the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, halves: Halves, progress: buckets.Progress, token: torch.Tensor, *inputs: Any) -> tuple[Any, ...]:
+        ctx.progress = progress
+        return _Compiled.forward(ctx, halves, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        halves: Halves = ctx.halves
+        progress: buckets.Progress = ctx.progress
+        saved = ctx.saved_tensors
+        given = [tangents[position] for position in halves.tangents]
+        progress.wanted = [any(given[place] is not None for place in depends) for depends in halves.depends]
+        progress.whole = _replayed_gradients(ctx, given) if torch.is_grad_enabled() else None
+        progress.values = [tensor if plain is None else plain for tensor, plain in zip(saved, ctx.plain)]
+        progress.values += [_tangent(tangent, layout) for tangent, layout in zip(given, ctx.layouts)]
+
+        def replay(reason: str) -> tuple[Any, ...]:
+            halves.fell_back(reason)
+            with torch.enable_grad():
+                return _replayed_gradients(ctx, given, create_graph=False)
+
+        progress.replay = replay
+        gradients: list[Any] = [None] * len(ctx.needs_input_grad)
+        gradients[2] = torch.empty(0)
+        for position, gradient in zip(progress.parts[0].gradients, progress.run(0)):
+            place = 3 + halves.gradients[position]
+            if ctx.needs_input_grad[place]:
+                gradients[place] = gradient
+        return tuple(gradients)
+
+
+def _apply_in_parts(halves: Halves, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    progress = buckets.Progress(halves.parts)
+    owners = [[inputs[halves.gradients[position]] for position in part.gradients] for part in halves.parts]
+    return _InParts.apply(halves, progress, buckets.chain(progress, owners), *inputs)
 
 
 def _tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
@@ -175,7 +218,7 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
             wanted = iter(_Freed.apply(anchor, *(results[position] for position in plan.tangents)))
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
         elif halves.tangents:
-            results = apply(halves, *inputs)
+            results = _apply_in_parts(halves, inputs) if halves.parts else apply(halves, *inputs)
         else:
             results = halves.forward(*inputs)[:outputs]
         for position, output in updates:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.fx
 
+from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, is_static, parts_of
 from fusewright.autograd.function import Halves, differentiable
 from fusewright.autograd.joint import JointGraph, Split, tangents_of_gradients
 from fusewright.autograd.partition import split
@@ -41,9 +42,11 @@ def compile_joint(
         to_compile.notify(StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs"))
     function, notify = to_compile.function, to_compile.notify  # not `to_compile` itself, which holds the first call's inputs
     again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants) if backward.replayable else None
+    in_parts = _parts(halves.backward, compile_half)
     compiled = Halves(
         forward=compile_half(halves.forward, "forward"),
-        backward=compile_half(halves.backward, "backward") if backward.gradients else no_gradients,
+        backward=compile_half(halves.backward, "backward") if backward.gradients and not in_parts else no_gradients,
+        parts=in_parts,
         replay=again,
         random=any(node.meta.get("random") for node in halves.forward.nodes),
         outputs=backward.outputs,
@@ -55,6 +58,20 @@ def compile_joint(
     )
     kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
     return differentiable(compiled, backward, tuple(kind if isinstance(kind, Expr) else None for kind in kinds))
+
+
+def _parts(graph: torch.fx.Graph, compile_half: Callable[[torch.fx.Graph, str], Callable[..., Any]]) -> tuple[CompiledPart, ...]:
+    """The backward cut at the borders of DistributedDataParallel's buckets, compiled; nothing outside of such a module."""
+    capacities = bucket_bytes()
+    if capacities is None or not is_static(graph):
+        return ()
+    groups = buckets(graph, *reversed(capacities))
+    if len(groups) < 2:
+        return ()
+    parts = parts_of(graph, groups)
+    return tuple(
+        CompiledPart(compile_half(part.graph, f"backward part {index}"), part.reads, part.gradients) for index, part in enumerate(parts)
+    )
 
 
 def no_gradients(*values: Any) -> tuple[Any, ...]:

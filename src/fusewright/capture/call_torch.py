@@ -299,6 +299,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch", "get_float32_matmul_precision"): _query(torch.get_float32_matmul_precision),
     ("torch", "are_deterministic_algorithms_enabled"): _query(torch.are_deterministic_algorithms_enabled),
     ("torch.amp.autocast_mode", "is_autocast_available"): _query(torch.amp.autocast_mode.is_autocast_available),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.forward"): _state_context("distributed-call", "DistributedDataParallel"),
     ("torch.distributed.distributed_c10d", "is_initialized"): lambda tracer, args, kwargs: (
         tracer.inline(torch.distributed.is_initialized)  # type: ignore[arg-type]
     ),

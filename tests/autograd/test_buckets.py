@@ -1,0 +1,78 @@
+"""A backward cut into parts computes what the whole computes, each node once; buckets follow the order in which gradients are ready."""
+
+from __future__ import annotations
+
+import operator
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+
+from fusewright.autograd.buckets import buckets, parts_of
+from fusewright.graph.types import TensorType, contiguous_strides
+
+
+def kind(*shape: int) -> TensorType:
+    return TensorType(shape, contiguous_strides(shape), torch.float32, torch.device("cpu"), False, 0)
+
+
+def random_graph(seed: int) -> tuple[torch.fx.Graph, int]:
+    """A graph of additions and products over a few placeholders, with a handful of outputs (some of them intermediate, one twice)."""
+    choose = random.Random(seed)
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"p{index}") for index in range(4)]
+    for _ in range(20):
+        nodes.append(
+            graph.call_function(
+                choose.choice((operator.add, operator.mul, operator.sub)), (choose.choice(nodes), choose.choice(nodes[-6:]))
+            )
+        )
+    for node in nodes:
+        node.meta["type"] = kind(3)
+    results = choose.sample(nodes[4:], 6)
+    graph.output((*results, results[0], None))
+    return graph, 7
+
+
+def run(graph: torch.fx.Graph, values: list[Any]) -> tuple[Any, ...]:
+    return torch.fx.GraphModule(torch.nn.Module(), graph)(*values)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_compute_what_the_whole_computes(seed: int) -> None:
+    graph, outputs = random_graph(seed)
+    values: list[Any] = [torch.randn(3, dtype=torch.float64) for _ in range(4)]
+    expected = run(graph, values)
+    groups = buckets(graph, 30, 12)
+    assert sorted(position for group in groups for position in group) == list(range(outputs))
+    parts = parts_of(graph, groups)
+    assert len(parts) > 1
+    found: dict[int, Any] = {}
+    calls = 0
+    for part in parts:
+        results = run(part.graph, [values[number] for number in part.reads])
+        found.update(zip(part.gradients, results))
+        values += results[len(part.gradients) :]
+        calls += sum(node.op == "call_function" for node in part.graph.nodes)
+    assert all(torch.equal(found[position], expected[position]) for position in range(outputs))
+    needed = torch.fx.Graph()
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    needed.output(needed.graph_copy(graph, copied))  # type: ignore[arg-type]
+    needed.eliminate_dead_code()
+    assert calls == sum(node.op == "call_function" for node in needed.nodes), "nothing is computed twice"
+
+
+def test_the_first_bucket_is_small_and_the_order_is_that_of_readiness() -> None:
+    graph = torch.fx.Graph()
+    start = graph.placeholder("start")
+    start.meta["type"] = kind(8)
+    nodes = []
+    last = start
+    for _ in range(6):
+        last = graph.call_function(operator.add, (last, start))
+        last.meta["type"] = kind(8)
+        nodes.append(last)
+    graph.output(tuple(reversed(nodes)))
+    assert buckets(graph, 64, 32) == [[5], [4, 3], [2, 1], [0]]
