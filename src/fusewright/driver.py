@@ -209,15 +209,11 @@ class Compiler:
                 held.enter_context(_lock)
             held.enter_context(_unwatched())
             state = _states.setdefault(compiled, FunctionState())
-<<<<<<< HEAD
             if state.error is not None:
                 error, state.error = state.error, None
                 raise error
-            if state.skipped or any(program.check(values, function) for program in state.pending):
-=======
             state.skipped |= function.__globals__.get("__name__") == DISTRIBUTED_DATA_PARALLEL
-            if state.skipped:
->>>>>>> e4722d9 (DistributedDataParallel: the backward is cut at bucket borders; FSDP2 and collectives are tested with two processes)
+            if state.skipped or any(program.check(values, function) for program in state.pending):
                 return None
             name = function_name(function)
             if self.settings.name is not None:

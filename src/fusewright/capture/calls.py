@@ -58,7 +58,6 @@ def checked(function: Any, row: Row) -> Row:
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
 _TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS)
-_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS)
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
 NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS}
