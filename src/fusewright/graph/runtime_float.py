@@ -400,6 +400,13 @@ def power(left: object, right: object) -> object:
     return torch.SymFloat(sides[0].pow(sides[1]))
 
 
+def has_root(value: object) -> bool:
+    """Whether a run-time float to a power between 0 and 1 is what Python gives: of a negative one Python makes a complex number. The sign
+    of an outside float is guarded; a number that a tensor holds is taken to be positive where the program takes its root."""
+    node = node_of(value)
+    return node is not None and (node.history is None or bool(value >= 0))  # type: ignore[operator]
+
+
 def apply(function: object, value: torch.SymFloat | torch.SymInt) -> torch.SymFloat | None:
     """A function of the math module on a run-time number; None for other functions and numbers."""
     name = MATH_FUNCTIONS.get(function)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fusewright.graph.runtime_float import has_root
+
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 NUMBERS: frozenset[type] = frozenset({int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool})
 # Operators that give a symbolic number for symbolic numbers, as Python's give one for ints and floats.
@@ -45,5 +47,7 @@ def stays_symbolic(op: str, left: Any, right: Any) -> bool:
     if op in ("//", "%"):  # of floats: Python's rounding, and its error for zero
         return float not in (left_type, right_type) and torch.SymFloat not in (left_type, right_type)
     if op == "**":  # Python's float power raises where IEEE overflows or leaves the reals
-        return (left_type in (int, float) and 0 < left <= 1) or (right_type is int and 0 <= right <= 4)
+        if (left_type in (int, float) and 0 < left <= 1) or (right_type is int and 0 <= right <= 4):
+            return True
+        return right_type is float and 0 < right <= 1 and has_root(left)
     return True
