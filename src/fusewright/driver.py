@@ -11,6 +11,7 @@ import functools
 import gc
 import inspect
 import os
+import sys
 import threading
 import time
 import traceback
@@ -409,7 +410,7 @@ CHECKPOINT_FILE = torch.utils.checkpoint.__file__
 def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:
     """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames, or never."""
     attributes = function.__dict__
-    if attributes.get("_torchdynamo_disable_recursive"):
+    if code is _FIND_AND_LOAD or attributes.get("_torchdynamo_disable_recursive"):
         return _native.FrameCache(_run_paused)
     file = code.co_filename
     compiler = None if table is None else table.compiler()
@@ -426,8 +427,12 @@ def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTabl
     return cache
 
 
+_FIND_AND_LOAD = sys.modules["importlib._bootstrap"]._find_and_load.__code__
+
+
 def _run_paused(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
-    """torch.compiler.disable's wrappers share one code object: every call of one runs without compiling what it calls."""
+    """Every call of this code object runs without compiling what it calls: an import, which runs modules once, and the wrappers of
+    torch.compiler.disable, which share one code object."""
     return _native.Entry(build_program((), ()), None, _paused_finish)
 
 

@@ -254,6 +254,11 @@ def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     raise GraphBreak("disabled-function", f"a {type(module).__qualname__} ({reason})" if reason else f"a {type(module).__qualname__}")
 
 
+def _call_custom_op(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch.library.custom_op: the operator behind the Python object, so that it is one node that prints and runs."""
+    return tracer.world.torch_call(args[0]._opoverload, args[1:], kwargs)
+
+
 # By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     **call_autograd.NAMED_ROWS,
@@ -272,6 +277,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._dynamo.decorators", "maybe_mark_dynamic"): _always(None),
     ("torch._dynamo.decorators", "mark_unbacked"): _always(None),
     ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
+    ("torch._library.custom_ops", "CustomOpDef.__call__"): _call_custom_op,
     ("fusewright.decorators", "is_compiling"): _always(True),
     ("fusewright.decorators", "graph_break"): _graph_break,
     ("fusewright.module", "CompiledModuleBase.__call__"): _call_compiled_module,
