@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 
-from fusewright import _native, marks
+from fusewright import _native, higher_order, marks
 from fusewright.autograd.record import record_backward
 from fusewright.backends.numbers import plain_sources, takes_numbers
 from fusewright.backends.registry import Backend, GraphToCompile, resolve
@@ -410,6 +410,8 @@ CHECKPOINT_FILE = torch.utils.checkpoint.__file__
 def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:
     """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames, or never."""
     attributes = function.__dict__
+    if (function.__globals__.get("__name__"), function.__qualname__) in higher_order.PLAIN:
+        return _native.FrameCache(_run_plainly)
     if code is _FIND_AND_LOAD or attributes.get("_torchdynamo_disable_recursive"):
         return _native.FrameCache(_run_paused)
     file = code.co_filename
@@ -438,6 +440,20 @@ def _run_paused(compiled: Any, function: types.FunctionType, values: tuple[Any, 
 
 def _paused_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
     return _native.call_paused(call_with_locals, function, values)
+
+
+def _run_plainly(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    """PyTorch's higher-order functions, whose own implementation starts torch.compile, run by their plain meaning."""
+    return _native.Entry(build_program((), ()), None, _plain_finish)
+
+
+def _plain_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
+    plain: Any = higher_order.PLAIN[function.__globals__["__name__"], function.__qualname__]
+    keyword_only = function.__code__.co_varnames[function.__code__.co_argcount :][: function.__code__.co_kwonlyargcount]
+    count = function.__code__.co_argcount
+    keywords = dict(zip(keyword_only, values[count:]))
+    rest = values[count + len(keyword_only)] if function.__code__.co_flags & inspect.CO_VARARGS else ()
+    return plain(*values[:count], *rest, **keywords)
 
 
 _native.hook_set_policy(_policy)

@@ -81,7 +81,8 @@ class GraphToCompile:
             if not node.users:  # native code below a torch-level call has read it
                 graph.erase_node(node)
             elif not hasattr(root, node.target):
-                root.register_buffer(node.target, self.constants[node.target])
+                value: Any = self.constants[node.target]
+                (root.add_module if isinstance(value, torch.nn.Module) else root.register_buffer)(node.target, value)
         return torch.fx.GraphModule(root, graph)
 
     def real_inputs(self) -> list[Any]:

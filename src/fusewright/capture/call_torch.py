@@ -57,10 +57,6 @@ _REFUSED_MODULES = {
     "torch.multiprocessing": "untraceable-call",
     "torch._dynamo.decorators": "untraceable-call",
     "torch._dynamo.eval_frame": "untraceable-call",
-    "torch._higher_order_ops.cond": "higher-order-operator",
-    "torch._higher_order_ops.while_loop": "higher-order-operator",
-    "torch._higher_order_ops.scan": "higher-order-operator",
-    "torch._higher_order_ops.map": "higher-order-operator",
     "torch._higher_order_ops.flex_attention": "higher-order-operator",
 }
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.capture import call_builtins, call_classes, call_marked, call_methods, call_torch, optimizers, polyfills
+from fusewright.capture import call_builtins, call_classes, call_higher_order, call_marked, call_methods, call_torch, optimizers, polyfills
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, is_library, native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
@@ -60,7 +60,7 @@ def checked(function: Any, row: Row) -> Row:
 _TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS)
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
-NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS}
+NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **call_higher_order.ROWS}
 
 
 def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:

@@ -176,7 +176,7 @@ class _Attempt:
             breaks=breaks,
             op_count=recorder.op_count,
             example_inputs=example_inputs,
-            constants=recorder.constants,
+            constants={**recorder.constants, **recorder.submodules},
             backward=backward,
             eager_reason=reason,
             replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),

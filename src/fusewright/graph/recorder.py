@@ -99,6 +99,7 @@ class Recorder:
         self.graph = torch.fx.Graph()
         self.inputs: list[tuple[torch.fx.Node, object]] = []
         self.constants: dict[str, torch.Tensor] = {}
+        self.submodules: dict[str, torch.fx.GraphModule] = {}
         self.op_count = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
         self._size_nodes: dict[Dim, torch.fx.Node] = {}
@@ -313,6 +314,28 @@ class Recorder:
             if self.recompute:
                 meta["recompute"] = True
         return self._results(known, func, args, kwargs, node, result_type)
+
+    def record(self, func: OpOverload, args: Sequence[object], result_type: tuple[object, ...]) -> object:
+        """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""
+        self._here = self.location()
+        node_args, _ = self._convert_sequence(args)
+        node = self.graph.create_node("call_function", func, tuple(node_args), {})  # type: ignore[arg-type]
+        node.meta.update(type=result_type, location=self._here)
+        return self._results(facts(func), func, tuple(args), {}, node, result_type)
+
+    def submodule(self, module: torch.fx.GraphModule) -> torch.fx.Node:
+        """A get_attr node for a graph that an operator of a torch-level graph takes."""
+        name = f"body_{len(self.submodules)}"
+        self.submodules[name] = module
+        return self.graph.get_attr(name)
+
+    def record_call(self, fn: Callable[..., object], args: Sequence[object], result_types: Sequence[TensorType]) -> list[object]:
+        """Record a torch-level call whose results, a tuple, are known to be of these types."""
+        node = self._torch_node(fn, args, {})
+        made = [make_traced(self, None, kind) for kind in result_types]
+        node.meta["example_value"] = tuple(made)
+        self._adopt(tuple(made), node)
+        return list(made)
 
     def finish(self, outputs: Sequence[object]) -> torch.fx.Graph:
         """End the graph: a flat output tuple of traced tensors, sizes, ints or None. Placeholders that nothing uses stay, with
