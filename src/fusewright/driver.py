@@ -399,6 +399,8 @@ DISTRIBUTED_DATA_PARALLEL = "torch.nn.parallel.distributed"
 """Its forward, which talks to the reducer, runs eagerly; the module inside is compiled as a frame that it reaches."""
 OPTIMIZER_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 """What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step)."""
+PEER = tuple(os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), name) + os.sep for name in ("_dynamo", "_inductor"))
+"""PyTorch's own compiler: what it calls while it works is no part of the program."""
 SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
@@ -416,7 +418,8 @@ def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTabl
         return _native.FrameCache(_run_paused)
     file = code.co_filename
     compiler = None if table is None else table.compiler()
-    if compiler is not None and file == CHECKPOINT_FILE:
+    peer = file.startswith(PEER) and attributes.get("_torchdynamo_disable_recursive") is not False
+    if compiler is not None and (peer or file == CHECKPOINT_FILE):
         return _native.FrameCache(_run_paused)
     if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
         return None

@@ -542,7 +542,7 @@ class Recorder:
             return {key: self._torch_argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step))
-        if not isinstance(value, _NODE_ARGUMENTS):
+        if not isinstance(value, _NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):  # a node: a higher-order operator's body
             raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
         return value
 

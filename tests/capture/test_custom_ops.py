@@ -1,0 +1,190 @@
+"""Operators of the user's own: torch.library.custom_op and torch.library.Library, captured whole."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fusewright
+
+BACKENDS = pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+
+
+@torch.library.custom_op("fusewright_tests::np_sin", mutates_args=())
+def np_sin(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.sin(x.detach().numpy()))
+
+
+@np_sin.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+np_sin.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0].cos(), setup_context=_setup)
+
+
+@torch.library.custom_op("fusewright_tests::add_in_place", mutates_args=("x",))
+def add_in_place(x: torch.Tensor, n: int) -> None:
+    x.add_(n)
+
+
+@torch.library.custom_op("fusewright_tests::scaled", mutates_args=())
+def scaled(xs: list[torch.Tensor], s: float, flag: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    return xs[0] * s, xs[1] + s
+
+
+@scaled.register_fake
+def _(xs: list[torch.Tensor], s: float, flag: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(xs[0]), torch.empty_like(xs[1])
+
+
+@torch.library.custom_op("fusewright_tests::without_fake", mutates_args=())
+def without_fake(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@torch.library.custom_op("fusewright_tests::product", mutates_args=())
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+@product.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+product.register_autocast("cpu", torch.bfloat16)
+
+LIBRARY = torch.library.Library("fusewright_tests_library", "DEF")
+LIBRARY.define("twice(Tensor x) -> Tensor")
+LIBRARY.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+torch.library.register_fake("fusewright_tests_library::twice", lambda x: torch.empty_like(x))
+LIBRARY.define("composite(Tensor x) -> Tensor")
+LIBRARY.impl("composite", lambda x: x.sin() * 2, "CompositeImplicitAutograd")
+
+
+def autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return product(x, x)
+
+
+def writes_to_its_own(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    add_in_place(y, 3)
+    return y + 1
+
+
+PROGRAMS = {
+    "object": lambda x: np_sin(x) * 2 + 1,
+    "packet": lambda x: torch.ops.fusewright_tests.np_sin(x) * 2,
+    "overload": lambda x: torch.ops.fusewright_tests.np_sin.default(x) * 2,
+    "several results": lambda x: scaled([x, x + 1], 2.0)[1] * 2,
+    "in place": writes_to_its_own,
+    "library": lambda x: torch.ops.fusewright_tests_library.twice(x) + 1,
+    "composite": lambda x: torch.ops.fusewright_tests_library.composite(x) + 1,
+    "autocast": autocast,
+}
+
+
+@BACKENDS
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_captured_whole(name: str, backend: str) -> None:
+    x, function = torch.randn(4, 4), PROGRAMS[name]
+    compiled = fusewright.compile(function, fullgraph=True, backend=backend)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), function(x))
+
+
+@BACKENDS
+def test_inputs_are_written(backend: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        add_in_place(x, 3)
+        return x * 2
+
+    mine, theirs = torch.ones(3), torch.ones(3)
+    torch.testing.assert_close(fusewright.compile(f, fullgraph=True, backend=backend)(mine), f(theirs))
+    torch.testing.assert_close(mine, theirs)
+
+
+@BACKENDS
+def test_registered_gradients_are_used(backend: str) -> None:
+    x = torch.randn(4, requires_grad=True)
+    (grad,) = torch.autograd.grad((fusewright.compile(lambda x: np_sin(x * 2) * 3, backend=backend)(x)).sum(), x)
+    torch.testing.assert_close(grad, 6 * (2 * x).cos())
+
+
+def test_the_graph_has_the_operator_as_one_node() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+    fusewright.compile(PROGRAMS["object"], backend=lambda gm, inputs: graphs.append(gm) or gm.forward)(torch.ones(2))
+    assert graphs[0].graph.find_nodes(op="call_function", target=torch.ops.fusewright_tests.np_sin.default)
+    assert "fusewright_tests.np_sin" in graphs[0].code
+
+
+def test_without_a_fake_implementation_it_runs_between_graphs() -> None:
+    report = fusewright.explain(lambda x: without_fake(x + 1) * 2)(torch.ones(2))
+    assert torch.equal(report.result, torch.full((2,), 4.0))
+    assert (report.graph_count, report.graph_break_count) == (2, 1)
+    assert "no fake impl" in report.break_reasons[0].reason
+
+
+def test_a_module_imported_inside_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import at a graph break runs the module's code as it is, however odd (this one counts its own subclasses)."""
+    (tmp_path / "imported_inside.py").write_text(
+        textwrap.dedent("""
+        import torch
+        SEEN = []
+        class Base:
+            def __init_subclass__(cls):
+                super().__init_subclass__()
+                SEEN.append((cls.__name__, torch.compiler.is_compiling()))
+        def helper(x):
+            SEEN.append(("helper", torch.compiler.is_compiling()))
+            return x + 1
+        class Derived(Base):
+            value = helper(torch.ones(1))
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        fusewright.graph_break()
+        import imported_inside  # type: ignore[import-not-found]
+
+        return y + imported_inside.Derived.value
+
+    try:
+        assert torch.equal(fusewright.compile(f)(torch.ones(1)), torch.full((1,), 4.0))
+        assert sys.modules["imported_inside"].SEEN == [("helper", False), ("Derived", False)]
+    finally:
+        sys.modules.pop("imported_inside", None)
+
+
+def test_super_on_a_class_finds_the_next_one() -> None:
+    made: list[str] = []
+
+    class Base:
+        def __init_subclass__(cls) -> None:
+            super().__init_subclass__()
+            made.append(cls.__name__)
+
+    @fusewright.disable(recursive=False)
+    def define() -> type:
+        return type("Derived", (Base,), {})
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        define()
+        return x + 1
+
+    assert torch.equal(fusewright.compile(f)(torch.ones(1)), torch.full((1,), 2.0))
+    assert made == ["Derived"]
