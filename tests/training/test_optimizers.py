@@ -1,0 +1,336 @@
+"""Compiled optimizer steps: parameters, state and losses equal eager's; rates and step counts change without a recompile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fusewright
+from fusewright.events import STREAM, Broken, Compiled, Skipped, StageDone
+
+O = torch.optim
+STEPS = 20
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+class Lion(O.Optimizer):
+    """An optimizer as users write them: signs, a step count that is a Python int, state made at the first step."""
+
+    def __init__(
+        self, parameters: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), decay: float = 0.01, **ignored: Any
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["average"] = torch.zeros_like(parameter)
+                    state["count"] = 0
+                state["count"] += 1
+                beta1, beta2 = group["betas"]
+                warm = 1 - 0.5 ** state["count"]
+                update = state["average"].mul(beta1).add(parameter.grad, alpha=1 - beta1).sign_()
+                parameter.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-group["lr"] * warm)
+                state["average"].mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
+        return loss
+
+
+@contextmanager
+def counted(*kinds: type) -> Iterator[list[Any]]:
+    events: list[Any] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, kinds):
+            events.append(event)
+
+    with STREAM.listening(listen):
+        yield events
+
+
+def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-4, path: str = "") -> None:
+    if isinstance(theirs, Tensor):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, path
+        error = (ours.double() - theirs.double()).norm() / (theirs.double().norm() + 1e-6)
+        assert error < tolerance, f"{path}: relative error {error:.2e}"
+    elif isinstance(theirs, dict):
+        assert list(ours) == list(theirs), path
+        for key, value in theirs.items():
+            assert_same(ours[key], value, tolerance, f"{path}[{key!r}]")
+    elif isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs), path
+        for index, value in enumerate(theirs):
+            assert_same(ours[index], value, tolerance, f"{path}[{index}]")
+    elif isinstance(theirs, float):
+        assert type(ours) is float and abs(ours - theirs) <= 1e-12 + 1e-9 * abs(theirs), path
+    else:
+        assert type(ours) is type(theirs) and ours == theirs, path
+
+
+def updates(make: Callable[[nn.Module], O.Optimizer], compiled: bool) -> Any:
+    """Twenty updates from eager gradients, the rate changing at each; the state goes through a state_dict half-way."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = make(model)
+    scheduler = O.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    step = fusewright.compile(optimizer.step) if compiled else optimizer.step
+    generator = torch.Generator().manual_seed(1)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(5, 8, generator=generator)).square().mean().backward()
+        step()
+        scheduler.step()
+        if number == STEPS // 2:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return [parameter.detach() for parameter in model.parameters()], optimizer.state_dict()
+
+
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (O.SGD, {"lr": 0.1}),
+    (O.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (O.SGD, {"lr": 0.01, "momentum": 0.9, "dampening": 0.1}),
+    (O.Adam, {"lr": 0.01}),
+    (O.Adam, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1}),
+    (O.AdamW, {"lr": 0.01, "maximize": True}),
+    (O.Adagrad, {"lr": 0.01, "lr_decay": 0.1}),
+    (O.RMSprop, {"lr": 0.01}),
+    (O.RMSprop, {"lr": 0.001, "centered": True, "momentum": 0.9, "eps": 1e-4}),
+    (O.Adadelta, {"lr": 0.1}),
+    (O.Adamax, {"lr": 0.01}),
+    (O.NAdam, {"lr": 0.01, "decoupled_weight_decay": True, "weight_decay": 0.01}),
+]
+
+
+@pytest.mark.parametrize("foreach", [None, pytest.param(True, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=lambda value: getattr(value, "__name__", None) or ",".join(value))
+def test_updates_equal_eager_without_recompiles(kind: Any, options: dict[str, Any], foreach: bool) -> None:
+    def make(model: nn.Module) -> O.Optimizer:
+        return kind(model.parameters(), foreach=foreach, **options)
+
+    expected = updates(make, compiled=False)
+    with counted(Compiled, Broken, Skipped) as events:
+        found = updates(make, compiled=True)
+    assert_same(found, expected)
+    assert not [event for event in events if not isinstance(event, Compiled)]
+    # State is made, the rate is seen to change; the loaded state has other dictionaries, whose guards are asked anew.
+    assert len(events) <= 3
+
+
+@pytest.mark.parametrize("kind", [O.RAdam, O.ASGD, O.Rprop, pytest.param(O.LBFGS, marks=pytest.mark.sweep)])
+def test_steps_that_depend_on_data_equal_eager(kind: Any) -> None:
+    """What chooses by the value of a step count or of a gradient may break the graph, and is right."""
+
+    def train(compiled: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = kind(model.parameters(), lr=0.01)
+        x = torch.randn(5, 8)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        step = fusewright.compile(optimizer.step) if compiled else optimizer.step
+        for _ in range(8):
+            step(closure)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    assert_same(train(True), train(False), 1e-3)
+
+
+def test_a_users_optimizer_with_a_python_step_count_does_not_recompile_each_step() -> None:
+    expected = updates(lambda model: Lion(model.parameters()), compiled=False)
+    with counted(Compiled, Broken, Skipped) as events:
+        found = updates(lambda model: Lion(model.parameters()), compiled=True)
+    assert_same(found, expected)
+    assert len(events) <= 5 and all(isinstance(event, Compiled) for event in events)
+
+
+def test_parameter_groups_have_their_own_rates() -> None:
+    def make(model: Any) -> O.Optimizer:
+        return O.AdamW(
+            [{"params": model.first.parameters(), "lr": 0.1}, {"params": [*model.norm.parameters(), *model.last.parameters()]}], lr=0.01
+        )
+
+    assert_same(updates(make, compiled=True), updates(make, compiled=False))
+
+
+@pytest.mark.parametrize("kind", [O.SGD, O.Adam])
+def test_the_foreach_form(kind: Any) -> None:
+    def make(model: nn.Module) -> O.Optimizer:
+        return kind(model.parameters(), lr=0.01, foreach=True)
+
+    assert_same(updates(make, compiled=True), updates(make, compiled=False))
+
+
+def test_a_tensor_rate() -> None:
+    def train(compiled: bool) -> Any:
+        torch.manual_seed(0)
+        model, rate = Net(), torch.tensor(0.01)
+        optimizer = O.Adam(model.parameters(), lr=rate)
+        step = fusewright.compile(optimizer.step) if compiled else optimizer.step
+        for number in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8) * number).square().mean().backward()
+            step()
+            rate.mul_(0.9)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    with counted(Compiled) as compiles:
+        found = train(True)
+    assert_same(found, train(False))
+    assert len(compiles) <= 2
+
+
+def train(kind: str, compiled: bool, steps: int = STEPS) -> Any:
+    """A whole training step as one function: forward, loss, backward, update. `kind` names what is in it."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer: Any = O.AdamW(model.parameters(), lr=1e-2) if "adam" in kind else O.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", enabled="scaler" in kind, init_scale=128.0)
+    average = O.swa_utils.AveragedModel(model, multi_avg_fn=O.swa_utils.get_ema_multi_avg_fn(0.9)) if "average" in kind else None
+    calls: list[str] = []
+    if "hooks" in kind:
+        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: calls.append("before"))
+        optimizer.register_step_post_hook(lambda optimizer, args, kwargs: calls.append("after"))
+    scheduler = O.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in kind):
+            return F.cross_entropy(model(x), y)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none="zeros" not in kind)
+        loss = loss_of(x, y)
+        scaler.scale(loss).backward()
+        if "accumulate" in kind:
+            loss_of(x * 2, y).backward()
+        if "unscale" in kind:
+            scaler.unscale_(optimizer)
+        if "norm" in kind:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if "value" in kind:
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        scaler.step(optimizer)
+        scaler.update()
+        if average is not None:
+            average.update_parameters(model)
+        return loss
+
+    def step_with_closure(x: Tensor, y: Tensor) -> Tensor:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(x, y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    def step_with_grad(x: Tensor, y: Tensor) -> Tensor:
+        loss = loss_of(x, y)
+        parameters = list(model.parameters())
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        return loss
+
+    chosen = step_with_closure if "closure" in kind else step_with_grad if "autograd.grad" in kind else step
+    call = fusewright.compile(chosen) if compiled else chosen
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        loss = call(torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator))
+        assert loss.requires_grad
+        losses.append(loss.detach())
+        scheduler.step()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    state = [] if average is None else [dict(average.state_dict())]
+    return [
+        losses,
+        [parameter.detach() for parameter in model.parameters()],
+        gradients,
+        optimizer.state_dict(),
+        scaler.state_dict(),
+        calls,
+        *state,
+    ]
+
+
+WHOLE = ["sgd", "adam zeros", "adam closure", "sgd norm", "adam value", "sgd accumulate norm", "sgd autograd.grad"]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_whole_training_step_is_one_graph(kind: str) -> None:
+    expected = train(kind, compiled=False)
+    with counted(Compiled, Broken, Skipped) as events:
+        found = train(kind, compiled=True)
+    assert_same(found, expected, 2e-4)
+    assert not [event for event in events if not isinstance(event, Compiled)]
+    assert len(events) <= 3
+
+
+@pytest.mark.parametrize("kind", ["sgd scaler", "sgd scaler unscale norm", "sgd average", "sgd hooks"])
+def test_a_training_step_with_reads_of_data_equals_eager(kind: str) -> None:
+    assert_same(train(kind, compiled=True, steps=8), train(kind, compiled=False, steps=8), 2e-4)
+
+
+def test_a_training_step_under_autocast_with_a_scaler_equals_eager() -> None:
+    found, expected = train("sgd autocast scaler", compiled=True, steps=8), train("sgd autocast scaler", compiled=False, steps=8)
+    assert_same(found[:2], expected[:2], 2e-2)
+    assert_same(found[4], expected[4])
+
+
+def test_the_update_of_many_parameters_is_few_parallel_regions() -> None:
+    def make() -> tuple[list[nn.Parameter], O.Optimizer]:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(3 + index % 7, 5 + index % 3)) for index in range(60)]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        return parameters, O.Adam(parameters, lr=0.01)
+
+    (parameters, optimizer), (wanted, expected) = make(), make()
+    step = fusewright.compile(optimizer.step)
+    texts: list[str] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, StageDone) and event.stage == "call_plan":
+            texts.append(event.text())
+
+    with STREAM.listening(listen):
+        addresses = [parameter.data_ptr() for parameter in parameters]
+        for _ in range(3):
+            step()
+            expected.step()
+    assert [parameter.data_ptr() for parameter in parameters] == addresses, "parameters are written in place"
+    assert_same([parameter.detach() for parameter in parameters], [parameter.detach() for parameter in wanted])
+    assert len(texts) == 2  # the first step makes the state
+    for text in texts:
+        lines = text.splitlines()
+        kernels, regions = (sum(line.strip().startswith(word) for line in lines) for word in ("kernel ", "together "))
+        alone = sum(line.startswith("kernel ") for line in lines)
+        assert kernels >= 21 and regions + alone <= 3
