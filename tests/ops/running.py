@@ -57,7 +57,7 @@ class Listener:
 
 def attempt(function: Callable[..., Any], args: Any, kwargs: Any, seed: int) -> tuple[Any, BaseException | None]:
     """(result, None) or (None, the exception)."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     try:
         return function(*args, **kwargs), None
     except Exception as error:

@@ -37,6 +37,8 @@ from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_trac
 from fusewright.graph.types import Location, TensorType
 from fusewright.graph.unscale import check_and_unscale
 
+MAX_DIMENSIONS = 64
+"""Most of PyTorch's operators take no more."""
 Level = Literal["aten", "torch"]
 aten = torch.ops.aten
 
@@ -47,7 +49,6 @@ _BREAKS: dict[OpOverload, tuple[str, str]] = {
     aten.is_nonzero.default: ("data-dependent-scalar", "a Python bool is read from a tensor"),
     aten.set_.source_Tensor: ("inplace-metadata", "set_"),
     aten.set_.source_Storage_storage_offset: ("inplace-metadata", "set_"),
-    aten.resize_.default: ("inplace-metadata", "resize_"),
     aten.resize_as_.default: ("inplace-metadata", "resize_as_"),
 }
 
@@ -125,6 +126,8 @@ class Recorder:
         requires_grad: bool | None = None,
     ) -> TracedTensor:
         """A placeholder for a real tensor. `symbolic_dims` gives the sizes that are symbolic; strides that are products of them follow."""
+        if tensor.ndim > MAX_DIMENSIONS:
+            raise GraphBreak("unsupported-tensor", f"a tensor of {tensor.ndim} dimensions")
         shape: tuple[Dim, ...] = tuple(tensor.shape)
         stride: tuple[Dim, ...] = tuple(tensor.stride())
         if symbolic_dims:
@@ -173,7 +176,7 @@ class Recorder:
         if any(isinstance(stride, int) and stride == 0 for stride in type_.stride) and 0 not in type_.shape:
             type_ = replace(type_, stride=preserved_strides(type_))
         node = self._placeholder(name, None)
-        node.meta["type"] = type_
+        node.meta.update(type=type_, tangent=True)
         traced = make_traced(self, node, type_)
         node.meta["example_value"] = traced
         return traced
@@ -458,10 +461,10 @@ class Recorder:
         return value, value
 
     def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
-        found = shape_rules.by_rule(func, args, kwargs)
-        if found is not NotImplemented:
-            return found
         try:
+            found = shape_rules.by_rule(func, args, kwargs)
+            if found is not NotImplemented:
+                return found
             return infer(func, tuple(args), kwargs, shape_rules.result_device(args, kwargs), self.env)
         except (Signal, MetadataChanged):
             raise
@@ -607,6 +610,14 @@ def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
         return fn
 
 
+def _resize(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """resize_ to the size that the tensor has: the factory functions' out= variants do so."""
+    tensor, size = args[0], args[1]
+    if not isinstance(tensor, TracedTensor) or kwargs.get("memory_format") is not None or tuple(map(dim_of, size)) != tensor.tensor_type.shape:  # type: ignore[call-overload]
+        raise GraphBreak("inplace-metadata", "resize_")
+    return tensor
+
+
 def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """The operator checks what the types already say."""
 
@@ -636,6 +647,7 @@ _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obj
     aten._assert_tensor_metadata.default: _drop,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.lift_fresh.default: _lift_fresh,
+    aten.resize_.default: _resize,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
     # With symbolic sizes some native code asks the dispatcher for them.

@@ -183,7 +183,10 @@ class _Functionaliser:
                     raise CannotFunctionalise(f"{op} on a tensor with gaps draws its numbers in another order")
         kwargs = {name: value for name, value in node.kwargs.items() if not _is_out(op, name)}
         kwargs |= _lost_defaults(node, op, form)  # type: ignore[arg-type]
-        made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore[arg-type, misc]
+        try:
+            made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore[arg-type, misc]
+        except Exception as error:  # a meta kernel refuses the arguments: eager says why in its own words
+            raise CannotFunctionalise(f"{form}: {error}") from error
         type_ = made.meta["type"]
         if known.random and not (isinstance(type_, TensorType) and same_strides(type_, self.refs[_flat(targets)[0]].type)):
             self.new.erase_node(made)  # another layout would draw the numbers in another order
@@ -195,6 +198,10 @@ class _Functionaliser:
             values = [self.build.item(made, i) for i in range(len(type_))]
         extra = len([r for r in known.returned if r is None or r[0] != "same"])  # results besides the written values
         written = _flat(targets)
+        if any(a.is_out for a in op._schema.arguments):
+            for target, value in zip(written, values[-len(written) :], strict=False):  # type: ignore[assignment]
+                if self.refs[target].type.dtype != value.meta["type"].dtype:  # type: ignore[index]
+                    raise CannotFunctionalise(f"{op} into a tensor of another dtype, which may compute in that dtype or be refused")
         fresh, new_values = values[:extra], values[extra:]
         assert len(new_values) == len(written), f"{op}: {len(new_values)} new values for {len(written)} arguments"
         for target, value in zip(written, new_values, strict=True):  # type: ignore[assignment]
@@ -336,7 +343,8 @@ class _Functionaliser:
                 return self.plain[old]
             if any(ref.storage is storage for storage in self.inputs) and _passes(ref, _is_lazy):
                 raise CannotFunctionalise("a result is a conjugate or negative view of an input")
-            if returned[id(ref.storage)] > 1 and _passes(ref, _is_recast):
+            is_gradient = ref.storage.root.meta.get("tangent")  # gradients may share memory in eager; nobody relies on it
+            if returned[id(ref.storage)] > 1 and not is_gradient and _passes(ref, _is_recast):
                 raise CannotFunctionalise("a result shares the memory of an input or of another result under another dtype")
             if ref.storage.version == 0:
                 return self._read(ref)

@@ -123,6 +123,13 @@ def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any
     return replace(said, stride=_fft_strides(input, said.shape, dims[-1:]))
 
 
+def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any) -> TensorType:
+    """The meta kernel does not look at the source."""
+    if self.ndim and (source.ndim != self.ndim or any(a != b for k, (a, b) in enumerate(zip(self.shape, source.shape)) if k != dim % self.ndim)):
+        raise RuntimeError("index_add: the source's shape is not that of self")
+    return said
+
+
 CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
@@ -132,6 +139,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten._linalg_svd.default: _vectors_by_column(2),
     aten.linalg_eig.default: _vectors_by_column(1),
     aten.max_unpool2d.default: _max_unpool2d,
+    aten.index_add.default: _index_add,
+    aten.index_add_.default: _index_add,
     aten.nonzero_static.default: lambda said, *args: _contiguous(said),
     aten._fft_r2c.default: _fft_r2c,
     aten._fft_c2c.default: _fft_c2c,

@@ -105,7 +105,7 @@ def _arange(start, end, step, dtype, layout, device):  # type: ignore[no-untyped
         return NotImplemented  # the numbers are rounded to integers first, each device in its own way
     else:
         length = math.ceil((float(end) - float(start)) / float(step))
-    if isinstance(length, int) and length < 0:
+    if isinstance(length, int) and (length < 0 or (end - start) * step < 0):
         return NotImplemented
     return _make((length,), dtype or (torch.int64 if whole else torch.get_default_dtype()), layout, device)
 

@@ -166,8 +166,11 @@ def _avg_pool(
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     ceil_mode: bool = False,
-    *options: object,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> object:
+    if divisor_override == 0:
+        return NotImplemented
     found = _pooled(self, kernel_size, stride, padding, (1,), ceil_mode)
     return NotImplemented if found is None or not self.dtype.is_floating_point else found
 

@@ -160,6 +160,12 @@ def _complex(real: TensorType, imag: TensorType) -> object:
     return iterate([real, imag], complex_of(real.dtype))
 
 
+def _gelu(self: TensorType, *, approximate: str = "none") -> object:
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"gelu has no approximation {approximate!r}")
+    return _floating_with_options(self)
+
+
 def _table() -> dict[OpOverload, Rule]:
     table: dict[OpOverload, Rule] = {}
     floats = "acos acosh asin asinh atan atanh cos cosh erf erfc erfinv exp exp2 expm1 log log10 log1p log2 reciprocal rsqrt sigmoid sin"
@@ -170,6 +176,7 @@ def _table() -> dict[OpOverload, Rule]:
         table[getattr(aten, name).default] = unary("real")
     for name in "gelu silu hardswish hardsigmoid leaky_relu elu mish softplus".split():
         table[getattr(aten, name).default] = _floating_with_options
+    table[aten.gelu.default] = _gelu
     table |= {
         aten.neg.default: unary("number"),
         aten.abs.default: _absolute,

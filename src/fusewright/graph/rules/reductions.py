@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
-from fusewright.graph.rules.common import Rule, axis_of, fresh, is_contiguous, is_integral, same_shape
+from fusewright.graph.rules.common import Rule, Undecided, axis_of, fresh, is_contiguous, is_integral, same_shape
 from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType
 
@@ -18,6 +18,8 @@ def reduced_shape(t: TensorType, dim: Sequence[int] | int | None, keepdim: bool)
     """The shape after reducing over `dim` (None or empty: over everything)."""
     axes = [dim] if isinstance(dim, int) else list(dim or range(t.ndim))
     gone = {axis_of(axis, t.ndim) for axis in axes}
+    if len(gone) != len(axes):
+        raise Undecided  # a dimension is listed twice
     return tuple(1 if axis in gone else size for axis, size in enumerate(t.shape) if keepdim or axis not in gone)
 
 
@@ -105,6 +107,8 @@ def _layer_norm(
     input: TensorType, normalized_shape: Sequence[Dim], weight: TensorType | None, bias: TensorType | None, eps: float
 ) -> object:
     count = len(normalized_shape)
+    if not count:
+        return NotImplemented
     given = [t for t in (weight, bias) if t is not None]
     if not same_shape(input.shape[input.ndim - count :], normalized_shape) or not input.dtype.is_floating_point:
         return NotImplemented
