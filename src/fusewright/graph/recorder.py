@@ -612,8 +612,9 @@ def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
 
 def _resize(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """resize_ to the size that the tensor has: the factory functions' out= variants do so."""
-    tensor, size = args[0], args[1]
-    if not isinstance(tensor, TracedTensor) or kwargs.get("memory_format") is not None or tuple(map(dim_of, size)) != tensor.tensor_type.shape:  # type: ignore[call-overload]
+    tensor = args[0]
+    size = tuple(map(dim_of, args[1]))  # type: ignore[call-overload]
+    if not isinstance(tensor, TracedTensor) or kwargs.get("memory_format") is not None or size != tensor.tensor_type.shape:
         raise GraphBreak("inplace-metadata", "resize_")
     return tensor
 

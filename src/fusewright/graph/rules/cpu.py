@@ -125,7 +125,8 @@ def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any
 
 def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any) -> TensorType:
     """The meta kernel does not look at the source."""
-    if self.ndim and (source.ndim != self.ndim or any(a != b for k, (a, b) in enumerate(zip(self.shape, source.shape)) if k != dim % self.ndim)):
+    others = [axis for axis in range(self.ndim) if axis != dim % self.ndim]
+    if self.ndim and (source.ndim != self.ndim or any(self.shape[axis] != source.shape[axis] for axis in others)):
         raise RuntimeError("index_add: the source's shape is not that of self")
     return said
 
