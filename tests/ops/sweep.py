@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,23 @@ from tests.ops.opinfo import foreach_db, module_db, op_db
 from tests.ops.running import GOOD, run_case
 
 DTYPES = {name: getattr(torch, name) for name in "float32 int64 bool bfloat16 float16 float64 complex64 int32 uint8".split()}
+@dataclass(frozen=True)
+class Known:
+    """Differences that are understood and stay: (pattern of a case's name, why)."""
+
+    rows: tuple[tuple[str, str], ...]
+
+    def excuses(self, case: str) -> str:
+        """Why the case may differ; empty when it may not."""
+        return next((why for pattern, why in self.rows if re.fullmatch(pattern, case)), "")
+
+
+KNOWN = Known(
+    (
+        (r"ormqr \S+ (gradient|gradgrad) #\d+", "PyTorch takes another path for tensor subclasses: a gradient has other strides"),
+    )
+)  # fmt: skip
+
 Unit = tuple[str, str, str]
 """(form, dtype, entry): what is run together; entry is the key of an operator or a module class."""
 
@@ -82,9 +100,10 @@ def run_unit(unit: Unit, table: dict[str, Any], limit: int) -> Iterator[dict[str
             except Exception as error:  # the harness's own trouble with a sample is an outcome too, never silence
                 yield {"form": form, "dtype": dtype, "entry": key, "case": case.name, "kind": "no verdict", "code": "", "detail": repr(error)[:600]}
                 continue
+            excuse = KNOWN.excuses(case.name) if outcome.kind == "wrong" else ""
             yield {
                 "form": form, "dtype": dtype, "entry": key, "case": case.name,
-                "kind": outcome.kind, "code": outcome.code, "detail": outcome.detail,
+                "kind": "known" if excuse else outcome.kind, "code": outcome.code, "detail": outcome.detail,
             }  # fmt: skip
     except Exception as error:
         yield {"form": form, "dtype": dtype, "entry": key, "case": key, "kind": "no samples", "code": "", "detail": repr(error)[:600]}

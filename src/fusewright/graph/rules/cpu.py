@@ -131,6 +131,12 @@ def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, 
     return said
 
 
+def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
+    """Inference has no workspace."""
+    train = args[-1]
+    return said if train else (*said[:3], None)
+
+
 CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
@@ -142,6 +148,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.max_unpool2d.default: _max_unpool2d,
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
+    aten.mkldnn_rnn_layer.default: _rnn_layer,
     aten.nonzero_static.default: lambda said, *args: _contiguous(said),
     aten._fft_r2c.default: _fft_r2c,
     aten._fft_c2c.default: _fft_c2c,

@@ -1,0 +1,65 @@
+"""PyTorch's operators, modules and foreach functions, compiled and compared with eager on PyTorch's own samples.
+
+The default run takes a slice that is the same every time: one sample of every sixth entry in forward, gradient, in-place and `out=` form,
+spread over all families. `pytest -m sweep tests/ops` takes a few samples of everything; `python -m tests.ops.sweep` takes what it is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.ops.sweep import KNOWN, Unit, cases_of, entries, run, table_of, units
+from tests.ops.running import GOOD, run_case
+
+TABLE = entries()
+STRIDE = 6
+
+
+def selection(form: str, dtype: str = "float32") -> list[Unit]:
+    return units(argparse.Namespace(form=[form], dtype=[dtype], only=None, slice="0/1"), TABLE)
+
+
+def every(form: str, dtype: str, stride: int, first: int) -> Iterator[Unit]:
+    yield from selection(form, dtype)[first::stride]
+
+
+SLICE = [
+    *every("function", "float32", STRIDE, 0), *every("gradient", "float32", STRIDE, 1), *every("inplace", "float32", STRIDE, 2),
+    *every("out", "float32", STRIDE, 3), *every("function", "int64", 4 * STRIDE, 4), *every("function", "bool", 4 * STRIDE, 5),
+    *every("function", "bfloat16", 4 * STRIDE, 6), *every("function", "complex64", 4 * STRIDE, 7), *every("gradgrad", "float32", 6 * STRIDE, 8),
+    *every("errors", "float32", 4 * STRIDE, 9), *every("train", "float32", STRIDE, 0), *every("eval", "float32", STRIDE, 1),
+    *every("foreach", "float32", STRIDE, 2),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own seeding also notes a stack trace for each kind of device that is absent: most of the time that samples take."""
+    monkeypatch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+
+
+@pytest.mark.parametrize("form", list(dict.fromkeys(form for form, _, _ in SLICE)))
+def test_a_slice_equals_eager(form: str) -> None:
+    """Every case of the slice gives what eager gives, in one graph or by a catalogued break; few break."""
+    outcomes = []
+    for unit in SLICE:
+        if unit[0] == form:
+            outcomes += [(case.name, run_case(case)) for case in cases_of(unit, TABLE, 1)]
+    defects = [(name, outcome) for name, outcome in outcomes if outcome.kind not in GOOD and not KNOWN.excuses(name)]
+    assert not defects
+    broke = [(name, outcome.code) for name, outcome in outcomes if outcome.kind == "broke"]
+    assert len(outcomes) >= 10 and len(broke) <= 0.2 * len(outcomes), broke
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "float64", "complex64"])
+@pytest.mark.parametrize("form", ["function", "method", "inplace", "out", "gradient", "gradgrad", "errors", "foreach", "train", "eval"])
+def test_every_entry_equals_eager(form: str, dtype: str) -> None:
+    options = argparse.Namespace(form=[form], dtype=[dtype], only=None, slice="0/1", limit=4, out=None, quiet=True, cache=False)
+    outcomes = run(options)
+    print(table_of(outcomes))
+    assert not [o for o in outcomes if o["kind"] not in GOOD]
