@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.ops.sweep import KNOWN, Unit, cases_of, entries, run, table_of, units
 from tests.ops.running import GOOD, run_case
+from tests.ops.sweep import KNOWN, Unit, cases_of, entries, run, table_of, units
 
 TABLE = entries()
 STRIDE = 6
