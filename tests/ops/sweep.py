@@ -39,7 +39,6 @@ class Known:
 
 KNOWN = Known(
     (
-        (r"(linalg\.)?(det|slogdet|logdet).* (gradient|gradgrad) #\d+", "the gradient of a determinant of an empty matrix: none, where eager has an empty one"),
         (r"ormqr \S+ (gradient|gradgrad) #\d+", "PyTorch takes another path for tensor subclasses: a gradient has other strides"),
     )
 )  # fmt: skip

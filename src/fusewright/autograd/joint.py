@@ -80,7 +80,8 @@ def tangents_of_gradients(joint: JointGraph) -> tuple[tuple[int, ...], ...]:
     found = []
     for item in results_of(joint.graph)[joint.outputs :]:
         mask = masks.get(item, 0) if isinstance(item, torch.fx.Node) else 0
-        found.append(tuple(place for place in range(len(joint.tangents)) if mask >> place & 1))
+        # A constant gradient (zeros, where a formula has no slope) reads no tangent: any that arrives brings it about.
+        found.append(tuple(place for place in range(len(joint.tangents)) if mask >> place & 1 or not mask))
     return tuple(found)
 
 
