@@ -35,6 +35,7 @@ from fusewright.background import WORKER
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import build_program, guard_text
 from fusewright.capture.interpreter import capture_frame
+from fusewright.capture.resume import in_loop
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
 from fusewright.capture.sources import Item, Source
@@ -226,7 +227,7 @@ class Compiler:
             if entries and stance == "fail_on_recompile":
                 raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
             if len(entries) + len(state.pending) >= self.settings.recompile_limit:
-                self._limit_reached(state, name, failures)
+                self._limit_reached(state, name, failures, quiet=in_loop(function.__code__))
                 return None
             if entries:
                 self.notify(Recompiling(name, failures, state.compiles))
@@ -234,12 +235,15 @@ class Compiler:
             with _without_collection():
                 return self._compile(compiled, state, name, function, values)
 
-    def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...]) -> None:
+    def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...], quiet: bool) -> None:
+        """An event, and a warning; not about a part of a loop (`quiet`), whose Python values change by nature: the loop runs on eagerly."""
         if state.warned:
             return
         state.warned = True
         limit = self.settings.recompile_limit
         self.notify(LimitReached(name, failures, limit))
+        if quiet:
+            return
         warnings.warn(
             f"{name} was compiled {limit} times (recompile_limit) and runs eagerly for new cases from now on. "
             f"The last check that failed: {failures[0] if failures else 'none'}. "

@@ -14,6 +14,7 @@ from fusewright.capture.arguments import bind
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.continuation import Continuation
 from fusewright.capture.cutting import _Cut, _State, cut
+from fusewright.capture.pending import Pending
 from fusewright.capture.resume import CannotCut, origin_of
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import SkipFrame
@@ -26,7 +27,7 @@ def run(continuation: Continuation, function: Any) -> object:
     body = "\n".join(f"    {line}" for line in continuation.lines)
     scope = dict(continuation.constants)
     exec(f"def finish(__function, {', '.join(continuation.names)}):\n{body}", scope)
-    return scope["finish"](function, *continuation.values)
+    return scope["finish"](function, *(value.real if type(value) is Pending else value for value in continuation.values))
 
 
 def resume_here(frame: Any) -> Continuation:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import types
+import warnings
 import zlib
 
 import pytest
 import torch
 
+import fusewright
 from fusewright.capture.arguments import bind
 from fusewright.capture.interpreter import capture_frame
 from fusewright.capture.settings import CaptureOptions
@@ -378,14 +380,45 @@ def test_modules_super_and_attributes():
         assert compiled.codes[0] in (SCALAR, BRANCH)
 
 
-def test_a_break_in_a_loop_runs_the_frame_eagerly():
+def test_breaks_in_a_loop_are_cut_at_each_iteration():
     def f(x):
         for _ in range(3):
             x = x * 2
             x.sum().item()
         return x
 
-    check(f, x, breaks=(), skips=[SCALAR])
+    check(f, x, breaks=[SCALAR, "outside-iterator"] + [SCALAR, "outside-iterator"] * 2)
+
+
+def test_many_iterations_do_not_nest():
+    def f(x, n):
+        while n > 0:
+            x = x + 1
+            if x.sum() < 0:
+                return x
+            n -= 1
+        return x
+
+    compiled = fusewright.compile(f, backend="eager", recompile_limit=2000)
+    assert torch.equal(compiled(x, 700), x + 700)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a limit that is reached inside a loop is no news
+        assert torch.equal(fusewright.compile(f, backend="eager")(x, 700), x + 700)
+
+
+def test_a_loop_without_tensors_runs_eagerly():
+    def opaque(i):
+        return i + 1
+
+    opaque._fusewright_disable = True
+
+    def f(x):
+        total = 0
+        for i in range(3):
+            total += opaque(i)
+        return x + total
+
+    check(f, x, breaks=(), skips=["disabled-function"])
 
 
 def test_a_break_behind_a_loop_is_cut():

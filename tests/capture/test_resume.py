@@ -222,25 +222,20 @@ def test_a_return_right_behind_the_break_needs_no_resume_function():
     assert run(continuation, f) == 5
 
 
-def test_breaks_in_loops_and_handlers_are_refused():
-    def in_loop(values):
-        for value in values:
-            abs(value)
-
+def test_breaks_in_handlers_are_refused():
     def in_handler(value):
         try:
             raise ValueError
         except ValueError:
             return abs(value)
 
-    for function, arguments, reason in ((in_loop, ([1],), "loop"), (in_handler, (1,), "handler")):
-        reasons = set()
-        for step in range(steps(function, arguments)):
-            try:
-                tracer_for(function, arguments, step).run(lambda real, slot, name: real, cut)
-            except CannotCut as error:
-                reasons.add(str(error))
-        assert any(reason in text for text in reasons)
+    reasons = set()
+    for step in range(steps(in_handler, (1,))):
+        try:
+            tracer_for(in_handler, (1,), step).run(lambda real, slot, name: real, cut)
+        except CannotCut as error:
+            reasons.add(str(error))
+    assert any("handler" in text for text in reasons)
 
 
 def test_super_without_arguments_in_a_resume_function():

@@ -11,6 +11,7 @@ import builtins
 import collections
 import re
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,9 +21,23 @@ from fusewright.capture.continuation import Continuation
 from fusewright.capture.eager_step import CALL, PAUSED, Source, load_global, perform
 from fusewright.capture.liveness import live_slots
 from fusewright.capture.opcodes.calls import FRAME_CALLS
-from fusewright.capture.resume import CannotCut, Layout, Resumption, origin_of, raising_code, reachable, resume_code, successors
+from fusewright.capture.pending import Pending
+from fusewright.capture.resume import (
+    CannotCut,
+    Layout,
+    Resumption,
+    Tail,
+    cycle,
+    origin_of,
+    raising_code,
+    resume_code,
+)
 
 SCALARS = frozenset({bool, int, float})
+END = object()  # what `next` gives at the end of an iterator
+TAIL = "__tail"
+# Loops in which a part between two breaks works on tensors, by their first instruction.
+_tensor_loops: weakref.WeakKeyDictionary[CodeInfo, set[int]] = weakref.WeakKeyDictionary()
 _FOLLOWED = 48  # instructions that are followed right behind the break
 _VALUE_NAME = re.compile(r"__(?:local|cell|stack)\d+\b")
 
@@ -56,11 +71,12 @@ def cut(frame: Any, code: str = "") -> Continuation:
 
 
 class _Cut:
-    def __init__(self, frame: Any, code: str) -> None:
+    def __init__(self, frame: Any, code: str = "") -> None:
         self.frame = frame
         self.options = frame.tracer.options
         origin = origin_of(frame.info.code)
         self.info: CodeInfo = origin.info
+        self.resumed = origin.info is not frame.info
         self.index = origin.indices[frame.pc]
         self.live = live_slots(self.info)
         self.held = {old: value for old, value in zip(origin.slots, frame.locals) if old >= 0 and value is not NULL}
@@ -84,27 +100,41 @@ class _Cut:
             raise CannotCut("the break is in the prologue of a resume function")
         if self.frame.tracer.handled_exception() is not None:
             raise CannotCut("the break is inside an exception handler")
-        if self.index in reachable(self.info, successors(self.info, self.index)):
-            raise CannotCut("the break is inside a loop")
+        self._check_loop(instruction)
         self._check_callee(instruction)
         scalars = frozenset(name for name, value in self.values.items() if type(value) in SCALARS)
         variables = {slot: f"__local{slot}" for slot in self.held if slot not in self.info.cells}
         texts = frozenset(name for name, value in self.values.items() if type(value) is str)
         before = _State(self.index, list(self.source.stack), dict(variables), scalars, texts)
+        step: list[str] = []
         if instruction.action in _BRANCHES:
             lines = self._branch(before)
-            step: list[str] = []
+        elif instruction.action == "FOR_ITER":
+            lines = self._advance(before)
         else:
             perform(self.source, instruction)
             step = self.source.lines
             after = _State(self.index + 1, self.source.stack, variables, scalars, texts)
             lines = self._after(after, step)
         if not step:
-            step, lines = lines[:1], lines[1:]  # a branch: the call of bool, then the two exits
+            step, lines = lines[:1], lines[1:]  # a branch or a loop: the call of bool or next, then the two exits
         lines = self._guarded(step, before) + lines
         used = set(_VALUE_NAME.findall("\n".join(lines)))
         names = tuple(name for name in self.values if name in used)
         return Continuation(tuple(self.values[name] for name in names), names, tuple(lines), dict(self.source.constants))
+
+    def _check_loop(self, instruction: Instruction) -> None:
+        """In a loop the parts between the breaks run once for each iteration: worth it where one of them works on tensors. (An outside
+        iterator at the head of a loop is given a try: what follows may.)"""
+        loop = cycle(self.info, self.index)
+        if not loop:
+            return
+        known = _tensor_loops.setdefault(self.info, set())
+        recorder = self.frame.tracer.recorder
+        if recorder is None or recorder.op_count:
+            known.add(min(loop))
+        elif min(loop) not in known and (self.resumed or instruction.action != "FOR_ITER"):
+            raise CannotCut("the break is inside a loop, in which no tensor operation comes before it")
 
     def _check_callee(self, instruction: Instruction) -> None:
         if instruction.action not in _CALLS:
@@ -234,6 +264,19 @@ class _Cut:
         if_true, if_false = (jumped, passed) if jumps_when else (passed, jumped)
         return [*lines, f"if {condition}:", *_indented(self._exit(if_true)), *self._exit(if_false)]
 
+    def _advance(self, state: _State) -> list[str]:
+        """The next element of an iterator: on in the body with it, or behind the loop."""
+        instruction = self.info.instructions[state.index]
+        saved = self.source.lines
+        lines: list[str] = []
+        self.source.lines = lines
+        end = self.source.constant(END)
+        element = self.source.apply(next, self._text(state.stack[-1]), end)
+        self.source.lines = saved
+        body = replace(state.copy(), index=state.index + 1, stack=[*state.stack, element])
+        behind = replace(state.copy(), index=int(instruction.operand), stack=state.stack[:-1])  # type: ignore[call-overload]
+        return [*lines, f"if {element} is {end}:", *_indented(self._exit(behind)), *self._exit(body)]
+
     def _guarded(self, step: list[str], before: _State) -> list[str]:
         """The step, with its exceptions raised inside a function that stands where the step stood: a resume function where the frame
         handles them, otherwise one that raises and has the user's name and line for the traceback."""
@@ -273,10 +316,15 @@ class _Cut:
         arguments += [self._cell(slot) for slot in made.cells]
         arguments += [value for value in state.stack if value is not None]
         closure = "".join(f"__function.__closure__[{self._free_index(slot)}], " for slot in made.free)
-        return f"{name}({', '.join(['__function', f'({closure})', *arguments, *([error] if error else [])])})"
+        given = ["__function", f"({closure})", *arguments, *([error] if error else [])]
+        if not self.resumed:
+            return f"{name}({', '.join(given)})"
+        self.source.constants[TAIL] = Tail  # a loop would otherwise nest one call for each iteration
+        return f"{TAIL}({', '.join((name, *given))})"
 
     def _cell(self, slot: int) -> str:
-        if not isinstance(self.held.get(slot), types.CellType):
+        held = self.held.get(slot)
+        if not isinstance(held.real if type(held) is Pending else held, types.CellType):
             raise CannotCut(f"the variable {self.info.slots[slot]} has no cell yet")
         return f"__cell{slot}"
 

@@ -422,8 +422,13 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
         return SequenceIterator(world, obj)
     if isinstance(obj, type) and type(obj).__module__ == "enum":
         return iter([world.load(member, world.constant(member, "member")) for member in obj])  # type: ignore[attr-defined]
+    if world.is_raw(obj) and classes.lookup(kind, "__next__") is not MISSING and kind.__module__ in _ITERATOR_MODULES:
+        return obj  # iterators and generators are their own
     refuse_opaque(world, obj, "__iter__")
     return native(iter, obj)
+
+
+_ITERATOR_MODULES = frozenset({"builtins", "itertools", "collections"})
 
 
 class SequenceIterator:

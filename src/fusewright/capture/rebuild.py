@@ -22,8 +22,10 @@ from fusewright.capture.absent import AbsentTraceback
 from fusewright.capture.effects import contents
 from fusewright.capture.generators import InterpretedGenerator
 from fusewright.capture.native import Trampoline, TrampolineIterator
+from fusewright.capture.pending import Pending
 from fusewright.capture.protocols import SequenceIterator
 from fusewright.capture.signals import GraphBreak
+from fusewright.capture.sources import Local
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.function import is_free_function
@@ -439,6 +441,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     torch.SymBool: lambda code, value: repr(value.node.guard_bool("", 0)),
     InterpretedGenerator: _refuse("a generator that is alive at this point"),
     AbsentTraceback: _refuse("a traceback"),
+    Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
     type({}.keys()): _build_view("keys"),

@@ -166,6 +166,34 @@ def reachable(info: CodeInfo, starts: Iterable[int]) -> set[int]:
     return seen
 
 
+def cycle(info: CodeInfo, index: int) -> set[int]:
+    """The instructions of the loops around `index`: those that it reaches and that reach it. Empty outside of loops."""
+    forward = reachable(info, successors(info, index))
+    if index not in forward:
+        return set()
+    comes_from: dict[int, list[int]] = {}
+    for earlier in forward:
+        for later in successors(info, earlier):
+            comes_from.setdefault(later, []).append(earlier)
+    seen: set[int] = set()
+    pending = [index]
+    while pending:
+        at = pending.pop()
+        if at not in seen:
+            seen.add(at)
+            pending.extend(comes_from.get(at, ()))
+    return seen
+
+
+def in_loop(code: types.CodeType) -> bool:
+    """Whether `code` is a resume function that goes on inside a loop."""
+    if id(code) not in _origins:
+        return False
+    origin = origin_of(code)
+    start = next((index for index in origin.indices if index >= 0), -1)
+    return start >= 0 and bool(cycle(origin.info, start))
+
+
 def referenced_cells(info: CodeInfo, indices: set[int]) -> tuple[int, ...]:
     """The cell slots that these instructions use (all of them where the frame may be inspected, `__class__` always)."""
     if not _FRAME_READERS.isdisjoint(info.code.co_names):
@@ -320,8 +348,29 @@ class Resumption:
         self._bound: tuple[object, tuple[Any, ...], Callable[..., object]] | None = None
 
     def __call__(self, function: types.FunctionType, cells: tuple[types.CellType, ...], *values: object) -> object:
+        result = self.bound(function, cells)(*values)
+        while type(result) is Tail:
+            result = result.resumption.bound(result.function, result.cells)(*result.values)
+        return result
+
+    def bound(self, function: types.FunctionType, cells: tuple[types.CellType, ...]) -> Callable[..., object]:
+        """The compiled resume function over these globals and cells."""
         bound = self._bound
         if bound is None or bound[0] is not function.__globals__ or not all(map(operator.is_, bound[1], cells)):
             made = types.FunctionType(self.code, function.__globals__, self.code.co_name, None, cells or None)
             bound = self._bound = (function.__globals__, cells, self.wrap(made))
-        return bound[2](*values)
+        return bound[2]
+
+
+class Tail:
+    """What a resume function that breaks again gives: the next resume function to call, with its arguments."""
+
+    __slots__ = ("cells", "function", "resumption", "values")
+
+    def __init__(
+        self, resumption: Resumption, function: types.FunctionType, cells: tuple[types.CellType, ...], *values: object
+    ) -> None:
+        self.resumption = resumption
+        self.function = function
+        self.cells = cells
+        self.values = values

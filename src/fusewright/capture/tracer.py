@@ -19,6 +19,7 @@ from fusewright.capture.generators import InterpretedGenerator
 from fusewright.capture.liveness import live_slots
 from fusewright.capture.native import native
 from fusewright.capture.opcodes import HANDLERS, unsupported
+from fusewright.capture.pending import Pending
 from fusewright.capture.resume import origin_of
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
@@ -88,6 +89,13 @@ class Frame:
     def raises_given(self) -> bool:
         """Whether the instruction is the one of a resume function that raises the exception that it was given: it was raised before."""
         return self.back is None and origin_of(self.info.code).indices[self.pc - 1] < 0
+
+    def local(self, slot: int) -> Any:
+        """What a variable holds (NULL: nothing); an argument is loaded when it is first read."""
+        value = self.locals[slot]
+        if type(value) is Pending:
+            value = self.locals[slot] = self.tracer.load_pending(value)
+        return value
 
     def enter(self, back: Frame | None) -> None:
         """Begins to run (again), called by `back`."""
@@ -168,6 +176,7 @@ class Tracer:
         self._cells: dict[int, types.CellType] = {}
         self._guarded: set[InterpretedGenerator] = set()
         self._raised: dict[int, BaseException] = {}
+        self._load_argument: Callable[[object, int, str], object]
 
     # -----------------------------------------------------------------------------------------------------------------
     # The root frame
@@ -180,9 +189,17 @@ class Tracer:
             raise SkipFrame("frame-kind", "a generator, a coroutine, a class body or a module")
         info = decoded(code)
         live = live_slots(info)[0]
-        arguments = [load_argument(real, slot, info.slots[slot]) if live >> slot & 1 else NULL for slot, real in enumerate(self.locals)]
+        load: Callable[[object, int, str], object] = load_argument
+        if origin_of(code).info is not info:
+            # Much of what a resume function is given is only handed on to the next one: it is loaded, and so guarded, when it is read.
+            self._load_argument, load = load_argument, Pending
+        arguments = [load(real, slot, info.slots[slot]) if live >> slot & 1 else NULL for slot, real in enumerate(self.locals)]
         self.root = Frame(self, self.function, info, arguments)
         return self._run_root(self.root, cut)
+
+    def load_pending(self, argument: Pending) -> object:
+        """The argument, brought inside."""
+        return self._load_argument(argument.real, argument.slot, argument.name)
 
     def _run_root(self, frame: Frame, cut: Callable[[Frame], Continuation]) -> Continuation:
         self.frame = frame

@@ -205,12 +205,12 @@ def _super(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         raise user_error(RuntimeError, "super(): no arguments")
     if "__class__" not in info.slots[info.first_free :]:
         raise user_error(RuntimeError, "super(): __class__ cell not found")
-    receiver = frame.locals[0]
+    receiver = frame.local(0)
     if 0 in info.cells:
         receiver = frame.tracer.read_cell(receiver)
     if receiver is NULL:
         raise user_error(RuntimeError, "super(): arg[0] deleted")
-    cls = frame.tracer.read_cell(frame.locals[info.slots.index("__class__", info.first_free)])
+    cls = frame.tracer.read_cell(frame.local(info.slots.index("__class__", info.first_free)))
     if cls is NULL:
         raise user_error(RuntimeError, "super(): empty __class__ cell")
     return frame.tracer.call(super, (cls, receiver))
@@ -222,7 +222,7 @@ def frame_variables(frame: Any) -> dict[str, object]:
         return frame.namespace
     result = {}
     for slot, name in enumerate(frame.info.slots):
-        value = frame.locals[slot]
+        value = frame.local(slot)
         if slot in frame.info.cells and isinstance(value, types.CellType):
             value = frame.tracer.read_cell(value)
         if value is not NULL:

@@ -55,7 +55,7 @@ def unbound_local(frame: Any, slot: int) -> UserException:
 
 @opcode("LOAD_FAST")
 def load_fast(frame: Any, slot: int) -> None:
-    value = frame.locals[slot]
+    value = frame.local(slot)
     if value is NULL:
         raise unbound_local(frame, slot)
     frame.stack.append(value)
@@ -63,12 +63,12 @@ def load_fast(frame: Any, slot: int) -> None:
 
 @opcode("LOAD_CLOSURE")
 def load_closure(frame: Any, slot: int) -> None:
-    frame.stack.append(frame.locals[slot])
+    frame.stack.append(frame.local(slot))
 
 
 @opcode("LOAD_FAST_AND_CLEAR")
 def load_fast_and_clear(frame: Any, slot: int) -> None:
-    frame.stack.append(frame.locals[slot])
+    frame.stack.append(frame.local(slot))
     frame.locals[slot] = NULL
 
 
@@ -108,7 +108,7 @@ def store_fast_store_fast(frame: Any, slots: tuple[int, int]) -> None:
 
 @opcode("MAKE_CELL")
 def make_cell(frame: Any, slot: int) -> None:
-    frame.locals[slot] = frame.tracer.new_cell(frame.locals[slot])
+    frame.locals[slot] = frame.tracer.new_cell(frame.local(slot))
 
 
 @opcode("COPY_FREE_VARS")
@@ -119,7 +119,7 @@ def copy_free_vars(frame: Any, count: int) -> None:
 
 @opcode("LOAD_DEREF")
 def load_deref(frame: Any, slot: int) -> None:
-    value = frame.tracer.read_cell(frame.locals[slot])
+    value = frame.tracer.read_cell(frame.local(slot))
     if value is NULL:
         raise unbound_local(frame, slot)
     frame.stack.append(value)
@@ -127,12 +127,12 @@ def load_deref(frame: Any, slot: int) -> None:
 
 @opcode("STORE_DEREF")
 def store_deref(frame: Any, slot: int) -> None:
-    frame.tracer.write_cell(frame.locals[slot], frame.stack.pop())
+    frame.tracer.write_cell(frame.local(slot), frame.stack.pop())
 
 
 @opcode("DELETE_DEREF")
 def delete_deref(frame: Any, slot: int) -> None:
-    cell = frame.locals[slot]
+    cell = frame.local(slot)
     if frame.tracer.read_cell(cell) is NULL:
         raise unbound_local(frame, slot)
     frame.tracer.clear_cell(cell)
