@@ -75,7 +75,7 @@ def register_in_forward():
     return m.forward, [(x(),), (x() + 1,), (x(),)], lambda: (m, m.state_dict())
 
 
-@program("tensor-construction", "untraceable-call", "opaque-object", "cannot-rebuild", "class-creation")
+@program("tensor-address", "tensor-construction", "untraceable-call", "opaque-object", "cannot-rebuild", "class-creation")
 def module_and_parameter_added_in_forward():
     class M(nn.Module):
         def forward(self, x):
