@@ -74,11 +74,21 @@ class Call {
     ~Call() {
         if (block_ != nullptr) release_block(block_);
         if (frame_ == nullptr) return;
+        if (owning_)
+            for (const InputSpec &input : p.inputs)
+                if (input.slot >= 0) Py_CLEAR(frame_->objects[input.slot]);
         Runner::clean(p, *frame_);
         p.idle.push_back(frame_);
     }
     bool prepare() { return take_frame() && read_inputs() && compute_sizes() && place() && read_constants(); }
     PyObject *execute();
+
+    // The call takes over a reference to each tensor that it reads: a release step gives it back, or else the end of the call.
+    void own_inputs() {
+        owning_ = true;
+        for (size_t i = 0; i < p.inputs.size(); i++)
+            if (p.inputs[i].slot >= 0) frame_->objects[p.inputs[i].slot] = Py_NewRef(inputs_[i]);
+    }
 
   private:
     Program &p;
@@ -86,6 +96,7 @@ class Call {
     Frame *frame_ = nullptr;
     Block *block_ = nullptr;
     const int64_t *values_ = nullptr;
+    bool owning_ = false;
 
     bool take_frame() {
         if (p.idle.empty()) {
@@ -220,6 +231,38 @@ PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
     return result;
 }
 
+// consume(list): a call that empties the list, so that each tensor in it may be freed after its last reader.
+PyObject *plan_consume(PyObject *self, PyObject *list) {
+    Program &p = *reinterpret_cast<PlanObject *>(self)->program;
+    if (!PyList_Check(list) || PyList_GET_SIZE(list) != static_cast<Py_ssize_t>(p.inputs.size())) {
+        PyErr_Format(PyExc_TypeError, "plan %s consumes a list of %zu inputs", p.name.c_str(), p.inputs.size());
+        return nullptr;
+    }
+    Py_ssize_t n = PyList_GET_SIZE(list);
+    std::vector<PyObject *> inputs(n);
+    for (Py_ssize_t i = 0; i < n; i++) inputs[i] = Py_NewRef(PyList_GET_ITEM(list, i));
+    if (PyList_SetSlice(list, 0, n, nullptr) < 0) {
+        for (PyObject *input : inputs) Py_DECREF(input);
+        return nullptr;
+    }
+    Py_INCREF(self);
+    PyObject *result = nullptr;
+    {
+        Call call(p, inputs.data());
+        bool ready = call.prepare();
+        if (ready) call.own_inputs();
+        for (PyObject *input : inputs) Py_DECREF(input);
+        if (ready) result = call.execute();
+    }
+    Py_DECREF(self);
+    return result;
+}
+
+PyMethodDef plan_methods[] = {
+    {"consume", plan_consume, METH_O, "consume(inputs): calls the plan with the tensors of a list, and empties the list."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyObject *plan_vectorcall(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
     if (names != nullptr && PyTuple_GET_SIZE(names) != 0) {
         PyErr_SetString(PyExc_TypeError, "a plan takes no keyword arguments");
@@ -269,6 +312,7 @@ extern "C" int fw_plan_init(PyObject *module) {
     type->tp_new = fw::plan_new;
     type->tp_dealloc = fw::plan_dealloc;
     type->tp_repr = fw::plan_repr;
+    type->tp_methods = fw::plan_methods;
     type->tp_call = PyVectorcall_Call;
     type->tp_vectorcall_offset = offsetof(fw::PlanObject, vectorcall);
     if (PyType_Ready(type) < 0) return -1;

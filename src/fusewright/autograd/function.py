@@ -90,16 +90,16 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         halves: Halves = ctx.halves
-        saved = ctx.saved_tensors
         given = [tangents[position] for position in halves.tangents]
         gradients: list[Any] = [None] * len(ctx.needs_input_grad)
         if torch.is_grad_enabled():
             results = _replayed_gradients(ctx, given)
         else:
-            values = [tensor if plain is None else plain for tensor, plain in zip(saved, ctx.plain)]
+            values = [tensor if plain is None else plain for tensor, plain in zip(ctx.saved_tensors, ctx.plain)]
+            ctx.maybe_clear_saved_tensors()  # unless the graph is kept, each saved tensor is freed after its last use in the backward
             values += [_tangent(tangent, layout) for tangent, layout in zip(given, ctx.layouts)]
             try:
-                results = halves.backward(*values)
+                results = consume(values) if (consume := getattr(halves.backward, "consume", None)) else halves.backward(*values)
             except RuntimeFallback as error:
                 halves.fell_back(str(error))
                 with torch.enable_grad():

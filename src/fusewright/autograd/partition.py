@@ -9,6 +9,7 @@ would have; only where a value comes from differs.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,18 @@ DISCOURAGED = 1000
 def saved_bytes(node: Node) -> int:
     """Bytes that saving the value of `node` keeps alive (a symbolic size counts as its hint, or 64)."""
     kind = node.meta.get("type")
-    return max(1, elements(kind) * kind.dtype.itemsize) if isinstance(kind, TensorType) else 8
+    if not isinstance(kind, TensorType):
+        return 8
+    return max(1, elements(kind) * (1 if holds_truth(node) else kind.dtype.itemsize))
+
+
+_DRAWS = frozenset({torch.ops.aten.bernoulli.p, torch.ops.aten.bernoulli.default})
+
+
+def holds_truth(node: Node) -> bool:
+    """Whether every element is 0 or 1 in a larger type (a dropout's mask): it is saved as bool."""
+    kind = node.meta.get("type")
+    return node.target in _DRAWS and isinstance(kind, TensorType) and kind.dtype.is_floating_point
 
 
 def choose_saved(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> list[Node]:
@@ -152,16 +164,23 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         else:
             places.append(~(joint.outputs + len(extra)))
             extra.append(_copied(forward, values[node]) if node in written else values[node])
+            if holds_truth(node):
+                extra[-1] = _after(forward, values[node], torch.ops.aten.ne.Scalar, 0)
     forward.output((*user, *extra))
     _drop_dead(forward)
 
     backward = torch.fx.Graph()
     values = {}
-    for node in saved:
+    for node, place in zip(saved, places):
         values[node] = backward.placeholder(f"saved_{node.name}")
-        values[node].meta = dict(node.meta)
+        values[node].meta = {key: value for key, value in node.meta.items() if key != "random"}
+        if place < 0 and holds_truth(node) and ~place >= joint.outputs:
+            values[node].meta["type"] = replace(node.meta["type"], dtype=torch.bool)
     for node in placeholders[joint.inputs :]:
         values[node] = _copy(node, backward, values)
+    for node in saved:
+        if values[node].meta.get("type") != node.meta.get("type"):
+            values[node] = _after(backward, values[node], torch.ops.aten._to_copy.default, dtype=node.meta["type"].dtype)
     needed = _needed({item for item in results[joint.outputs :] if isinstance(item, Node)}, set(values))
     for node in joint.graph.nodes:
         if node.op != "output" and node in needed and node not in values:
@@ -174,13 +193,18 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
 
 
 
-def _copied(graph: torch.fx.Graph, node: Node) -> Node:
-    """A copy of an input that changes before the backward runs."""
+def _after(graph: torch.fx.Graph, node: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """target(node, ...), typed, in front of what the graph does at its end."""
     build = Builder(graph)
     build.location = node.meta.get("location", ())
     first = next((other for other in graph.nodes if other.meta.get("epilogue")), None)
     with graph.inserting_before(first) if first is not None else nullcontext():
-        return build.call(torch.ops.aten.clone.default, node)
+        return build.call(target, node, *args, **kwargs)
+
+
+def _copied(graph: torch.fx.Graph, node: Node) -> Node:
+    """A copy of an input that changes before the backward runs."""
+    return _after(graph, node, torch.ops.aten.clone.default)
 
 
 def _needed(roots: set[Node], available: set[Node]) -> set[Node]:

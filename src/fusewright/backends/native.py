@@ -57,15 +57,22 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     """The native plan of one half of a joint graph: the "forward" or the "backward"."""
     name = f"{to_compile.function} {direction}"
     lookup = graph_cache.find(to_compile, graph)
-    return _generate(to_compile, lookup, graph, name) if lookup.plan is None else lookup.plan
+    if lookup.plan is not None:
+        return lookup.plan
+    return _generate(to_compile, lookup, graph, name, consumes=direction == "backward")
 
 
 def _generate(
-    to_compile: GraphToCompile, lookup: graph_cache.Lookup, graph: torch.fx.Graph, name: str, preparation: Preparation | None = None
+    to_compile: GraphToCompile,
+    lookup: graph_cache.Lookup,
+    graph: torch.fx.Graph,
+    name: str,
+    preparation: Preparation | None = None,
+    consumes: bool = False,
 ) -> Callable[..., Any]:
-    """The native plan of a functional graph, compiled and stored under the key of `lookup`."""
+    """The native plan of a functional graph, compiled and stored under the key of `lookup`. `consumes`: see codegen.build_call_plan."""
     try:
-        plan, code, kernels = _stages().generate(graph, to_compile, name)
+        plan, code, kernels = _stages().generate(graph, to_compile, name, consumes)
     except Unsupported as reason:
         to_compile.notify(Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}"))
         by_operators = to_compile.module(graph).forward

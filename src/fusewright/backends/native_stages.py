@@ -79,7 +79,9 @@ def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[
     return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph)
 
 
-def generate(graph: torch.fx.Graph, to_compile: GraphToCompile, name: str) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...]]:
+def generate(
+    graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, consumes: bool = False
+) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...]]:
     """The call plan of a functional graph, the object file of its CPU kernels, and all kernels. Kernels for a GPU are compiled in the
     background; loading the plan waits for them. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
@@ -92,5 +94,6 @@ def generate(graph: torch.fx.Graph, to_compile: GraphToCompile, name: str) -> tu
     if on_cpu or not on_gpu:
         module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
-    call_plan: CallPlan = run("call_plan", "output_code", describe, build_call_plan, plan, codes, name=name, available=launch.is_available)
+    build = functools.partial(build_call_plan, available=launch.is_available, consumes=consumes)
+    call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     return call_plan, module.object, tuple(codes.values())

@@ -49,11 +49,14 @@ def build_call_plan(
     name: str = "graph",
     single: bool = False,
     available: Callable[[str], bool] = lambda symbol: True,
+    consumes: bool = False,
 ) -> CallPlan:
     """The call plan of `plan`. `kernels` by kernel name; `single`: the one output is given as it is, not in a tuple; `available`: whether
-    PyTorch exports a C function. Raises ValueError when the schedule contradicts itself (a size that no input gives, memory that is
+    PyTorch exports a C function; `consumes`: inputs are dropped after their last reader too (for `Plan.consume`).
+
+    Raises ValueError when the schedule contradicts itself (a size that no input gives, memory that is
     returned but was planned as temporary)."""
-    return _Builder(plan, kernels, available).build(name, single)
+    return _Builder(plan, kernels, available, consumes).build(name, single)
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class _Builder:
     plan: Plan
     kernels: Mapping[str, KernelCode | DeviceKernel]
     available: Callable[[str], bool]
+    consumes: bool = False
     values: ValueTable = field(init=False)
     slots: list[_Slot] = field(default_factory=list)
     steps: list[StepSpec] = field(default_factory=list)
@@ -277,8 +281,9 @@ class _Builder:
                 if self.slots[slot].kind == "window":
                     last[self.slots[slot].where] = position
         after: dict[int, list[StepSpec]] = {}
+        dropped = ("fresh", "returned", "input") if self.consumes else ("fresh", "returned")
         for slot, position in last.items():
-            if self.slots[slot].kind in ("fresh", "returned") and slot not in kept:
+            if self.slots[slot].kind in dropped and slot not in kept:
                 after.setdefault(position, []).append(SlotStep("release", slot))
         steps: list[StepSpec] = []
         for position, step in enumerate(self.steps):
