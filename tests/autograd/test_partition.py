@@ -1,0 +1,112 @@
+"""What the forward saves for the backward: minimum cuts, budgets, checkpoints, masks, and when saved tensors are freed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import fusewright
+from fusewright.autograd.joint import JointGraph, Split
+from fusewright.autograd.partition import choose_saved, saved_bytes, split
+from fusewright.errors import OptionError
+
+
+def saved_by(function: Callable[..., Any], *inputs: Any, budget: float = 1.0) -> tuple[int, Split]:
+    """The bytes that a compiled `function` saves beyond its inputs, and its halves; checks its gradients against eager's."""
+    seen: list[tuple[int, Split]] = []
+
+    def partition(joint: JointGraph) -> Split:
+        saved = choose_saved(joint, budget=budget)
+        halves = split(joint, budget=budget)
+        seen.append((sum(saved_bytes(node) for node in saved if node.op != "placeholder"), halves))
+        return halves
+
+    backend = fusewright.aot(lambda gm, example_inputs: gm.forward, partition=partition)
+    leaves = [value for value in inputs if value.requires_grad]
+    results = []
+    for run in (fusewright.compile(function, backend=backend, fullgraph=True), function):
+        torch.manual_seed(0)
+        results.append(torch.autograd.grad(run(*inputs).sum(), leaves))
+    torch.testing.assert_close(*results)
+    (found,) = seen
+    return found
+
+
+def test_a_pointwise_chain_saves_nothing_but_its_input() -> None:
+    x = torch.randn(64, requires_grad=True)
+    assert saved_by(lambda x: x.sin().exp().tanh() * 2, x)[0] == 0
+
+
+def test_a_reduction_is_saved_rather_than_computed_again() -> None:
+    x = torch.randn(64, 32, requires_grad=True)
+    saved, halves = saved_by(lambda x: (x / x.norm(dim=1, keepdim=True)).exp(), x)
+    assert 0 < saved <= 64 * 4
+    assert not any("norm" in str(node.target) for node in halves.backward.nodes if node.op == "call_function" and "div" not in str(node.target))
+
+
+def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.relu(x @ w) @ v).softmax(-1) @ w
+
+
+def test_a_checkpoint_is_computed_again() -> None:
+    x, w, v = (torch.randn(*shape, requires_grad=True) for shape in ((100, 64), (64, 64), (64, 64)))
+    plain, _ = saved_by(lambda x, w, v: block(x, w, v).sin(), x, w, v)
+    wrapped, halves = saved_by(lambda x, w, v: checkpoint(block, x, w, v, use_reentrant=False).sin(), x, w, v)
+    assert plain >= 3 * 100 * 64 * 4 and wrapped <= 100 * 64 * 4
+    # Two of the three products again, beside the gradients' six (the third is the one whose result leaves the checkpoint).
+    assert sum(node.target is torch.ops.aten.mm.default for node in halves.backward.nodes) >= 8
+
+
+def test_a_budget_bounds_what_is_saved() -> None:
+    inputs = tuple(torch.randn(*shape, requires_grad=True) for shape in ((100, 64), (64, 64), (64, 64)))
+    full = saved_by(block, *inputs)[0]
+    assert saved_by(block, *inputs, budget=0.5)[0] <= full / 2
+    assert saved_by(block, *inputs, budget=0.0)[0] == 0
+    compiled = fusewright.compile(block, options={"activation_memory_budget": 0.0}, fullgraph=True)
+    got = torch.autograd.grad(compiled(*inputs).sin().sum(), inputs)
+    torch.testing.assert_close(got, torch.autograd.grad(block(*inputs).sin().sum(), inputs))
+    with pytest.raises(OptionError, match="between"):
+        fusewright.compile(block, options={"activation_memory_budget": 1.5})
+
+
+def test_a_mask_is_saved_as_bool() -> None:
+    x = torch.randn(64, 32, requires_grad=True)
+    saved, halves = saved_by(lambda x: functional.dropout(x, 0.3), x)
+    assert saved == 64 * 32
+    assert torch.bool in {node.meta["type"].dtype for node in halves.backward.nodes if node.op == "placeholder"}
+
+
+def test_an_input_that_changes_is_saved_as_it_was() -> None:
+    x, total = torch.randn(8, requires_grad=True), torch.randn(8)
+
+    def step(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = x * (total * 2)
+        total.add_(1)
+        return y
+
+    before = total.clone()
+    fusewright.compile(step, fullgraph=True)(total, x).sum().backward()
+    torch.testing.assert_close(x.grad, before * 2)
+    torch.testing.assert_close(total, before + 1)
+
+
+def test_a_saved_tensor_is_freed_in_the_backward() -> None:
+    """A plan that consumes its inputs holds none of them at the end; a kept graph keeps them."""
+    w = torch.randn(64, 64, requires_grad=True)
+    compiled = fusewright.compile(lambda x, w: torch.relu(x @ w) @ w, fullgraph=True)
+    x = torch.randn(64, 64)
+    y = compiled(x, w)
+    expected = torch.autograd.grad((torch.relu(x @ w) @ w).sum(), w)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), w, retain_graph=True), expected)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), w), expected)
+    reference = weakref.ref(x)
+    del x
+    assert reference() is None
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
