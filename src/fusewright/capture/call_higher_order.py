@@ -7,6 +7,7 @@ the branches, is a graph break; the call then runs by its plain Python meaning, 
 
 from __future__ import annotations
 
+import importlib
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 from fusewright import higher_order
 from fusewright.capture.effects import changed
 from fusewright.capture.signals import GraphBreak, UserException
-from fusewright.graph import passes, subgraphs
+from fusewright.graph import subgraphs
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Expr, Symbol, free_symbols
@@ -228,7 +229,8 @@ def _closed(recorder: SubRecorder, outputs: list[TracedTensor], inputs: list[Tra
     """The graph of a body whose placeholders are the sizes it needs, the carried values, then `inputs`; functional at ATen level."""
     graph = recorder.finish(outputs)
     if recorder.level == "aten":
-        graph = passes.run(graph)
+        # Imported late: a process that finds all its graphs in the disk cache needs no passes.
+        graph = importlib.import_module("fusewright.graph.passes").run(graph)
         for node in graph.nodes:
             if isinstance(node.target, torch._ops.OpOverload) and facts(node.target).written:
                 _refuse("a body that writes into its operands")

@@ -1,0 +1,131 @@
+"""NumPy in compiled code: every program gives what it gives eagerly, types and dtypes included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fusewright
+
+T = torch.linspace(-2.0, 3.0, 12).reshape(3, 4)
+A = np.linspace(-1.0, 4.0, 12, dtype=np.float32).reshape(3, 4)
+D = np.arange(6, dtype=np.float64)
+I = np.array([3, 1, 2, 0])
+
+
+def written(a: np.ndarray) -> tuple[np.ndarray, float]:
+    a = a.copy()
+    a[0] += 1
+    a[:, 1] = 7
+    return a, float(a.sum())
+
+
+def through_both(t: torch.Tensor) -> torch.Tensor:
+    y = (t * 2).numpy()
+    z = np.sin(y) + np.cos(y).mean(axis=0)
+    return torch.from_numpy(z) + 1
+
+
+def shares_memory(t: torch.Tensor) -> torch.Tensor:
+    t = t * 1
+    t.numpy()[0] = 5.0
+    return t + 1
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "ufunc": (lambda a: np.sin(a), (A,)),
+    "ufunc of a tensor": (lambda t: np.exp(t.numpy()), (T,)),
+    "binary": (lambda a, b: a + b, (A, A * 2)),
+    "broadcast": (lambda a: a * a[0] - a[:, :1], (A,)),
+    "promotion": (lambda a, i: a + i, (A, I)),
+    "promotion with float64": (lambda d, i: d[:4] * i, (D, I)),
+    "python scalar": (lambda a: a * 2 + 1, (A,)),
+    "numpy scalar": (lambda a: a * np.float64(2.0), (A,)),
+    "integers": (lambda i: i // 2 + i % 3, (I,)),
+    "division of integers": (lambda i: i / 2, (I,)),
+    "comparison": (lambda a: (a > 1) & (a < 3), (A,)),
+    "where": (lambda a: np.where(a > 0, a, -a), (A,)),
+    "sum": (lambda a: np.sum(a), (A,)),
+    "sum over an axis": (lambda a: a.sum(axis=1), (A,)),
+    "mean of integers": (lambda i: i.mean(), (I,)),
+    "max and argmax": (lambda a: (a.max(axis=0), a.argmax()), (A,)),
+    "std": (lambda a: (a.std(), a.var(axis=1, ddof=1)), (A,)),
+    "cumsum": (lambda a: np.cumsum(a, axis=1), (A,)),
+    "matmul": (lambda a: a @ a.T, (A,)),
+    "dot and outer": (lambda d: (np.dot(d, d), np.outer(d, d)), (D,)),
+    "einsum": (lambda a: np.einsum("ij,kj->ik", a, a), (A,)),
+    "norm": (lambda a: np.linalg.norm(a, axis=1), (A,)),
+    "reshape and transpose": (lambda a: a.reshape(2, -1).T, (A,)),
+    "indexing": (lambda a, i: (a[1], a[:, ::2], a[..., None].shape, i[[0, 2]]), (A, I)),
+    "mask": (lambda a: a[a > 1], (A,)),
+    "concatenate and stack": (lambda a: (np.concatenate([a, a]), np.stack([a, a], axis=1)), (A,)),
+    "sort": (lambda i: (np.sort(i), np.argsort(i)), (I,)),
+    "unique": (lambda i: np.unique(i % 2, return_counts=True), (I,)),
+    "clip and round": (lambda a: np.round(np.clip(a, 0, 2), 1), (A,)),
+    "creation": (lambda t: torch.from_numpy(np.arange(4, dtype=np.float32)) + t, (T,)),
+    "zeros_like": (lambda a: np.zeros_like(a) + np.ones(4), (A,)),
+    "astype": (lambda a: a.astype(np.int64), (A,)),
+    "dtype questions": (lambda a: (a.dtype == np.float32, a.dtype.itemsize, a.ndim, a.size, a.shape), (A,)),
+    "in place": (written, (A,)),
+    "tensor to array and back": (through_both, (T,)),
+    "shared memory": (shares_memory, (T,)),
+    "a function of both": (lambda t, a: t * torch.from_numpy(a) + torch.tensor(a.sum()), (T, A)),
+    "torch function of an array": (lambda t, a: t + torch.as_tensor(a), (T, A)),
+    "the same array": (lambda a: a, (A,)),
+    "complex": (lambda d: np.fft.fft(d).real, (D,)),
+    "random with a seed": (lambda t: t + torch.from_numpy(np.random.RandomState(0).rand(4)).float(), (T,)),
+    "iteration": (lambda a: sum(row.sum() for row in a), (A,)),
+    "an error": (lambda a: a @ a, (A,)),
+    "nan": (lambda a: np.nanmean(np.where(a > 0, a, np.nan)), (A,)),
+}
+
+
+def outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return function(*args)
+    except ValueError as error:
+        return type(error), str(error)
+
+
+def same(got: Any, expected: Any) -> None:
+    assert type(got) is type(expected)
+    if isinstance(expected, tuple):
+        assert len(got) == len(expected)
+        for pair in zip(got, expected):
+            same(*pair)
+    elif isinstance(expected, (np.ndarray, np.generic)):
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    elif isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(got, expected)
+    else:
+        assert got == expected
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equals_eager(name: str, backend: str) -> None:
+    function, args = PROGRAMS[name]
+    compiled = fusewright.compile(function, backend=backend)
+    for scale in (1, 2, 1):
+        values = tuple(value * scale for value in args)
+        copies = tuple(value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values)
+        got, expected = outcome(compiled, values), outcome(function, copies)
+        same(got, expected)
+        for value, copy in zip(values, copies):
+            same(value, copy)
+        if name == "the same array":
+            assert got is values[0]
+
+
+def test_an_array_that_changes_is_read_again() -> None:
+    table = np.array([1.0, 2.0], dtype=np.float32)
+    compiled = fusewright.compile(lambda t: t * torch.from_numpy(table) + float(table[0]))
+    t = torch.ones(2)
+    assert torch.equal(compiled(t), torch.tensor([2.0, 3.0]))
+    table[0] = 5.0
+    assert torch.equal(compiled(t), torch.tensor([10.0, 7.0]))
