@@ -1,0 +1,59 @@
+"""The documentation: every Python example runs, and the tables list what the code has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusewright
+from fusewright import logs
+from fusewright.backends import registry
+from fusewright.options import MODES, OPTIONS, STANCES, VARIABLES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md"))]
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLES = [(page.name, number, text) for page in PAGES for number, text in enumerate(EXAMPLE.findall(page.read_text()))]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    fusewright.set_logs(**dict.fromkeys(logs.ARTIFACTS, False))
+    registry._backends.pop("printing", None)
+
+
+@pytest.mark.parametrize(("page", "number", "text"), EXAMPLES, ids=[f"{page}-{number}" for page, number, _ in EXAMPLES])
+def test_every_example_runs(page: str, number: int, text: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{page}_{number}.py"  # capture reads source lines
+    file.write_text(text)
+    exec(compile(text, str(file), "exec"), {"__name__": "__main__", "model": torch.nn.Linear(2, 2)})
+
+
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The table under a heading: first column (without its backquotes) → the others."""
+    text = (ROOT / "docs" / page).read_text().split(f"{heading}\n", 1)[1]
+    table = re.search(r"^\|.*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert table is not None
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.group().splitlines()[2:]]
+    return {row[0].strip("| `"): row[1:] for row in cells}
+
+
+def test_tables_list_what_there_is() -> None:
+    options = rows("compile.md", "### Options")
+    assert list(options) == list(OPTIONS)
+    for key, row in OPTIONS.items():
+        assert options[key] == [row.type.__name__, f"`{row.default}`", row.meaning], key
+    assert set(rows("compile.md", "### Modes")) == set(MODES)
+    variables = rows("compile.md", "### Environment variables")
+    assert {key: [row.meaning] for key, row in VARIABLES.items()} == variables
+    assert {key: [meaning] for key, meaning in logs.ARTIFACTS.items()} == rows("explain.md", "## Logs")
+    assert set(rows("backends.md", "# Backends")) == set(registry.BUILT_IN)
+    treatment = (ROOT / "docs" / "compile.md").read_text()
+    for name in (*STANCES, *(name for name in fusewright.__all__ if name.islower())):
+        documented = any(f"`{name}" in page.read_text() or f"fusewright.{name}" in page.read_text() or f'"{name}"' in treatment for page in PAGES)
+        assert documented, name
