@@ -161,7 +161,7 @@ def encoders() -> None:
     hf("esm", family, "EsmConfig", "EsmModel", text, mask_token_id=4)
     hf("layoutlm", family, "LayoutLMConfig", "LayoutLMModel", text)
     hf("perceiver", family, "PerceiverConfig", "PerceiverForMaskedLM", lambda: {"inputs": ids(2, 64)}, base={"vocab_size": 99, "max_position_embeddings": 64}, d_model=32, d_latents=32, num_latents=8,
-       num_self_attends_per_block=1, num_self_attention_heads=4, num_cross_attention_heads=4, qk_channels=16, v_channels=16)  # fmt: skip
+       num_self_attends_per_block=1, num_self_attention_heads=4, num_cross_attention_heads=4, qk_channels=32, v_channels=32)  # fmt: skip
     hf("canine", family, "CanineConfig", "CanineModel", lambda: {"input_ids": ids(2, 16)}, local_transformer_stride=8, downsampling_rate=4)
 
 

@@ -359,7 +359,10 @@ def _convert(cls: type, method: str, code: str) -> Row:
             return native(cls, **kwargs)
         obj = args[0]
         if isinstance(obj, torch.Tensor):
-            raise GraphBreak(code, f"{cls.__name__}(tensor)")
+            value = tracer.recorder.known_value(obj)
+            if value is None:
+                raise GraphBreak(code, f"{cls.__name__}(tensor)")
+            return native(cls, value)
         if isinstance(obj, torch.SymInt) and cls is int:
             return obj
         if isinstance(obj, (torch.SymFloat, torch.SymInt)) and cls is float:

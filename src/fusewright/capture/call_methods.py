@@ -146,6 +146,10 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     row = call_autograd.METHODS.get(name)
     if row is not None:
         return row(tracer, owner, args, kwargs)
+    if name in tensors.DATA_DEPENDENT:
+        value = tracer.recorder.known_value(owner)
+        if value is not None:
+            return native(getattr(torch.Tensor, name), value, *args, **kwargs)
     tensors.refuse_method(name)
     protocol = _TENSOR_PROTOCOL.get(name)
     if protocol is not None:

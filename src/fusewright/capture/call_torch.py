@@ -7,6 +7,7 @@ here; a C function without a row is a graph break.
 from __future__ import annotations
 
 import logging
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -234,6 +235,11 @@ def _check_tensor(position: int) -> Row:
     return check
 
 
+def _interpreted(find: Callable[[Any], types.FunctionType]) -> Row:
+    """A function of a module whose other functions are refused."""
+    return lambda tracer, args, kwargs: tracer.inline(find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs)
+
+
 def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", kwargs.get("reason", args[0] if args else ""))))
 
@@ -302,9 +308,10 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch", "are_deterministic_algorithms_enabled"): _query(torch.are_deterministic_algorithms_enabled),
     ("torch.amp.autocast_mode", "is_autocast_available"): _query(torch.amp.autocast_mode.is_autocast_available),
     ("torch.nn.parallel.distributed", "DistributedDataParallel.forward"): _state_context("distributed-call", "DistributedDataParallel"),
-    ("torch.distributed.distributed_c10d", "is_initialized"): lambda tracer, args, kwargs: (
-        tracer.inline(torch.distributed.is_initialized)  # type: ignore[arg-type]
-    ),
+    # Whether there is a process group is a question that guards answer: a global that these three read.
+    ("torch.distributed.distributed_c10d", "is_initialized"): _interpreted(lambda c10d: c10d.is_initialized),
+    ("torch.distributed.distributed_c10d", "_WorldMeta.WORLD"): _interpreted(lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget),
+    ("torch.distributed.distributed_c10d", "_World.default_pg"): _interpreted(lambda c10d: vars(c10d._World)["default_pg"].fget),
     ("torch.autograd.profiler", "record_function.__init__"): lambda tracer, args, kwargs: tracer.world.setattr(args[0], "name", args[1]),
     ("torch.autograd.profiler", "record_function.__enter__"): lambda tracer, args, kwargs: args[0],
     ("torch.autograd.profiler", "record_function.__exit__"): _always(None),

@@ -388,7 +388,10 @@ def truth(world: World, obj: Any) -> bool:
     if kind in PLAIN:
         return native(bool, obj)
     if isinstance(obj, torch.Tensor):
-        raise GraphBreak("data-dependent-branch", "the truth value of a tensor decides what the program does next")
+        value = world.recorder.known_value(obj)
+        if value is None:
+            raise GraphBreak("data-dependent-branch", "the truth value of a tensor decides what the program does next")
+        return native(bool, value)
     if kind is OutsideDict:
         return len(obj) > 0
     for name in ("__bool__", "__len__"):

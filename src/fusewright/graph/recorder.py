@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak, Signal
 from fusewright.graph import scalar_operands, shape_rules
+from fusewright.graph.known_values import LITERAL, known_value
 from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
 from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
@@ -193,6 +194,12 @@ class Recorder:
         node.meta["location"] = self.location()
         self.inputs.append((node, value))
         return node
+
+    def known_value(self, tensor: object) -> torch.Tensor | None:
+        """The value of a tensor that the program made from Python data alone; None when it may differ from call to call."""
+        if type(tensor) is not TracedTensor or tensor.recorder is not self or self.level != "aten":
+            return None
+        return known_value(tensor.node, self.constants)
 
     def constant(self, tensor: torch.Tensor) -> TracedTensor:
         """A get_attr node for a real tensor that is part of the program. The tensor is kept in `constants`."""
@@ -628,7 +635,17 @@ def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, 
     tensor = args[0]
     if isinstance(tensor, TracedTensor):
         return tensor
-    return recorder.dispatch(aten.clone.default, (tensor,), {})
+    made = recorder.dispatch(aten.clone.default, (tensor,), {})
+    if recorder.level == "aten":
+        made.node.meta[LITERAL] = True  # type: ignore[attr-defined]
+    return made
+
+
+def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    value = recorder.known_value(args[0])
+    if value is None:
+        raise GraphBreak(*_BREAKS[aten._local_scalar_dense.default])
+    return value.item()
 
 
 def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
@@ -649,6 +666,7 @@ _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obj
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.lift_fresh.default: _lift_fresh,
     aten.resize_.default: _resize,
+    aten._local_scalar_dense.default: _read_scalar,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
     # With symbolic sizes some native code asks the dispatcher for them.
