@@ -217,8 +217,11 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
             anchor = torch.empty(0, requires_grad=True)
             wanted = iter(_Freed.apply(anchor, *(results[position] for position in plan.tangents)))
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
-        elif halves.tangents:
+        elif halves.tangents and torch.is_grad_enabled():
             results = _apply_in_parts(halves, inputs) if halves.parts else apply(halves, *inputs)
+        elif halves.tangents:  # a resume function inside a no_grad block, which ends before the operators that need a gradient
+            with torch.enable_grad():
+                results = _apply_in_parts(halves, inputs) if halves.parts else apply(halves, *inputs)
         else:
             results = halves.forward(*inputs)[:outputs]
         for position, output in updates:

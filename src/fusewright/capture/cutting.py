@@ -65,14 +65,16 @@ class _State:
 UNDISTURBED = frozenset({"checkpoint"})
 
 
-def cut(frame: Any, code: str = "") -> Continuation:
-    """The continuation of a root frame that stops at `frame.pc`, because of the break `code`. Raises CannotCut."""
-    return _Cut(frame, code).build()
+def cut(frame: Any, code: str = "", operators: int = 1) -> Continuation:
+    """The continuation of a root frame that stops at `frame.pc`, because of the break `code`, up to which that many tensor operators were
+    recorded. Raises CannotCut."""
+    return _Cut(frame, code, operators).build()
 
 
 class _Cut:
-    def __init__(self, frame: Any, code: str = "") -> None:
+    def __init__(self, frame: Any, code: str = "", operators: int = 1) -> None:
         self.frame = frame
+        self.operators = operators
         self.options = frame.tracer.options
         origin = origin_of(frame.info.code)
         self.info: CodeInfo = origin.info
@@ -130,8 +132,7 @@ class _Cut:
         if not loop:
             return
         known = _tensor_loops.setdefault(self.info, set())
-        recorder = self.frame.tracer.recorder
-        if recorder is None or recorder.op_count:
+        if self.operators:
             known.add(min(loop))
         elif min(loop) not in known and (self.resumed or instruction.action != "FOR_ITER"):
             raise CannotCut("the break is inside a loop, in which no tensor operation comes before it")

@@ -348,6 +348,26 @@ def _target(source: Source, depth: int) -> str:
     return value
 
 
+def special_method(obj: Any, name: str) -> Any:
+    """A special method as the evaluator looks it up: on the class, then bound."""
+    kind = type(obj)
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            found = base.__dict__[name]
+            getter = getattr(type(found), "__get__", None)
+            return found if getter is None else getter(found, obj, kind)
+    missed = " (missed __exit__ method)" if name == "__exit__" else ""
+    raise TypeError(f"'{kind.__name__}' object does not support the context manager protocol{missed}")
+
+
+@_row("BEFORE_WITH")
+def _before_with(source: Source, operand: object) -> None:
+    manager = source.pop()
+    enter = source.apply(special_method, manager, "'__enter__'")
+    leave = source.apply(special_method, manager, "'__exit__'")
+    source.stack += [leave, source.call(enter)]
+
+
 @_row("IMPORT_NAME")
 def _import_name(source: Source, name: str) -> None:
     names, level = source.pop(), source.pop()

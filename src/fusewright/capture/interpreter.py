@@ -62,6 +62,7 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
                     raise _skipped(found or signal, signal.detail) from None
                 # Its traceback would keep the attempt, and what it looked at, alive.
                 found, stop_at = signal.with_traceback(None), attempt.tracer.step - 1
+                found.operators = attempt.tracer.recorder.op_count
             except RecursionError as error:
                 raise SkipFrame("recursion", str(error)) from None
         raise _skipped(found, "the same frame breaks elsewhere each time it is captured") if found else SkipFrame("no-attempts")
@@ -142,7 +143,7 @@ class _Attempt:
         self.reached = True
         assert self.broken is not None
         try:
-            continuation = cutting.cut(frame, self.broken.code)
+            continuation = cutting.cut(frame, self.broken.code, self.broken.operators)
         except CannotCut as error:
             raise _skipped(self.broken, str(error)) from None
         resumed = any(isinstance(value, Resumption) for value in continuation.constants.values())

@@ -16,7 +16,8 @@ class Signal(BaseException):
 class GraphBreak(Signal):
     """Capture cannot go past this point. `code` names a row of the catalogue in `fusewright.errors` (cause, what to do).
 
-    `stack` is the user's stack (outermost first) at the moment of the break; the interpreter fills it in.
+    `stack` is the user's stack (outermost first) at the moment of the break, `operators` how many the frame and what it called had
+    recorded until then; the interpreter fills them in.
     """
 
     def __init__(self, code: str, detail: str = "") -> None:
@@ -24,6 +25,7 @@ class GraphBreak(Signal):
         self.code = code
         self.detail = detail
         self.stack: tuple[Location, ...] = ()
+        self.operators = 0
 
 
 class SkipFrame(Signal):

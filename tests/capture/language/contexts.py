@@ -275,7 +275,7 @@ def compiled_under_no_grad():
     return f, [(x(), torch.ones(3, requires_grad=True)), (x(), torch.ones(3, requires_grad=True))]
 
 
-@program("inference-mode")
+@program("inference-mode", "opaque-object")
 def inference_mode_block():
     def f(x, w):
         with torch.inference_mode():
@@ -285,7 +285,7 @@ def inference_mode_block():
     return f, [(x(), torch.ones(3)), (x(), torch.ones(3))]
 
 
-@program("inference-mode")
+@program("inference-mode", "opaque-object")
 def inference_mode_off():
     def f(x, w):
         with torch.inference_mode(False):
