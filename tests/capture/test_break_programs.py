@@ -1,3 +1,4 @@
+# ruff: noqa  (odd code on purpose)
 """Graph breaks at every kind of place: compiled equals eager, nothing runs twice, and what surrounds the break is captured.
 
 Each program is a maker as in language/support.py; `graphs` is how many graphs its calls give at least, `skips` the codes of whole frames
