@@ -1,10 +1,10 @@
 """Whole models under capture: which of the zoo's models fusewright compiles as one graph, whether the results equal eager's, and what breaks.
 
-Usage: coverage.py [--only NAME,NAME] [--family NAME] [--skip-generate] [--write docs/coverage.md] [--json FILE]
+Usage: coverage.py [--only NAME,NAME] [--family NAME] [--skip-generate] [--outermost NAME,NAME] [--write docs/coverage.md] [--json FILE]
 
 Each model's forward is compiled with fullgraph=True; a model that breaks is compiled once more without it, so that every break is counted and
-named. Models that generate then generate eight tokens greedily through the compiled module, and through a compiled `generate`. The work is done
-in a worker process, so that a crash costs one row.
+named. Models that generate then generate eight tokens greedily through the compiled module, and some through a compiled `generate`. The work is
+done in a worker process, so that a crash costs one row.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def cause(report: Any) -> str:
     return f"{report.reason} [{report.code}]{place}"
 
 
-def measure(name: str, generate: bool) -> dict[str, Any]:
-    """One model's row."""
+def measure(name: str, generate: bool, outermost: bool = True) -> dict[str, Any]:
+    """One model's row. generate: through the compiled module; outermost: through a compiled `generate` as well."""
     import torch
 
     import fusewright
@@ -145,6 +145,7 @@ def measure(name: str, generate: bool) -> dict[str, Any]:
         record["difference"] = max(record["difference"], difference(compiled(**inputs), expected))
         if row.generate_inputs is not None and generate:
             record["generate"] = through(model, row.generate_inputs(), lambda module: fusewright.compile(module).generate)
+        if row.generate_inputs is not None and generate and outermost:
             record["outermost"] = through(model, row.generate_inputs(), lambda module: fusewright.compile(module.generate))
     return record
 
@@ -178,7 +179,7 @@ def through(model: Any, inputs: dict[str, Any], make: Any) -> dict[str, Any]:
     }
 
 
-def work(names: list[str], generate: bool) -> None:
+def work(names: list[str], generate: bool, outermost: list[str]) -> None:
     """The worker: one JSON line before and one after each model."""
     import transformers
 
@@ -189,7 +190,7 @@ def work(names: list[str], generate: bool) -> None:
         print(json.dumps({"begin": name}), flush=True)
         fusewright.reset()
         try:
-            record = measure(name, generate)
+            record = measure(name, generate, name in outermost or outermost == ["all"])
         except Exception as error:
             record = {
                 "name": name,
@@ -203,12 +204,12 @@ def work(names: list[str], generate: bool) -> None:
         print(json.dumps(record), flush=True)
 
 
-def run(names: list[str], generate: bool) -> list[dict[str, Any]]:
+def run(names: list[str], generate: bool, outermost: str) -> list[dict[str, Any]]:
     """All rows, from as many worker processes as crashes make necessary."""
     records: list[dict[str, Any]] = []
     left = list(names)
     while left:
-        command = [sys.executable, __file__, "--worker", ",".join(left), *([] if generate else ["--skip-generate"])]
+        command = [sys.executable, __file__, "--worker", ",".join(left), "--outermost", outermost, *([] if generate else ["--skip-generate"])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert process.stdout is not None
         current, deadline = None, time.monotonic() + SECONDS_A_MODEL
@@ -264,8 +265,8 @@ def table(records: list[dict[str, Any]]) -> str:
         "",
         "Written by `benchmarks/coverage.py`: tiny configs, random weights, float32, CPU, under `no_grad`. *Whole*: one graph under",
         "`fullgraph=True`. *Difference*: the largest ||compiled - eager|| / ||eager|| over all tensors of the output, whose whole structure is compared.",
-        "*Operators*: torch-level operators captured. *Generate*: eight greedy tokens through the compiled module, and through a compiled",
-        "`generate`; compiles and breaks of each.",
+        "*Operators*: torch-level operators captured. *Generate*: eight greedy tokens through the compiled module, and (some models) through a",
+        "compiled `generate`; whether the tokens equal eager's, compiles, breaks.",
         "",
         f"{whole} of {len(records)} models are one graph ({100 * whole / max(1, len(records)):.1f}%); {equal} of {len(records)} agree with eager within {TOLERANCE:g}.",
         "",
@@ -307,17 +308,18 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--family", default="")
     parser.add_argument("--skip-generate", action="store_true")
+    parser.add_argument("--outermost", default="gpt2,llama,t5", help="models whose `generate` is compiled itself, too (slow); all: each")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", default="")
     arguments = parser.parse_args()
     if arguments.worker:
-        work(arguments.worker.split(","), not arguments.skip_generate)
+        work(arguments.worker.split(","), not arguments.skip_generate, arguments.outermost.split(","))
         return
     from benchmarks.zoo import ROWS
 
     names = arguments.only.split(",") if arguments.only else [name for name, row in ROWS.items() if arguments.family in row.family]
-    records = run(names, not arguments.skip_generate)
+    records = run(names, not arguments.skip_generate, arguments.outermost)
     whole = sum(record["whole"] for record in records)
     print(f"{whole} of {len(records)} whole")
     if arguments.json:
