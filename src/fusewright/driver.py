@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import inspect
 import os
 import sys
@@ -63,10 +64,12 @@ from fusewright.events import (
     InternalError,
     LimitReached,
     Recompiling,
+    Reused,
     Skipped,
     Subscriber,
 )
 from fusewright.options import Settings
+from fusewright.widening import General, copy_of, is_general, widened
 
 CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
@@ -83,6 +86,7 @@ class FunctionState:
     skipped: bool = False
     warned: bool = False
     compiles: int = 0
+    general: list[General] = field(default_factory=list)  # compiles over sizes that were taken to be 2 or more
     pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
     error: Exception | None = None  # what a background compile has to tell the caller
 
@@ -274,6 +278,12 @@ class Compiler:
             return self._failed(state, name, "capture", error)
         captured = time.perf_counter()
         self._announce(name, frame, captured - started)
+        for general in state.general:
+            entry = widened(general, frame, self._clean, values, function)
+            if entry is not None:
+                state.compiles -= 1
+                self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
+                return entry
         if self.settings["background"] and frame.graph is not None:
             self._compile_later(compiled, state, name, frame)
             return None
@@ -299,8 +309,13 @@ class Compiler:
 
         WORKER.submit(work)
 
+    def _clean(self, graph: torch.fx.Graph) -> torch.fx.Graph:
+        passes = importlib.import_module("fusewright.graph.passes")  # lazy: a start from the disk cache does without
+        return passes.run(graph)
+
     def _finish(self, state: FunctionState, name: str, frame: CapturedFrame, started: float) -> Any:
         """The entry of a captured frame, or None after a defect of ours."""
+        original = copy_of(frame.graph) if frame.graph is not None and self.backend.level == "aten" and is_general(frame) else None
         try:
             entry = self._entry(name, frame)
         except (BackendError, DynamicMarkError, GraphBreakError, OptionError):
@@ -308,6 +323,8 @@ class Compiler:
         except Exception as error:
             return self._failed(state, name, "compile", error)
         self.notify(Compiled(name, time.perf_counter() - started))
+        if original is not None and entry.graph is not None:
+            state.general.append(General(frame, original, entry))
         return entry
 
     def _failed(self, state: FunctionState, name: str, stage: str, error: Exception) -> None:

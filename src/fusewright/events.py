@@ -60,6 +60,13 @@ class Recompiling(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Reused(Event):
+    """A new case runs code that was compiled before, under guards of its own: why that is right."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LimitReached(Event):
     """recompile_limit was reached; this and further new cases run eagerly."""
 

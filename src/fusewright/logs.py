@@ -82,6 +82,7 @@ HANDLERS: dict[type[events.Event], Callable[[Any], None]] = {
     events.Skipped: lambda e: _log("graph_breaks", lambda: f"{e.function} runs eagerly: {e.report}"),
     events.Recompiling: _recompiling,
     events.LimitReached: _limit,
+    events.Reused: lambda e: _log("recompiles", lambda: f"{e.function} needs no new code: {e.reason}"),
     events.InternalError: lambda e: _log("internal_errors", lambda: f"{e.stage} of {e.function}:\n{e.trace}"),
     events.StageDone: _stage_done,
     events.KernelMade: _kernel_made,

@@ -31,7 +31,7 @@ from fusewright.events import CacheUse, KernelMade, StageDone
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Relation, from_tuples, to_tuples
+from fusewright.graph.sizes import Expr, Relation, from_tuples, to_tuples
 from fusewright.graph.types import Location
 from fusewright.options import cache_folder, environment
 from fusewright.runtime import cuda_code, launch
@@ -86,11 +86,12 @@ def store() -> DiskCache:
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """What is known about one graph. key: where it is or will be stored, None when it cannot be. `known`: relations that its sizes had
-    before it was compiled. plan: the native plan, when it was found and loaded."""
+    before it was compiled; `assumed`: sizes that were taken to be 2 or more before. plan: the native plan, when it was found and loaded."""
 
     graph: torch.fx.Graph
     key: str | None
     known: int
+    assumed: frozenset[Expr] = frozenset()
     plan: Any = None
 
 
@@ -98,14 +99,15 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
     """Looks `graph` up, and loads what is found."""
     env = env_of(graph)
     known = 0 if env is None else len(env.guards)
+    assumed: frozenset[Expr] = frozenset() if env is None else frozenset(env.assumed)
     key = _key(to_compile, graph)
     if key is None:
-        return Lookup(graph, None, known)
+        return Lookup(graph, None, known, assumed)
     for candidate in _candidates(key, env):
         body = store().get(candidate)
         if body is None:
             to_compile.notify(CacheUse(to_compile.function, False, candidate, "no entry"))
-            return Lookup(graph, candidate, known)
+            return Lookup(graph, candidate, known, assumed)
         try:
             stored = load_graph(body)
             if not _facts_hold(stored, env):
@@ -114,13 +116,13 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
         except (ArtifactError, launch.LoadError, ValueError) as error:
             # The entry is whole (its hash was checked) but this process cannot use it: it is written anew.
             to_compile.notify(CacheUse(to_compile.function, False, candidate, f"not usable here: {error}"))
-            return Lookup(graph, candidate, known)
+            return Lookup(graph, candidate, known, assumed)
         _learn_facts(stored, env)
         to_compile.notify(CacheUse(to_compile.function, True, candidate, ""))
         for kernel in stored.kernels:
             announce_kernel(to_compile, kernel, graph)
-        return Lookup(graph, candidate, known, plan)
-    return Lookup(graph, None, known)
+        return Lookup(graph, candidate, known, assumed, plan)
+    return Lookup(graph, None, known, assumed)
 
 
 def save(to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, kernels: Iterable[KernelCode | DeviceKernel]) -> None:
@@ -129,7 +131,8 @@ def save(to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, ke
         return
     env = env_of(lookup.graph)
     learnt = () if env is None else env.guards[lookup.known :]
-    facts = tuple((fact.op, to_tuples(fact.left), to_tuples(fact.right)) for fact in learnt)
+    larger = () if env is None else tuple(Relation("<=", 2, symbol) for symbol in env.assumed - lookup.assumed)
+    facts = tuple((fact.op, to_tuples(fact.left), to_tuples(fact.right)) for fact in (*learnt, *larger))
     places = _places(lookup.graph)
     described = tuple(kernel_facts(kernel, places) for kernel in kernels)
     try:

@@ -1,9 +1,9 @@
 """Which sizes of an input are symbolic.
 
 Takes a real tensor, its source and the capture's options; gives the symbols of its symbolic dimensions.
-Always holds: sizes 0 and 1 are never symbolic (they broadcast or vanish); parameters and buffers of modules stay static unless marked;
-under `dynamic=None` a size is symbolic once it has been seen with two values; a size marked with mark_dynamic that the program fixes
-is an error.
+Always holds: no size is made symbolic from an example of 0 or 1 (what that example does may be particular to it); parameters and buffers
+of modules stay static unless marked; under `dynamic=None` a size is symbolic once it has been seen with two values, and the first size
+of a tensor together with any other; a size marked with mark_dynamic that the program fixes is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def symbolic_dims(
             raise SkipFrame("size-out-of-range", f"{source.text()}.size({dim}) is {size}; it is marked as {lower or 0}..{ends}")
         if size < 2:
             continue
-        chosen[dim] = made = env.create(f"s{len(env.symbols)}", size, TensorSize(source, dim), max(2, lower or 2), upper)
+        chosen[dim] = made = env.create(f"s{len(env.symbols)}", size, TensorSize(source, dim), lower or 0, upper)
         if dim in marked:
             env.promised.add(made)
     return chosen
@@ -91,7 +91,9 @@ def _wanted(real: torch.Tensor, source: Source, modules: set[Source], code: type
         return set()
     merged = tuple(old if old == new else None for old, new in zip(seen, sizes, strict=False))
     options.size_history[key] = merged
-    return {dim for dim, size in enumerate(merged) if size is None}
+    changed = {dim for dim, size in enumerate(merged) if size is None}
+    # The first dimension is the batch as a rule: where other sizes vary, it will.
+    return changed | {0} if changed else changed
 
 
 def _from_argument(source: Any, modules: set[Source]) -> bool:

@@ -112,6 +112,10 @@ class AnswersAgain:
         )
 
 
+SMALL_SIZES = "a size of 0 or 1 may broadcast or vanish"
+"""Why a size is guarded to be 2 or more. Such a guard is given up where the graph is shown to do the same (widening.py)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """One fact about the outside world. `why` is a phrase for the recompile log (the user's line that asked for it)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from fusewright.capture import calls, cutting, finish
 from fusewright.capture.continuation import Continuation
 from fusewright.capture.dynamic import check_marks
 from fusewright.capture.frame import Backward, Break, CapturedFrame
+from fusewright.capture.guard_types import Guard
 from fusewright.capture.native import Interceptor
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
@@ -29,6 +30,7 @@ from fusewright.capture.sources import Local
 from fusewright.capture.tracer import Frame, Tracer
 from fusewright.capture.world import World, size_guards_since
 from fusewright.graph.recorder import Recorder
+from fusewright.graph.runtime_float import float_of_size
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.traced_tensor import TracedTensor, memory_root
 
@@ -103,6 +105,12 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _later_guards(env: ShapeEnv | None) -> Callable[[], tuple[Guard, ...]]:
+    if env is None:
+        return tuple
+    return functools.partial(size_guards_since, env, len(env.guards), frozenset(env.assumed))
+
+
 class _ImpureBackward(Signal):
     """The backward of a custom autograd function, or a hook, has effects: the frame is captured again with these as graph breaks."""
 
@@ -123,6 +131,8 @@ class _Attempt:
         self.tracer = tracer = Tracer(function, arguments, options, calls.call, stop_at)
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
         tracer.recorder = Recorder(options.level, env, tracer.stack)
+        if env is not None and options.level == "aten":
+            env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)
 
     def run(self) -> CapturedFrame:
@@ -181,7 +191,7 @@ class _Attempt:
             backward=backward,
             eager_reason=reason,
             replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),
-            later_guards=functools.partial(size_guards_since, recorder.env, 0 if recorder.env is None else len(recorder.env.guards)),
+            later_guards=_later_guards(recorder.env),
         )
 
     def _differentiated(self, outputs: tuple[object, ...]) -> tuple[Backward | None, tuple[object, ...], str]:

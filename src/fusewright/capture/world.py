@@ -25,6 +25,7 @@ from fusewright.capture.aliasing import alias_guards
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.dynamic import check_marks
 from fusewright.capture.effects import Effects
+from fusewright.capture.guard_types import SMALL_SIZES
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.native import native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
@@ -40,7 +41,7 @@ from fusewright.capture.values import tuple as tuples
 from fusewright.capture.values.cls import AbstractChecks
 from fusewright.capture.values.dict import OutsideDict
 from fusewright.capture.values.symbolic import concrete
-from fusewright.graph.sizes import Relation
+from fusewright.graph.sizes import Expr, Relation
 from fusewright.graph.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -306,8 +307,11 @@ class World:
         if env is not None and env.symbols:
             sources = {known.symbol.name: known.source for known in env.symbols.values()}
             for known in env.symbols.values():
-                bound = Relation("<=", known.symbol.lower, known.symbol)
-                sizes.append(Guard("SIZE", known.source, (bound, sources), "sizes below are specialised"))
+                if known.symbol in env.assumed:
+                    sizes.append(Guard("SIZE", known.source, (Relation("<=", 2, known.symbol), sources), SMALL_SIZES))
+                if known.symbol.lower:
+                    bound = Relation("<=", known.symbol.lower, known.symbol)
+                    sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
                 if known.symbol.upper is not None:
                     sizes.append(Guard("SIZE", known.source, (Relation("<=", known.symbol, known.symbol.upper), sources), "marked range"))
             sizes += [Guard("SIZE", FunctionSource(), (relation, sources), "learnt from the program") for relation in env.guards]
@@ -558,13 +562,16 @@ class World:
         self.effects = Effects()
 
 
-def size_guards_since(env: ShapeEnv | None, count: int) -> tuple[Guard, ...]:
-    """Guards on sizes that were learnt after the first `count`: passes over the graph may ask more of the sizes."""
-    if env is None or len(env.guards) == count:
+def size_guards_since(env: ShapeEnv | None, count: int, assumed: frozenset[Expr]) -> tuple[Guard, ...]:
+    """Guards on sizes that were learnt after the first `count` and the first assumptions: passes over the graph may ask more."""
+    if env is None or (len(env.guards) == count and env.assumed == assumed):
         return ()
     check_marks(env)
     sources = {known.symbol.name: known.source for known in env.symbols.values()}
-    return tuple(Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:])
+    learnt = [Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:]]
+    more = sorted(known.symbol.name for known in env.symbols.values() if known.symbol in env.assumed - assumed)
+    larger = [Relation("<=", 2, known.symbol) for known in env.symbols.values() if known.symbol.name in more]
+    return (*learnt, *(Guard("SIZE", FunctionSource(), (relation, sources), SMALL_SIZES) for relation in larger))
 
 
 def _getattr_dict(world: World, stand_in: OutsideDict, name: str) -> Any:

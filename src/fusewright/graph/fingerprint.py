@@ -75,7 +75,7 @@ class _Text:
         if isinstance(value, dict):
             return f"{{{','.join(f'{self.value(key)}:{self.value(item)}' for key, item in value.items())}}}"
         if isinstance(value, torch.Tensor):
-            return _tensor(value)
+            return tensor_text(value)
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if callable(value) and module in ("_operator", "math", "builtins"):
             return f"{module}.{name}"
@@ -93,7 +93,8 @@ class _Text:
         self.lines.extend(f"{self.value(fact.left)} {fact.op} {self.value(fact.right)}" for fact in env.guards)
 
 
-def _tensor(tensor: torch.Tensor) -> str:
+def tensor_text(tensor: torch.Tensor) -> str:
+    """A constant tensor as text, its content by digest. Raises NoFingerprint for one that is too large or not plain."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.nbytes > LARGEST_CONSTANT or tensor.is_conj() or tensor.is_neg():
         raise NoFingerprint("a constant tensor")

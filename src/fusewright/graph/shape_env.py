@@ -48,6 +48,8 @@ class ShapeEnv:
         self.fixed_at: dict[Symbol, tuple[Location, ...]] = {}  # the user's stack where an equality was learnt
         self.symbols: dict[Symbol, SizeSymbol] = {}
         self.guards: list[Relation] = []
+        self.assumed: set[Expr] = set()  # symbols that are taken to be 2 or more
+        self._larger: dict[Expr, Symbol] = {}  # symbol -> the same, 2 or more
         self.numbers: set[Symbol] = set()  # symbols that are Python ints of the program, not sizes of tensors
         self.float_of: Callable[[Expr], object] | None = None  # makes a run-time float (its node) from such numbers
         self._hints: dict[Expr, int] = {}
@@ -56,15 +58,15 @@ class ShapeEnv:
         self._not_negative: list[Dim] = []  # learnt: these are >= 0
         self._different: set[Dim] = set()  # learnt: these are != 0
 
-    def create(self, name: str, hint: int, source: object, lower: int = 2, upper: int | None = None) -> Symbol:
-        """A new symbol. `lower` is 2 by default: sizes 0 and 1 broadcast or vanish, so a caller guards and specialises them.
-
-        Raises ValueError when the hint is out of range."""
+    def create(self, name: str, hint: int, source: object, lower: int = 0, upper: int | None = None) -> Symbol:
+        """A new symbol of at least `lower`. Raises ValueError when the hint is out of range."""
         if hint < lower or (upper is not None and hint > upper):
             raise ValueError(f"{name}: the example's value {hint} is outside {lower}..{'' if upper is None else upper}")
         made = symbol(name, lower, upper)
         self.symbols[made] = SizeSymbol(made, source, hint)
         self._hints[made] = hint
+        if hint >= 2 and lower < 2:
+            self._larger[made] = symbol(f"{name}_2", 2, upper)
         return made
 
     def hint(self, d: Dim) -> int:
@@ -109,13 +111,28 @@ class ShapeEnv:
 
     def guard(self, relation: Relation) -> bool:
         """Whether the relation holds: from what is known, else in the example, and then the answer becomes a guard."""
-        answer = self.known(relation)
+        answer = self.generally(relation)
         if answer is not None:
             return answer
         answer = Relation(relation.op, self.hint(relation.left), self.hint(relation.right)).holds({})
         fact = relation if answer else relation.negated()
         self.guards.append(fact)
         self._learn(Relation(fact.op, self.simplify(fact.left), self.simplify(fact.right)))
+        return answer
+
+    def generally(self, relation: Relation) -> bool | None:
+        """Whether the relation holds for sizes of 2 and more, which neither broadcast nor vanish; None when that does not decide it.
+        The symbols that the answer depends on are `assumed` to be that large: a guard, unless it is shown that the graph does the same
+        without (graph/equivalence.py)."""
+        answer = self.known(relation)
+        if answer is not None:
+            return answer
+        relation = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
+        symbols = (free_symbols(relation.left) | free_symbols(relation.right)) & self._larger.keys()
+        larger: dict[Expr, Dim] = {s: self._larger[s] for s in symbols}
+        answer = known(Relation(relation.op, substitute(relation.left, larger), substitute(relation.right, larger)))
+        if answer is not None:
+            self.assumed |= symbols
         return answer
 
     def specialise(self, d: Dim) -> int:

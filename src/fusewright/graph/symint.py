@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Dim, Expr, Relation, RelationOp, free_symbols, maximum, minimum
+from fusewright.graph.sizes import Dim, Expr, Relation, RelationOp, maximum, minimum
 
 
 class _NoUnbackedSymbols:
@@ -233,8 +233,8 @@ class SymNode:
         return self._rounded(round)
 
     def sym_float(self) -> object:
-        """A number of the program becomes a run-time float; a size is specialised."""
-        if isinstance(self.value, Expr) and self.env.float_of is not None and free_symbols(self.value) <= self.env.numbers:
+        """A float that is known at run time, where the graph can compute one; else the value is specialised."""
+        if isinstance(self.value, Expr) and self.env.float_of is not None:
             return self.env.float_of(self.value)
         return SymNode(float(self._number()), self.env)
 
@@ -242,6 +242,10 @@ class SymNode:
         return self._arithmetic(other, minimum if self._integers(other) else min)  # type: ignore[arg-type]
 
     def sym_max(self, other: SymNode) -> SymNode:
+        if self._integers(other):  # PyTorch's contiguous strides are products of max(size, 1)
+            for larger, smaller in ((self, other), (other, self)):
+                if self.env.generally(Relation("<=", smaller.dim, larger.dim)):
+                    return larger
         return self._arithmetic(other, maximum if self._integers(other) else max)  # type: ignore[arg-type]
 
     # --- relations
@@ -302,12 +306,13 @@ class SymNode:
     def _row_major(self, sizes: Sequence[object], strides: Sequence[object], order: Sequence[int]) -> SymNode:
         """Whether the strides are dense with the dimensions laid out in `order`, innermost first."""
         shape, steps = self._dims(sizes), self._dims(strides)
-        guard = self.env.guard
-        if any(not guard(Relation("!=", size, 0)) for size in shape):
+        guard, known = self.env.guard, self.env.known
+        if any(known(Relation("==", size, 0)) for size in shape):
             return SymNode(True, self.env)
         expected: Dim = 1
         for axis in order:
-            if guard(Relation("!=", shape[axis], 1)) and not guard(Relation("==", steps[axis], expected)):
+            right = known(Relation("==", steps[axis], expected)) or known(Relation("==", shape[axis], 1))
+            if not right and guard(Relation("!=", shape[axis], 1)) and not guard(Relation("==", steps[axis], expected)):
                 return SymNode(False, self.env)
             expected = expected * shape[axis]
         return SymNode(True, self.env)

@@ -144,7 +144,9 @@ class _Emitter:
             vector = nest.table.get(index)
             if vector is not None:
                 return _rebuild_index(vector[0], vector[1][:width], symbols)
-            places = {sym: nest.table[sym][1][:width] for sym in free_symbols(index) if sym in nest.table}
+            # A size that is itself an index (a number that the loops compute with) stands in the table too, as its own base.
+            axes = [sym for sym in free_symbols(index) if sym in nest.table and nest.table[sym][0] == 0]
+            places = {sym: nest.table[sym][1][:width] for sym in axes}
             mapping: dict[Expr, Dim] = {sym: _rebuild_index(0, place, symbols) for sym, place in places.items()}
             return substitute(index, mapping)
 

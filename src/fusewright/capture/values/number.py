@@ -7,7 +7,6 @@ such a number, and what it needs of its value, is guarded.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from fusewright.capture.guards import Guard
 from fusewright.capture.sources import NumberTensor, Source
 from fusewright.capture.values.text import TensorText
-from fusewright.graph.runtime_float import OutsideFloat, float_of_input, float_of_size
+from fusewright.graph.runtime_float import OutsideFloat, float_of_input
 from fusewright.graph.symint import size_of
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ def load_int(world: World, real: int, source: Source) -> object:
     if known is not None:
         return known[0]
     env = world.recorder.env
-    env.float_of = functools.partial(float_of_size, world.recorder, env)
     symbol = env.create(f"n{len(env.symbols)}", real, source, SMALLEST)
     env.numbers.add(symbol)
     world.recorder.size_input(symbol, symbol.name)

@@ -1,0 +1,210 @@
+"""Whether a graph over symbolic sizes does, for some sizes, what a graph that was captured for just these sizes does.
+
+Takes two functional graphs and what stands for the inputs and size symbols of the first in the second. Both are numbered by value:
+operators with equal arguments get one number, and what only moves data (a copy, a view, a permutation that moves sizes of 1) gets a
+number that depends on where the elements go, not on how they got there. Equal numbers of everything that leaves the graphs are a proof.
+Always holds: an operator, an argument or a type that is not understood makes the answer False. Used for sizes of 0 and 1: capture takes
+a symbolic size to be 2 or more, and that is right for smaller ones too unless something broadcasts, vanishes or branches.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from fusewright.graph.fingerprint import NoFingerprint, tensor_text
+from fusewright.graph.schema import facts
+from fusewright.graph.sizes import Dim, Expr, substitute
+from fusewright.graph.types import TensorType
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+
+_COPIES = frozenset({
+    aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
+    aten._to_copy.default, aten.contiguous.default,
+})  # fmt: skip
+_RESHAPES = frozenset({
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unflatten.int,
+})  # fmt: skip
+_PERMUTATIONS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+
+
+def same_for(
+    general: torch.fx.Graph,
+    special: torch.fx.Graph,
+    inputs: Mapping[str, str],
+    sizes: Mapping[Expr, Dim],
+    constants: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+) -> bool:
+    """Whether `general`, with `sizes` for its symbols, computes what `special` does. `inputs`: the tensor placeholder of `special` that
+    stands for each of `general`; `constants`: the tensors of the get_attr nodes of both."""
+    table: dict[Any, int] = {}
+    types: dict[int, Any] = {}
+    names = {node.name: number for number, node in enumerate(special.nodes) if node.op == "placeholder"}
+    try:
+        first = _Numbering(table, sizes, constants[0], {name: names[other] for name, other in inputs.items()}, types)
+        second = _Numbering(table, {}, constants[1], names, types)
+        return first.run(general) == second.run(special)
+    except (NoFingerprint, KeyError):
+        return False
+
+
+@dataclass(slots=True)
+class _Numbering:
+    """One graph's numbers, in a table that both graphs share."""
+
+    table: dict[Any, int]
+    sizes: Mapping[Expr, Dim]
+    constants: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, int]
+    types: dict[int, Any]  # (shape, dtype, device) of each number
+    numbers: dict[Node, Any] = field(default_factory=dict)
+    reshaped: dict[int, int] = field(default_factory=dict)  # the number of a reshaped value -> of what it is a reshape of
+    drawn: int = 0
+
+    def run(self, graph: torch.fx.Graph) -> Any:
+        """What leaves the graph: outputs with the inputs that they are views of, and the new values of inputs."""
+        epilogue: list[Any] = []
+        outputs: Any = None
+        for node in graph.nodes:
+            if node.op == "output":
+                outputs = [self.result(value) for value in _flat(node.args[0])]
+            elif node.meta.get("epilogue"):
+                target, value = node.args[0], node.args[1]
+                epilogue.append((self.numbers[target], self.numbers[value]))  # type: ignore[index]
+            else:
+                self.numbers[node] = self.number(node)
+        return outputs, sorted(epilogue), self.drawn
+
+    def result(self, value: Any) -> Any:
+        if not isinstance(value, Node):
+            return self.argument(value)
+        type_ = value.meta["type"]
+        if not isinstance(type_, TensorType):
+            return self.numbers[value]
+        return self.numbers[value], self.type(type_), self.base(value)
+
+    def base(self, node: Node) -> Any:
+        """The input that a node is a view of."""
+        while node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).is_view:
+            node = node.all_input_nodes[0]
+        return self.numbers[node] if node.op == "placeholder" else None
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def dim(self, d: Dim) -> Dim:
+        return substitute(d, self.sizes) if self.sizes else d
+
+    def type(self, type_: TensorType) -> Any:
+        return tuple(map(self.dim, type_.shape)), type_.dtype, type_.device, type_.requires_grad
+
+    def key(self, key: Any, type_: Any = None) -> int:
+        """The number of a value. Raises NoFingerprint when the two graphs disagree about its type."""
+        number = self.table.setdefault(key, len(self.table))
+        if isinstance(type_, TensorType):
+            described = self.type(type_)[:3]
+            if self.types.setdefault(number, described) != described:
+                raise NoFingerprint("one value with two types")
+        return number
+
+    def argument(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return ("value", self.numbers[value])
+        if isinstance(value, bool) or value is None:
+            return (type(value).__name__, value)
+        if isinstance(value, int | Expr):
+            return ("size", self.dim(value))
+        if isinstance(value, float):
+            return ("float", value.hex())
+        if isinstance(value, complex):
+            return ("complex", value.real.hex(), value.imag.hex())
+        if isinstance(value, list | tuple):
+            return tuple(self.argument(item) for item in value)
+        if isinstance(value, str | torch.dtype | torch.device | torch.layout | torch.memory_format):
+            return (type(value).__name__, str(value))
+        raise NoFingerprint(type(value).__name__)
+
+    def number(self, node: Node) -> Any:
+        type_ = node.meta.get("type")
+        if isinstance(type_, int | Expr):
+            return self.key(("size", self.dim(type_)))
+        if node.op == "placeholder":
+            return self.key(("input", self.inputs[node.name]), type_)
+        if node.op == "get_attr":
+            return self.key(("constant", tensor_text(self.constants[str(node.target)])), type_)
+        if node.target is operator.getitem:
+            return self.key(("item", self.numbers[node.args[0]], node.args[1]), type_)  # type: ignore[index]
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            raise NoFingerprint(str(node.target))
+        if isinstance(type_, TensorType):
+            moved = self.movement(node, type_)
+            if moved is not None:
+                return moved
+        key: tuple[Any, ...] = (node.target, self.argument(node.args), self.argument(tuple(sorted(node.kwargs.items()))))
+        if node.meta.get("random") or facts(node.target).effect or facts(node.target).written:
+            key = (*key, "occurrence", self.drawn)
+            self.drawn += 1
+        return self.key(key, type_)
+
+    # --- data movement -----------------------------------------------------------------------------------------------
+
+    def movement(self, node: Node, type_: TensorType) -> int | None:
+        """The number of a copy, reshape, permutation or expansion; None for everything else."""
+        target = node.target
+        source = node.args[0] if node.args else None
+        if not isinstance(source, Node) or not isinstance(source.meta["type"], TensorType):
+            return None
+        before = self.type(source.meta["type"])
+        after = self.type(type_)
+        if target in _COPIES:
+            return self.numbers[source] if before[1:3] == after[1:3] else None
+        if target in _RESHAPES:
+            return self.reshape(self.numbers[source], after[0], type_)
+        if target is aten.expand.default:
+            return self.reshape(self.numbers[source], after[0], type_) if _without_ones(before[0]) == _without_ones(after[0]) else None
+        if target in _PERMUTATIONS:
+            order = _order(node, len(before[0]))
+            long = [axis for axis in order if before[0][axis] != 1]
+            if long == sorted(long):
+                return self.reshape(self.numbers[source], after[0], type_)
+            return self.key(("permute", self.numbers[source], tuple(order)), type_)
+        return None
+
+    def reshape(self, number: int, shape: Any, type_: TensorType) -> int:
+        base = self.reshaped.get(number, number)
+        if self.types[base][0] == shape:
+            return base
+        made = self.key(("reshape", base, shape), type_)
+        self.reshaped[made] = base
+        return made
+
+
+def _without_ones(shape: Sequence[Dim]) -> list[Dim]:
+    return [size for size in shape if size != 1]
+
+
+def _order(node: Node, rank: int) -> list[int]:
+    """The axes of the argument in the order of the result."""
+    if node.target is aten.permute.default:
+        axes: Any = node.args[1]
+        return [axis % rank for axis in axes]
+    order = list(range(rank))
+    pair: Any = (0, 1) if node.target is aten.t.default else node.args[1:3]
+    if rank > 1:
+        first, second = pair
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [item for part in value for item in _flat(part)]
+    return [value]
