@@ -145,9 +145,11 @@ class _Numbering:
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             raise NoFingerprint(str(node.target))
         if isinstance(type_, TensorType):
-            moved = self.movement(node, type_)
-            if moved is not None:
-                return moved
+            known = self.movement(node, type_)
+            if known is None:
+                known = self.biased(node, type_)
+            if known is not None:
+                return known
         key: tuple[Any, ...] = (node.target, self.argument(node.args), self.argument(tuple(sorted(node.kwargs.items()))))
         if node.meta.get("random") or facts(node.target).effect or facts(node.target).written:
             key = (*key, "occurrence", self.drawn)
@@ -177,6 +179,34 @@ class _Numbering:
                 return self.reshape(self.numbers[source], after[0], type_)
             return self.key(("permute", self.numbers[source], tuple(order)), type_)
         return None
+
+    def biased(self, node: Node, type_: TensorType) -> int | None:
+        """The number of a matrix product plus a vector, which PyTorch computes in one operator or in two, by the layout of the matrix."""
+        bias: Any
+        if node.kwargs:
+            return None
+        if node.target is aten.addmm.default:
+            bias, *matrices = node.args
+            product = self.key((aten.mm.default, self.argument(matrices), ()), type_)
+        elif node.target is aten.add.Tensor:
+            left, bias = node.args
+            if not isinstance(left, Node) or not isinstance(left.meta["type"], TensorType):
+                return None
+            number = self.numbers[left]
+            product = self.reshaped.get(number, number)
+        else:
+            return None
+        vector: Any = bias.meta["type"] if isinstance(bias, Node) else None
+        matrix = self.types[product]
+        last = self.dim(vector.shape[0]) if isinstance(vector, TensorType) and vector.ndim == 1 else None
+        if last is None or last == 1 or matrix[1:] != (vector.dtype, vector.device) or len(matrix[0]) != 2 or matrix[0][1] != last:
+            return None
+        if self.dim(type_.shape[-1]) != last:
+            return None
+        made = ("biased", product, self.numbers[bias])
+        sum_ = self.table.setdefault(made, len(self.table))
+        self.types.setdefault(sum_, matrix)
+        return self.reshape(sum_, self.type(type_)[0], type_)
 
     def reshape(self, number: int, shape: Any, type_: TensorType) -> int:
         base = self.reshaped.get(number, number)

@@ -1,0 +1,122 @@
+"""Sizes of 0 and 1 under dynamic shapes: one compile serves them where it can, and never gives another answer than eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusewright
+from fusewright.events import STREAM, Broken, Compiled, Event, FellBack, InternalError, LimitReached, Reused, Skipped
+
+Case = tuple[Any, ...]
+
+
+def stream(function: Callable[..., Any], inputs: Sequence[Case], **options: Any) -> tuple[int, int]:
+    """(compiles, reuses) over a stream of calls, each compared with eager."""
+    events: list[Event] = []
+    compiled = fusewright.compile(function, **options)
+    with torch.no_grad(), STREAM.listening(events.append):
+        for args in inputs:
+            expected, got = function(*args), compiled(*args)
+            torch.testing.assert_close(got, expected, equal_nan=True)
+    assert not [event for event in events if isinstance(event, Broken | Skipped | FellBack | InternalError | LimitReached)]
+    return sum(isinstance(event, Compiled) for event in events), sum(isinstance(event, Reused) for event in events)
+
+
+def rows(*sizes: int) -> list[Case]:
+    return [(torch.randn(n, 10),) for n in sizes]
+
+
+def grids(*sizes: tuple[int, int]) -> list[Case]:
+    return [(torch.randn(n, m), torch.randn(n, m)) for n, m in sizes]
+
+
+def test_a_linear_layer_takes_two_compiles() -> None:
+    net = nn.Sequential(nn.Linear(10, 20), nn.ReLU())
+    assert stream(net, rows(32, 64, 128, 1, 0, 7, 1)) == (2, 2)
+    fusewright.reset()
+    assert stream(net, rows(32, 64, 1, 128, 0, 7), dynamic=True) == (1, 2)
+
+
+def test_pointwise_and_reductions() -> None:
+    assert stream(lambda x, y: x * y + x.mean(-1, keepdim=True), grids((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (0, 5), (2, 2)))[0] == 2
+
+
+def test_attention() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    inputs = [(torch.randn(b, t, 16),) for b, t in ((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (2, 9))]
+    assert stream(layer, inputs)[0] == 2
+
+
+def test_convolutions() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    inputs = [(torch.randn(b, 3, h, w),) for b, h, w in ((2, 8, 8), (2, 9, 7), (3, 8, 8), (1, 12, 5), (4, 5, 12))]
+    assert stream(net.eval(), inputs)[0] == 2
+
+
+SEMANTICS: dict[str, Callable[..., Any]] = {
+    "squeeze": lambda x, y: (x.squeeze(0) + 1, y.squeeze()),
+    "broadcast": lambda x, y: x + torch.ones(3, 1) * y[:1],
+    "branch": lambda x, y: x * 2 if x.shape[0] == 1 else x * 3,
+    "branch on more": lambda x, y: x.sum(0) if x.shape[1] > 1 else x.sum(0) * 7,
+    "python": lambda x, y: (x + 1, x.shape[0] == 1, len(y)),
+    "expand": lambda x, y: x.expand(max(x.shape[0], 2), -1) if x.shape[0] == 1 else x,
+    "contiguous alias": lambda x, y: x.t().contiguous().mul_(2),
+    "reshape": lambda x, y: x.t().reshape(-1) + y.reshape(-1),
+    "standard deviation": lambda x, y: x.std(0) + y.var(1, keepdim=True).sum(),
+    "is contiguous": lambda x, y: x + 1 if x.t().is_contiguous() else x + 2,
+    "strides": lambda x, y: (x.t() * 2, (x.t() + y.t()).stride() == (1, x.shape[1])),
+    "float of a size": lambda x, y: x / x.shape[0] ** 0.5 if x.shape[0] else x,
+    "last": lambda x, y: x[-1:] * y[:, :1],
+    "softmax": lambda x, y: (x @ y.t()).softmax(-1) @ y,
+    "cat": lambda x, y: torch.cat((x, y), 0).flip(0),
+    "roll": lambda x, y: x.roll(1, 0) - y.cumsum(1),
+    "index": lambda x, y: x[torch.arange(x.shape[0]) // 2] + y,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", SEMANTICS.values(), ids=SEMANTICS.keys())
+def test_what_depends_on_small_sizes(function: Callable[..., Any], dynamic: bool | None) -> None:
+    sizes = ((3, 4), (3, 7), (1, 7), (3, 1), (1, 1), (3, 9), (3, 0), (1, 5), (3, 1))
+    compiled = fusewright.compile(function, dynamic=dynamic)
+    for args in grids(*sizes):
+        try:
+            expected: Any = function(*(t.clone() for t in args))
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                compiled(*args)
+            continue
+        torch.testing.assert_close(compiled(*args), expected, equal_nan=True)
+
+
+def test_writes_to_inputs() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.t().contiguous().add_(1)
+        y.view(-1).mul_(2)
+        return x + y
+
+    compiled = fusewright.compile(f)
+    for n, m in ((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (4, 4)):
+        x, y = torch.randn(n, m), torch.randn(n, m)
+        a, b = x.clone(), y.clone()
+        torch.testing.assert_close(compiled(x, y), f(a, b))
+        torch.testing.assert_close((x, y), (a, b))
+
+
+def test_gradients() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    compiled = fusewright.compile(net)
+    for n in (5, 7, 1, 0, 9, 1):
+        x = torch.randn(n, 6)
+        net.zero_grad()
+        net(x).square().sum().backward()
+        expected = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        compiled(x).square().sum().backward()
+        for parameter, gradient in zip(net.parameters(), expected):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
