@@ -183,8 +183,16 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             values[node] = _after(backward, values[node], torch.ops.aten._to_copy.default, dtype=node.meta["type"].dtype)
     needed = _needed({item for item in results[joint.outputs :] if isinstance(item, Node)}, set(values))
     for node in joint.graph.nodes:
-        if node.op != "output" and node in needed and node not in values:
+        if node in backward_set and node in needed and node not in values:
+            # What is computed again is computed when it is first needed: so it lives shortly, beside what reads it.
+            for again in _missing(node, values):
+                values[again] = _copy(again, backward, values)
             values[node] = _copy(node, backward, values)
+    for item in results[joint.outputs :]:
+        for again in _missing(item, values) if isinstance(item, Node) and item not in values else ():
+            values[again] = _copy(again, backward, values)
+        if isinstance(item, Node) and item not in values:
+            values[item] = _copy(item, backward, values)
     backward.output(tuple(values[item] if isinstance(item, Node) else item for item in results[joint.outputs :]))
     _drop_dead(backward)
     backward.lint()
@@ -218,6 +226,22 @@ def _needed(roots: set[Node], available: set[Node]) -> set[Node]:
         seen.add(node)
         pending.extend(node.all_input_nodes)
     return seen
+
+
+def _missing(node: Node, values: dict[Node, Any]) -> list[Node]:
+    """What must be computed before `node`, in order."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    pending = [(argument, False) for argument in reversed(node.all_input_nodes)]
+    while pending:
+        one, ready = pending.pop()
+        if ready:
+            order.append(one)
+        elif one not in values and one not in seen:
+            seen.add(one)
+            pending.append((one, True))
+            pending += [(argument, False) for argument in reversed(one.all_input_nodes)]
+    return order
 
 
 def _drop_dead(graph: torch.fx.Graph) -> None:
