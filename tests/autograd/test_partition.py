@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,21 @@ def test_an_input_that_changes_is_saved_as_it_was() -> None:
     fusewright.compile(step, fullgraph=True)(total, x).sum().backward()
     torch.testing.assert_close(x.grad, before * 2)
     torch.testing.assert_close(total, before + 1)
+
+
+def test_an_input_that_is_updated_is_no_part_of_a_cycle() -> None:
+    compiled = fusewright.compile(lambda n: n.mul_(3), fullgraph=True)
+    a = torch.randn(8, requires_grad=True)
+    n = a * 2
+    compiled(n)
+    gc.collect()
+    gc.disable()
+    try:
+        reference = weakref.ref(n)
+        del n
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_a_saved_tensor_is_freed_in_the_backward() -> None:

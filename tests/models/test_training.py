@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training_models import MODELS, TRANSFORMERS, Case, bert, build, gpt2, lstm, resnet, vit
+from training_models import MODELS, TRANSFORMERS, Case, bert, build, convnext, gpt2, llama, lstm, resnet, vit
 
 import fusewright
 from fusewright.events import STREAM, Broken, Captured, Event, InternalError, Skipped, StageDone
@@ -60,11 +60,22 @@ def one_step(module: Any, inputs: dict[str, Any], autocast: bool = False, seed: 
     return loss.detach()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["plain", "dropout"])
+# The default run has every model once, and the variants on a few; a sweep has the rest.
+def cases(*quick: Callable[[float], Case], among: list[Callable[[float], Case]]) -> list[Any]:
+    return [pytest.param(make, id=make.__name__, marks=() if make in quick else pytest.mark.sweep) for make in among]
+
+
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_gradients_equal_eager(make: Callable[[float], Case], dropout: float) -> None:
-    if make is resnet and dropout:
-        pytest.skip("has none")
+def test_gradients_equal_eager(make: Callable[[float], Case]) -> None:
+    check_gradients(make, 0.0)
+
+
+@pytest.mark.parametrize("make", cases(bert, gpt2, lstm, among=[make for make in MODELS if make is not resnet]))
+def test_gradients_equal_eager_with_dropout(make: Callable[[float], Case]) -> None:
+    check_gradients(make, 0.1)
+
+
+def check_gradients(make: Callable[[float], Case], dropout: float) -> None:
     module, inputs = build(make, dropout)
     reference = copy.deepcopy(module)
     with compiled_both_ways():
@@ -74,7 +85,7 @@ def test_gradients_equal_eager(make: Callable[[float], Case], dropout: float) ->
     check_buffers(module, reference)
 
 
-@pytest.mark.parametrize("make", TRANSFORMERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", cases(bert, llama, convnext, among=TRANSFORMERS))
 def test_autocast_gradients_are_as_good_as_eagers(make: Callable[[float], Case]) -> None:
     module, inputs = build(make)
     eager, exact = copy.deepcopy(module), copy.deepcopy(module)

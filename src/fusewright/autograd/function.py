@@ -45,6 +45,7 @@ class Halves:
     replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would not give their
               gradients (a custom autograd function, a hook)
     random    the forward draws random numbers
+    updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive), and not replayed
     outputs   number of graph outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
     saved     see autograd.joint.Split
     depends   for each gradient, the tangents that it depends on
@@ -56,6 +57,7 @@ class Halves:
     backward: Callable[..., tuple[Any, ...]]
     replay: Callable[..., tuple[Any, ...]] | None
     random: bool
+    updates: bool
     outputs: int
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
@@ -77,8 +79,8 @@ class _Compiled(torch.autograd.Function):
         ctx.halves = halves
         ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
         ctx.layouts = [_layout(outputs[position]) for position in halves.tangents]
-        ctx.inputs = inputs
-        ctx.versions = [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+        ctx.inputs = None if halves.updates else inputs
+        ctx.versions = [] if halves.updates else _versions(inputs)
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
         differentiable = set(halves.tangents)
         ctx.mark_non_differentiable(
@@ -152,6 +154,11 @@ def _apply_in_parts(halves: Halves, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return _InParts.apply(halves, progress, buckets.chain(progress, owners), *inputs)
 
 
+def _versions(inputs: tuple[Any, ...]) -> list[int]:
+    """How often each input tensor has been written to (inference tensors do not count)."""
+    return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+
+
 def _tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
     """The tangent in the output's own layout, which the backward was compiled for; zeros for an output that nothing depended on."""
     shape, stride, dtype, device = layout
@@ -171,14 +178,13 @@ def _replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph
             "hook inside are not supported. Keep it out of the compiled function, or compile with fusewright.disable around it."
         )
     inputs = ctx.inputs
-    if inputs is None:
-        raise RuntimeError(FREED)
-    versions = [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
-    if versions != ctx.versions:
+    if halves.updates or (inputs is not None and _versions(inputs) != ctx.versions):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled "
             "function was written to before gradients of its gradients were asked for"
         )
+    if inputs is None:
+        raise RuntimeError(FREED)
     if ctx.random is None:
         outputs = halves.replay(*inputs)
     else:

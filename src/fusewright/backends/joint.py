@@ -49,6 +49,7 @@ def compile_joint(
         parts=in_parts,
         replay=again,
         random=any(node.meta.get("random") for node in halves.forward.nodes),
+        updates=bool(backward.updates),
         outputs=backward.outputs,
         tangents=backward.tangents,
         gradients=backward.gradients,
