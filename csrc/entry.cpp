@@ -603,6 +603,15 @@ PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     return object;
 }
 
+// Copies of a function are the function.
+PyObject *function_copy(PyObject *self, PyObject *) { return Py_NewRef(self); }
+
+PyMethodDef function_methods[] = {
+    {"__copy__", function_copy, METH_NOARGS, nullptr},
+    {"__deepcopy__", function_copy, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyMemberDef function_members[] = {
     {"function", T_OBJECT_EX, offsetof(CompiledFunction, function), READONLY, "The original function."},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(CompiledFunction, vectorcall), READONLY, nullptr},
@@ -623,6 +632,7 @@ PyTypeObject function_type = [] {
     type.tp_descr_get = function_bind;
     type.tp_repr = function_repr;
     type.tp_call = PyVectorcall_Call;
+    type.tp_methods = function_methods;
     type.tp_members = function_members;
     type.tp_vectorcall_offset = offsetof(CompiledFunction, vectorcall);
     type.tp_dictoffset = offsetof(FrameCache, dict);

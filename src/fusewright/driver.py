@@ -7,6 +7,7 @@ such calls from then on. Always holds: whatever goes wrong in here, the call sti
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import gc
 import importlib
@@ -34,7 +35,7 @@ from fusewright.backends.numbers import plain_sources, takes_numbers
 from fusewright.backends.registry import Backend, GraphToCompile, resolve
 from fusewright.background import WORKER
 from fusewright.capture.frame import CapturedFrame
-from fusewright.capture.guards import build_program, guard_text
+from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.interpreter import capture_frame
 from fusewright.capture.resume import in_loop
 from fusewright.capture.settings import CaptureOptions
@@ -214,6 +215,9 @@ class Compiler:
             else:
                 held.enter_context(_lock)
             held.enter_context(_unwatched())
+            for entry in compiled.entries:
+                if entry.program.check(values, function):  # another thread was quicker
+                    return entry
             state = _states.setdefault(compiled, FunctionState())
             if state.error is not None:
                 error, state.error = state.error, None
@@ -227,19 +231,24 @@ class Compiler:
             entries = compiled.entries
             if entries and stance == "eager_on_recompile":
                 return None
-            failures = tuple(entry.program.failure(values, function)[1] for entry in entries) if entries else ()
+            blame = [entry.program.failure(values, function) for entry in entries]
+            failures = tuple(text for _, text in blame)
             if entries and stance == "fail_on_recompile":
                 raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
             if len(entries) + len(state.pending) >= self.settings.recompile_limit:
-                self._limit_reached(state, name, failures, quiet=in_loop(function.__code__))
+                blamed = [guard for guard, _ in blame if guard is not None]
+                self._limit_reached(state, name, failures, blamed, quiet=in_loop(function.__code__))
                 return None
             if entries:
                 self.notify(Recompiling(name, failures, state.compiles))
             state.compiles += 1
             with _without_collection():
-                return self._compile(compiled, state, name, function, values)
+                made = self._compile(compiled, state, name, function, values)
+            if made is not None:
+                compiled.append(made)  # before the lock is free: who waits for it finds the entry
+            return made
 
-    def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...], quiet: bool) -> None:
+    def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...], guards: list[Guard], quiet: bool) -> None:
         """An event, and a warning; not about a part of a loop (`quiet`), whose Python values change by nature: the loop runs on eagerly."""
         if state.warned:
             return
@@ -248,11 +257,12 @@ class Compiler:
         self.notify(LimitReached(name, failures, limit))
         if quiet:
             return
+        often = Counter(guard.kind for guard in guards).most_common(1)
+        at = next((index for index, guard in enumerate(guards) if guard.kind == often[0][0]), 0) if often else 0
+        advice = recompile_advice(guards[at].kind) if guards else ""
         warnings.warn(
             f"{name} was compiled {limit} times (recompile_limit) and runs eagerly for new cases from now on. "
-            f"The last check that failed: {failures[0] if failures else 'none'}. "
-            "If a size changes from call to call, mark it dynamic (dynamic=True); if a Python value does, pass it as a tensor; "
-            "or raise recompile_limit.",
+            f"What kept failing: {failures[at] if failures else 'nothing'}. {advice}Or raise recompile_limit.",
             RecompileLimitWarning,
             stacklevel=4,
         )
@@ -488,6 +498,34 @@ def _fell_back(function: types.FunctionType, error: BaseException | None) -> Non
 
 
 _native.set_fell_back(_fell_back)
+
+
+def _after_fork() -> None:
+    """The thread that held the lock is not in the child."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _restore(function: types.FunctionType, settings: Settings) -> Any:
+    return Compiler(settings).wrap(function)
+
+
+def _reduce(compiled: Any) -> Any:
+    """Pickling: by its name where the compiled function stands under it, as plain functions do; else what to compile again."""
+    found: Any = sys.modules.get(compiled.__module__)
+    for part in compiled.__qualname__.split("."):
+        found = getattr(found, part, None)
+    compiler = getattr(compiled.miss, "__self__", None)
+    if found is compiled or compiler is None:
+        return compiled.__qualname__
+    return _restore, (compiled.__wrapped__, compiler.settings)
+
+
+copyreg.pickle(CompiledFunction, _reduce)
 
 
 def reset() -> None:

@@ -137,8 +137,9 @@ def indent(text: str, by: int) -> str:
     return "\n".join(" " * by + line for line in text.split("\n"))
 
 
-def generate(rng: random.Random, kinds: list[Kind] | None = None, count: int | None = None) -> Program:
-    chosen = kinds if kinds is not None else rng.sample(KINDS, count or rng.choice((1, 1, 2, 2, 3, 4)))
+def generate(rng: random.Random, backend: str, kinds: list[Kind] | None = None) -> Program:
+    possible = [kind for kind in KINDS if backend in kind.backends]
+    chosen = kinds if kinds is not None else rng.sample(possible, rng.choice((1, 1, 2, 2, 3, 4)))
     setup, helpers, body, names, changes, restore = [], [], [], [], [], []
     for number, kind in enumerate(chosen):
         setup.append(fill(kind.setup, number, rng))
@@ -249,7 +250,7 @@ class Outcome:
 def run_case(seed: int, backend: str = "eager", kinds: list[Kind] | None = None, steps: int = 4, **settings) -> Outcome:
     """Builds one program and changes its state `steps` times."""
     rng = random.Random(seed)
-    program = generate(rng, kinds)
+    program = generate(rng, backend, kinds)
     outcome = Outcome()
     events: list[object] = []
     try:

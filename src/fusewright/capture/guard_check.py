@@ -455,6 +455,28 @@ def guard_text(guard: Guard) -> str:
             return _short(value) if isinstance(guard.source, FunctionSource) else f"{name} {_short(value)}"
 
 
+_DYNAMIC = "If a size changes from call to call, compile with dynamic=True or mark the dimension (mark_dynamic). "
+_ADVICE = {
+    "TENSOR": _DYNAMIC + "Keep dtype, device, strides and requires_grad the same, or compile one function for each. ",
+    "SIZE": _DYNAMIC,
+    "EQUALS": "If a Python value changes from call to call, pass it as a tensor. ",
+    "IS": "The object is another one at each call: make it once and keep it (a function or class made for each call is new each time). ",
+    "TYPE": "Pass the same types, or compile one function for each. ",
+    "LENGTH": "Keep the length of the container the same, or pass one tensor. ",
+    "KEYS": "Keep the keys of the dictionary and their order the same. ",
+    "STATE": "A setting of PyTorch changes between the calls: set it once, around them. ",
+    "TYPE_ATTRIBUTE": "A class is changed between the calls. ",
+    "DIFFERENT": "Some calls pass one object twice. ",
+    "SAME": "Some calls pass one object twice. ",
+    "NO_OVERLAP": "Some calls pass tensors that share memory, one of which is written to. ",
+}
+
+
+def recompile_advice(kind: str) -> str:
+    """What a user can do about a guard of this kind that keeps failing: a sentence, or nothing."""
+    return _ADVICE.get(kind, "")
+
+
 def _state_difference(wanted: Any) -> str:
     now = capture_global_state()
     changed = [name for name in wanted.__slots__ if getattr(wanted, name) != getattr(now, name)]

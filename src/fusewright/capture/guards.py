@@ -6,7 +6,7 @@ the reference in tests) in guard_check.py, PyTorch's global state in torch_state
 
 from __future__ import annotations
 
-from fusewright.capture.guard_check import evaluate, guard_holds, guard_text, readable
+from fusewright.capture.guard_check import evaluate, guard_holds, guard_text, readable, recompile_advice
 from fusewright.capture.guard_program import GuardProgram, build_program
 from fusewright.capture.guard_types import MISSING, AnswersAgain, GlobalState, Guard, GuardKind, Missing, TensorGuard
 from fusewright.capture.torch_state import capture_global_state
@@ -26,4 +26,5 @@ __all__ = [
     "guard_holds",
     "guard_text",
     "readable",
+    "recompile_advice",
 ]

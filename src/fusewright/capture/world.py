@@ -458,7 +458,7 @@ class World:
 
     def is_data_descriptor(self, found: object) -> bool:
         """See values/object.py."""
-        return objects.is_data_descriptor(found)
+        return objects.is_data_descriptor(self, found)
 
     # Operators: see protocols.py.
 

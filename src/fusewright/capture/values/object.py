@@ -112,7 +112,7 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
         if name != "__traceback__":
             raise SkipFrame("frame-access", f"{name} of an exception: interpreted frames leave no traceback")
     found = classes.guarded_lookup(world, kind, name)
-    if found is not MISSING and is_data_descriptor(found):
+    if found is not MISSING and is_data_descriptor(world, found):
         return bind(world, found, obj, kind, name)
     value = read_namespace(instance_dict(world, obj), name)
     if value is not MISSING:
@@ -125,10 +125,10 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
 _TRACEBACKS = ("__traceback__", "with_traceback")
 
 
-def is_data_descriptor(found: object) -> bool:
+def is_data_descriptor(world: World, found: object) -> bool:
     """Whether the descriptor comes before the instance dictionary."""
     kind = type(found)
-    return classes.lookup(kind, "__set__") is not MISSING or classes.lookup(kind, "__delete__") is not MISSING
+    return any(classes.guarded_lookup(world, kind, name) is not MISSING for name in ("__set__", "__delete__"))
 
 
 def bind(world: World, found: object, obj: object, kind: type, name: str) -> object:
@@ -238,7 +238,7 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
         return  # as contextlib does it: to what it was
     found = classes.guarded_lookup(world, kind, name)
     raw = world.is_raw(obj)
-    if found is not MISSING and is_data_descriptor(found):
+    if found is not MISSING and is_data_descriptor(world, found):
         if isinstance(found, property):
             if found.fset is None:
                 raise UserException(AttributeError(f"property '{name}' of '{kind.__qualname__}' object has no setter"))
@@ -277,7 +277,7 @@ def generic_delattr(world: World, obj: object, name: str) -> None:
     """`object.__delattr__(obj, name)`."""
     kind = type(obj)
     found = classes.guarded_lookup(world, kind, name)
-    if found is not MISSING and is_data_descriptor(found):
+    if found is not MISSING and is_data_descriptor(world, found):
         if isinstance(found, property) and found.fdel is not None:
             world.tracer.call(world.load(found.fdel, world.constant(found.fdel, name)), (obj,))
             return
