@@ -263,7 +263,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("module attribute", "m$I", "m$I = types.ModuleType('m$I'); m$I.a = $V", "(m$I.a, getattr(m$I, 'b', 0))", ("m$I.a = $V", "m$I.b = $V", "del m$I.a", "m$I.__getattr__ = lambda name: $N", "m$I = types.ModuleType('z'); m$I.a = $V")),
     Kind("function of a module", "m$I", "m$I = types.ModuleType('m$I'); m$I.n = $N; exec('def h(): return n', m$I.__dict__)", "m$I.h()", ("m$I.n = $V", "m$I.h = lambda: $N", "del m$I.n", "m$I.h.__globals__['n'] = $N")),
     Kind("import", "", "sys.modules['stale_$E_$I'] = types.ModuleType('stale_$E_$I'); sys.modules['stale_$E_$I'].a = $V", "__import__('stale_$E_$I').a",
-         ("sys.modules['stale_$E_$I'].a = $V", "sys.modules['stale_$E_$I'] = types.SimpleNamespace(a=$V)", "sys.modules.pop('stale_$E_$I', 0)"), restore="sys.modules.pop('stale_$E_$I', 0)"),
+         ("sys.modules['stale_$E_$I'].a = $V", "sys.modules['stale_$E_$I'] = types.SimpleNamespace(a=$V)", "sys.modules.pop('stale_$E_$I', 0)"), restore="sys.modules.pop('stale_$E_$I', 0)", steady=False),
     Kind("global name", "", "g$I = $V", "g$I", ("g$I = $V", "del g$I", "g$I = [$V]", "globals()['g$I'] = $N")),
     Kind("global hides builtin", "", "", "abs(-3)", ("abs = lambda v: $N", "globals().pop('abs', 0)")),
     Kind("builtin replaced", "", "", "stale_name_$I()", ("builtins.stale_name_$I = lambda: $N", "stale_name_$I = lambda: $N", "builtins.__dict__.pop('stale_name_$I', 0)", "globals().pop('stale_name_$I', 0)"),

@@ -1,0 +1,161 @@
+"""Lifetime: compiled code keeps nothing of its callers alive, is collected itself, and steady calls grow nothing."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+
+
+class Box:
+    def __init__(self) -> None:
+        self.scale, self.offset, self.seen = 2, 3, [1]
+
+
+def plain(x: torch.Tensor, box: Box) -> torch.Tensor:
+    return x * box.scale + 1
+
+
+def broken(x: torch.Tensor, box: Box) -> torch.Tensor:
+    y = x * box.scale
+    fusewright.graph_break()
+    return y + box.offset
+
+
+def effects(x: torch.Tensor, box: Box) -> torch.Tensor:
+    box.last = x * 2
+    box.seen = [len(box.seen)]
+    return x + 1
+
+
+def branch(x: torch.Tensor, box: Box) -> torch.Tensor:
+    return x * box.scale if x.sum() > 0 else x
+
+
+def trained(x: torch.Tensor, box: Box) -> torch.Tensor:
+    return (torch.sin(x) * box.scale).sum()
+
+
+PROGRAMS = (plain, broken, effects, branch, trained)
+
+
+def arguments(program: Callable[..., Any]) -> tuple[torch.Tensor, Box]:
+    return torch.ones(4, requires_grad=program is trained), Box()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_arguments_die_at_once(program: Callable[..., Any], backend: str) -> None:
+    """Without help from the cycle collector: activations are large."""
+    compiled = fusewright.compile(program, backend=backend)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            x, box = arguments(program)
+            result = compiled(x, box)
+            if program is trained:
+                result.backward()
+            del result
+            watched = [weakref.ref(x), weakref.ref(box)]
+            del x, box
+            assert [one() for one in watched] == [None, None]
+    finally:
+        gc.enable()
+
+
+def live() -> Counter[str]:
+    gc.collect()
+    return Counter(type(one).__name__ for one in gc.get_objects() if type(one).__module__.startswith(("fusewright", "torch.fx")))
+
+
+def memory() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def compile_and_delete(count: int) -> None:
+    for turn in range(count):
+        program = PROGRAMS[turn % len(PROGRAMS)]
+        compiled = fusewright.compile(program)
+        x, box = arguments(program)
+        result = compiled(x, box)
+        if program is trained:
+            result.backward()
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.sweep)])
+def test_compiled_functions_are_collected(count: int) -> None:
+    compile_and_delete(10)
+    before, resident = live(), memory()
+    compile_and_delete(count)
+    after = live()
+    grown = {name: after[name] - before[name] for name in after if after[name] > before[name] + 2}
+    assert not grown
+    assert memory() - resident < 30_000_000
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("calls", [2000, pytest.param(100_000, marks=pytest.mark.sweep)])
+def test_calls_grow_nothing(program: Callable[..., Any], backend: str, calls: int) -> None:
+    compiled = fusewright.compile(program, backend=backend)
+    x, box = arguments(program)
+
+    def call(count: int) -> None:
+        for _ in range(count):
+            result = compiled(x, box)
+            if program is trained:
+                result.backward()
+
+    call(500)
+    gc.collect()
+    blocks, resident = sys.getallocatedblocks(), memory()
+    call(calls)
+    gc.collect()
+    assert sys.getallocatedblocks() - blocks < 200
+    assert memory() - resident < 1_000_000
+
+
+class Loud:
+    def __init__(self) -> None:
+        self.fail = False
+
+    def __eq__(self, other: object) -> bool:
+        if self.fail:
+            raise ValueError("compared")
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def test_exceptions_leave_no_references() -> None:
+    loud, x = Loud(), torch.ones(3)
+
+    def program(x, key, fail):
+        y = x * 2
+        if fail:
+            raise KeyError("asked for")
+        return y + ([key] == [loud])
+
+    compiled = fusewright.compile(program, backend="eager")
+    key = Loud()
+    compiled(x, key, False)
+    with pytest.raises(KeyError):
+        compiled(x, key, True)
+    counts = [sys.getrefcount(one) for one in (x, key, loud)]
+    for turn in range(50):
+        key.fail = bool(turn % 2)
+        with pytest.raises((ValueError, KeyError)):
+            compiled(x, key, not key.fail)
+    gc.collect()
+    assert [sys.getrefcount(one) for one in (x, key, loud)] == counts
