@@ -50,8 +50,11 @@ def _chain(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The views that lead to `node`, from the node that is no view."""
     chain = [node]
     while node.op == "call_function":
-        if node.target is operator.getitem:  # one of the views that split and unbind give
-            node = node.args[0]  # type: ignore[assignment]
+        if node.target is operator.getitem:  # one of the views that split and unbind give, or one of several fresh results
+            producer: Any = node.args[0]
+            if not isinstance(producer.target, OpOverload) or list_of_views(producer.target) is None:
+                break
+            node = producer
             chain.append(node)
             continue
         assert isinstance(node.target, OpOverload)

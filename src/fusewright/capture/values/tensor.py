@@ -131,9 +131,6 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
         return native(getattr, tensor, name)
     if name in _OPERATORS:
         return world.torch_call(getattr(torch.Tensor, name).__get__, (tensor,), {})
-    if name == "grad_fn" and tensor.is_leaf:
-        world.requires_grad_matters = True
-        return None
     if name in _REFUSED:
         raise GraphBreak("tensor-address", f"Tensor.{name} asks for {_REFUSED[name]}")
     found = classes.lookup(world.type_of(tensor), name)
@@ -218,7 +215,7 @@ def _data(world: World, tensor: torch.Tensor) -> object:
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:
     """None for a tensor without a history; what its history is, is nothing that a graph holds."""
     world.requires_grad_matters = True
-    if tensor.requires_grad:
+    if tensor.requires_grad and not guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
         raise GraphBreak("tensor-address", "Tensor.grad_fn asks for its autograd node")
     return None
 
