@@ -117,3 +117,17 @@ def test_what_a_module_holds_stays_static() -> None:
             assert torch.equal(fusewright.compile(module)(x), module(x))
     weights = [node.meta["type"] for event in captures for node in event.graph.nodes if node.op == "placeholder" and "weight" in node.name]
     assert [tuple(weight.shape) for weight in weights] == [(3,), (4,), (5,)]
+
+
+@pytest.mark.parametrize("shape", [lambda n: (1, n), lambda n: (1, 3, n, 4), lambda n: (2, 1, n, 4), lambda n: (n, 1, 4)])
+def test_a_dimension_of_size_one_has_no_stride_of_its_own(shape: Callable[[int], tuple[int, ...]]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x * 2], dim=-1) * 3
+
+    captures: list[Captured] = []
+    compiled = fusewright.compile(program, fullgraph=True)
+    with STREAM.listening(lambda event: captures.append(event) if isinstance(event, Captured) else None):
+        for n in (5, 6, 7, 8, 9):
+            x = torch.randn(shape(n))
+            assert torch.equal(compiled(x), program(x))
+    assert len(captures) == 2

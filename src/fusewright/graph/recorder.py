@@ -756,7 +756,7 @@ def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim
     order = sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis))
     for position, axis in enumerate(order):
         for inner in reversed(order[:position]):
-            if sizes[inner] * strides[inner] == strides[axis] and sizes[inner] != 1 and sizes[axis] != 1:
+            if sizes[inner] * strides[inner] == strides[axis] and sizes[inner] != 1:
                 result[axis] = shape[inner] * result[inner]
                 break
     return tuple(result)
