@@ -334,3 +334,73 @@ def test_the_update_of_many_parameters_is_few_parallel_regions() -> None:
         kernels, regions = (sum(line.strip().startswith(word) for line in lines) for word in ("kernel ", "together "))
         alone = sum(line.startswith("kernel ") for line in lines)
         assert kernels >= 21 and regions + alone <= 3
+
+
+def test_decay_rates_that_cycle_do_not_recompile_each_step() -> None:
+    def train(compiled: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = O.Adam(model.parameters(), lr=0.01)
+        scheduler = O.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=12)  # moves the rate and the first beta
+        step = fusewright.compile(optimizer.step) if compiled else optimizer.step
+        for number in range(10):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8) * number).square().mean().backward()
+            step()
+            scheduler.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    with counted(Compiled, Broken, Skipped) as events:
+        found = train(True)
+    assert_same(found, train(False))
+    assert len(events) <= 3 and all(isinstance(event, Compiled) for event in events)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_parameters_of_other_dtypes_and_layouts(dtype: torch.dtype) -> None:
+    def train(compiled: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        made = [
+            torch.randn(4, 5, dtype=dtype),
+            torch.randn(5, 4, dtype=dtype).t(),
+            torch.randn(2, 3, 4, 4, dtype=dtype),
+            torch.zeros(0, 3, dtype=dtype),
+        ]
+        made[2] = made[2].to(memory_format=torch.channels_last)
+        parameters = [nn.Parameter(value) for value in made]
+        optimizer = O.AdamW(parameters, lr=0.01)
+        step = fusewright.compile(optimizer.step) if compiled else optimizer.step
+        for _ in range(4):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            step()
+        return [parameter.detach() for parameter in parameters]
+
+    for ours, theirs in zip(train(True), train(False), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-5)
+
+
+def test_gradients_that_come_and_go_and_added_groups() -> None:
+    def train(compiled: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(3)) for _ in range(3)]
+        optimizer = O.SGD(parameters, lr=0.1, momentum=0.9)
+        step = fusewright.compile(optimizer.step) if compiled else optimizer.step
+        for number in range(6):
+            for index, parameter in enumerate(parameters):
+                parameter.grad = None if (number + index) % 3 == 0 else torch.randn(3)
+            if number == 2:
+                parameters.append(nn.Parameter(torch.ones(3)))
+                parameters[-1].grad = torch.randn(3)
+                optimizer.add_param_group({"params": [parameters[-1]], "lr": 0.5})
+            step()
+        return [parameter.detach() for parameter in parameters]
+
+    assert_same(train(True), train(False))
+
+
+def test_an_error_inside_a_step_is_eagers() -> None:
+    parameter = nn.Parameter(torch.randn(3))
+    parameter.grad = torch.randn(3)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        fusewright.compile(O.SGD([parameter], lr=0.1, differentiable=True).step)()

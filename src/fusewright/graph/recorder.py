@@ -30,6 +30,7 @@ from fusewright.graph.known_values import LITERAL, known_value
 from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
 from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
+from fusewright.graph.runtime_float import float_of_tensor
 from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
@@ -630,6 +631,15 @@ def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
     """The operator checks what the types already say."""
 
 
+def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """A tensor where native code takes a number (`add_(gradient, alpha=rate)`): a float that is known at run time. Whoever needs its value
+    breaks the graph."""
+    tensor = args[0]
+    if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
+        raise GraphBreak(*_BREAKS[aten._local_scalar_dense.default])
+    return float_of_tensor(recorder, tensor)
+
+
 def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """A tensor that native code just made from Python data: a constant, copied at each run since the program may write to it."""
     tensor = args[0]
@@ -663,6 +673,7 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 
 _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
+    aten._local_scalar_dense.default: _read_scalar,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.lift_fresh.default: _lift_fresh,
     aten.resize_.default: _resize,

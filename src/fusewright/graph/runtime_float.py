@@ -407,6 +407,12 @@ def has_root(value: object) -> bool:
     return node is not None and (node.history is None or bool(value >= 0))  # type: ignore[operator]
 
 
+def is_share(value: object) -> bool:
+    """Whether an outside float (a decay rate) lies between 0 and 1, which is guarded: its powers are what Python gives."""
+    node = node_of(value)
+    return node is not None and node.history is not None and bool(value > 0) and bool(value <= 1)  # type: ignore[operator]
+
+
 def apply(function: object, value: torch.SymFloat | torch.SymInt) -> torch.SymFloat | None:
     """A function of the math module on a run-time number; None for other functions and numbers."""
     name = MATH_FUNCTIONS.get(function)

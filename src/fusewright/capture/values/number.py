@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.guards import Guard
-from fusewright.capture.sources import NumberTensor, Source
+from fusewright.capture.sources import Item, NumberTensor, Source
 from fusewright.capture.values.text import TensorText
 from fusewright.graph.runtime_float import OutsideFloat, float_of_input
 from fusewright.graph.symint import size_of
@@ -24,10 +24,31 @@ SMALLEST = 2
 """Ints below are what programs count and choose with: they are always captured by value."""
 
 
+def _may_change(world: World) -> bool:
+    return world.tracer.options.dynamic is not False and world.recorder.level == "aten" and world.recorder.env is not None
+
+
+def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) -> bool:
+    """Whether this place has held tuples of other numbers; what the elements were is noted for each of them."""
+    if not _may_change(world) or not any(type(element) in (int, float) for element in real):
+        return False
+    history: Any = world.tracer.options.size_history
+    code = world.tracer.function.__code__
+    seen = history.setdefault((code, "tuple", source), real)
+    if seen == real:
+        return False
+    if seen is not None and len(seen) == len(real):
+        for index, element in enumerate(seen):
+            if type(element) in (int, float):
+                history.setdefault((code, "number", Item(source, index)), (element,))
+    history[code, "tuple", source] = None
+    return True
+
+
 def has_changed(world: World, real: float | int, source: Source) -> bool:
     """Whether this place has held different numbers at different captures of this function (which is noted)."""
     options = world.tracer.options
-    if options.dynamic is False or world.recorder.level != "aten" or world.recorder.env is None:
+    if not _may_change(world):
         return False
     key = (world.tracer.function.__code__, "number", source)
     seen: Any = options.size_history.setdefault(key, (real,))  # type: ignore[arg-type]

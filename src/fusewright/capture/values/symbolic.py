@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.runtime_float import has_root
+from fusewright.graph.runtime_float import has_root, is_share
 
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 NUMBERS: frozenset[type] = frozenset({int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool})
@@ -49,5 +49,5 @@ def stays_symbolic(op: str, left: Any, right: Any) -> bool:
     if op == "**":  # Python's float power raises where IEEE overflows or leaves the reals
         if (left_type in (int, float) and 0 < left <= 1) or (right_type is int and 0 <= right <= 4):
             return True
-        return right_type is float and 0 < right <= 1 and has_root(left)
+        return (right_type is float and 0 < right <= 1 and has_root(left)) or is_share(left)
     return True

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from fusewright.capture.sources import Item, Source
 from fusewright.capture.values.constant import is_literal
+from fusewright.capture.values.number import tuple_has_changed
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
 
 
 def load_tuple(world: World, real: tuple, source: Source) -> object:
-    """A tuple of constants is guarded by value in one step; others element by element."""
-    if is_literal(real):
+    """A tuple of constants is guarded by value in one step; others, and one whose numbers change (betas), element by element."""
+    if is_literal(real) and not tuple_has_changed(world, real, source):
         world.guard("EQUALS", source, real)
         return real
     world.guard("TYPE", source, type(real))
