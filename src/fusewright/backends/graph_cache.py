@@ -27,7 +27,7 @@ from fusewright.capture.torch_state import capture_global_state
 from fusewright.codegen.call_plan_types import LaunchCall, kernel_calls
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.events import CacheUse, KernelMade, StageDone
+from fusewright.events import CacheUse, Hint, KernelMade, StageDone
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.graph.shape_env import ShapeEnv
@@ -35,6 +35,7 @@ from fusewright.graph.sizes import Expr, Relation, from_tuples, to_tuples
 from fusewright.graph.types import Location
 from fusewright.options import cache_folder, environment
 from fusewright.runtime import cuda_code, launch
+from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cache import DiskCache
 from fusewright.runtime.machine_code import load_code
@@ -152,10 +153,24 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
     addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
     made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
+    if to_compile.settings["triton.cudagraphs"] and any(slot.device == "cuda" for slot in plan.slots):
+        made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
         made = with_preparation(made, compiled.preparation, len(plan.inputs) - len(compiled.preparation.results))
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
+
+
+def _recorded(to_compile: GraphToCompile, made: Any, plan: CallPlan) -> Any:
+    """The plan behind a CUDA graph. What a forward pass saves for its backward would be copied at every call, so training goes without."""
+
+    def tell(text: str) -> None:
+        to_compile.notify(Hint(to_compile.function, text))
+
+    if to_compile.backward is not None:
+        tell("no CUDA graph: the graph is trained")
+        return made
+    return Recorder(made, plan, tell)
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,191 @@
+"""CUDA graphs: a native plan whose GPU work is recorded once and then replayed as one launch.
+
+Takes a native plan and its `CallPlan`; gives a callable that means the same. Inputs that stay where they are (parameters) are read in place;
+those that move are copied into memory of the recording, in one batch; results are copied out, so that what the caller holds is never
+overwritten. Always holds: a recording is replayed only when every input that it reads in place has the address that was recorded; what
+cannot be recorded runs the plan itself, and `reason` says why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusewright.codegen.call_plan_types import CallPlan, KernelCall, KernelGroup, LaunchCall, PythonCall, SlotStep
+
+WARM_UP = 2
+"""Calls that run the plan before it is recorded: libraries choose their algorithms, and inputs show whether they move."""
+MOST_RECORDINGS = 8
+"""Of one plan, for different sizes; further ones run the plan."""
+MOST_REPEATS = 4
+"""Times that a recording is made again because an input that seemed to stay has moved."""
+
+
+def unsafe_reason(plan: CallPlan) -> str:
+    """Why the plan cannot be recorded; empty when it can."""
+    devices = {(slot.device, slot.device_index) for slot in plan.slots if slot.name not in ("_", "list")}
+    if not any(device == "cuda" for device, _ in devices):
+        return "it runs on no GPU"
+    if len(devices) > 1:
+        return "it touches memory of several devices"
+    for step in plan.steps:
+        if isinstance(step, SlotStep) and step.kind == "mutate":
+            return "it writes to an input"
+        if isinstance(step, (KernelCall, KernelGroup)):
+            return "a kernel runs on the CPU"
+        if isinstance(step, LaunchCall) and any(step.by_value):
+            return "a kernel reads a number in CPU memory"
+        if isinstance(step, PythonCall) and _is_unsafe(step.target):
+            return f"{step.name} draws random numbers, or its result's size depends on data"
+    for output in plan.outputs:
+        if output.kind == "view" or (output.kind in ("buffer", "private view") and plan.slots[output.slot].kind in ("input", "constant")):
+            return "a result shares memory with an input"
+    return ""
+
+
+def _is_unsafe(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    tags = target.tags
+    seeded = torch.Tag.nondeterministic_seeded in tags and "attention" not in target._schema.name
+    return seeded or torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+
+
+@dataclass(slots=True)
+class _Recording:
+    """What is known for one combination of sizes."""
+
+    calls: int = 0
+    repeats: int = 0
+    addresses: list[int] = field(default_factory=list)
+    moving: set[int] = field(default_factory=set)
+    graph: Any = None
+    fixed: list[int] = field(default_factory=list)  # inputs that are read in place
+    copied: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    results: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Memory that all recordings of one GPU share: they run one after the other."""
+
+    handle: Any
+    stream: torch.cuda.Stream
+    last: torch.cuda.Stream | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_pools: dict[int, _Pool] = {}
+
+
+def _pool(index: int) -> _Pool:
+    found = _pools.get(index)
+    if found is None:
+        found = _pools[index] = _Pool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(index))
+    return found
+
+
+class Recorder:
+    """A plan that is replayed from a CUDA graph where that is possible. reason: why it is not, as far as is known."""
+
+    def __init__(self, plan: Callable[..., Any], call_plan: CallPlan, tell: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.tell = tell
+        self.dynamic = bool(call_plan.symbols)
+        self.tensors = [position for position, kind in enumerate(call_plan.inputs) if kind == "t"]
+        self.index = max((slot.device_index for slot in call_plan.slots if slot.device == "cuda"), default=0)
+        self.recordings: dict[Any, _Recording] = {}
+        self.reason = unsafe_reason(call_plan)
+        if self.reason:
+            tell(f"no CUDA graph: {self.reason}")
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self.reason or torch.cuda.is_current_stream_capturing():
+            return self.plan(*inputs)
+        key = tuple(tuple(item.shape) if isinstance(item, torch.Tensor) else item for item in inputs) if self.dynamic else None
+        recording = self.recordings.get(key)
+        if recording is None:
+            if len(self.recordings) >= MOST_RECORDINGS:
+                return self.plan(*inputs)
+            recording = self.recordings[key] = _Recording()
+        addresses = [inputs[position].data_ptr() for position in self.tensors]
+        if recording.graph is not None:
+            if all(addresses[k] == recording.addresses[k] for k in recording.fixed):
+                return self._replay(recording, inputs)
+            self._moved(recording, addresses)
+        elif recording.addresses:
+            recording.moving.update(k for k, address in enumerate(addresses) if address != recording.addresses[k])
+        recording.addresses = addresses
+        recording.calls += 1
+        if recording.calls <= WARM_UP or recording.repeats > MOST_REPEATS:
+            return self.plan(*inputs)
+        return self._record(recording, inputs)
+
+    def _moved(self, recording: _Recording, addresses: list[int]) -> None:
+        """Drops a recording whose inputs are not where they were."""
+        recording.moving.update(k for k in recording.fixed if addresses[k] != recording.addresses[k])
+        recording.graph, recording.results, recording.copied = None, (), []
+        recording.repeats += 1
+        if recording.repeats > MOST_REPEATS:
+            self.tell("no CUDA graph: its inputs keep moving")
+
+    def _record(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
+        pool = _pool(self.index)
+        with pool.lock, torch.no_grad(), torch.cuda.device(self.index):
+            mine = list(inputs)
+            recording.copied = []
+            for k in sorted(recording.moving):
+                position = self.tensors[k]
+                copy = _like(inputs[position])
+                if copy is None:
+                    self.reason = "an input's elements share memory"
+                    self.tell(f"no CUDA graph: {self.reason}")
+                    return self.plan(*inputs)
+                copy.copy_(inputs[position])
+                recording.copied.append((position, copy))
+                mine[position] = copy
+            recording.fixed = [k for k in range(len(self.tensors)) if k not in recording.moving]
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize(self.index)
+            try:
+                with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"):
+                    recording.results = self.plan(*mine)
+            except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
+                self.reason = f"recording failed: {error}"
+                self.tell(f"no CUDA graph: {self.reason}")
+                recording.graph, recording.results, recording.copied = None, (), []
+                torch.cuda.synchronize(self.index)
+                return self.plan(*inputs)
+            recording.graph = graph
+        return self._replay(recording, inputs)
+
+    def _replay(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
+        pool = _pool(self.index)
+        with pool.lock, torch.no_grad(), torch.cuda.device(self.index):
+            stream = torch.cuda.current_stream()
+            if pool.last is not None and pool.last != stream:
+                stream.wait_stream(pool.last)
+            pool.last = stream
+            if recording.copied:
+                torch._foreach_copy_([copy for _, copy in recording.copied], [inputs[position] for position, _ in recording.copied])
+            recording.graph.replay()
+            results = recording.results
+            if isinstance(results, torch.Tensor):
+                return _copy_of(results)
+            return tuple(_copy_of(item) if isinstance(item, torch.Tensor) else item for item in results)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Memory laid out as `tensor`; None where its elements overlap."""
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())):
+        return None
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    made = _like(tensor)
+    return tensor.clone() if made is None else made.copy_(tensor)

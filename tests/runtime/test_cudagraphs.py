@@ -1,0 +1,87 @@
+"""CUDA graphs: which plans are recorded (anywhere), and that replays mean what the plan means (on a GPU)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fusewright
+from fusewright import events
+from fusewright.codegen.call_plan import build_call_plan
+from fusewright.codegen.call_plan_types import CallPlan, SlotStep
+from fusewright.codegen.triton import Processor, generate
+from fusewright.runtime.cudagraphs import unsafe_reason
+from fusewright.schedule import schedule
+from tests.loops.tracing import lowered
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def plan_for_gpu() -> CallPlan:
+    """A plan of one kernel, as if its tensors were on a GPU."""
+    plan = schedule(lowered(lambda x, y: torch.relu(x + y), [torch.randn(40), torch.randn(40)]))
+    made = build_call_plan(plan, generate(list(plan.kernels.values()), plan.buffers, Processor()))
+    return replace(made, slots=tuple(replace(slot, device="cuda", device_index=0) for slot in made.slots))
+
+
+def test_a_plan_of_kernels_can_be_recorded() -> None:
+    assert unsafe_reason(plan_for_gpu()) == ""
+
+
+def test_reasons_not_to_record() -> None:
+    plan = plan_for_gpu()
+    on_cpu = replace(plan, slots=tuple(replace(slot, device="cpu", device_index=-1) for slot in plan.slots))
+    assert "no GPU" in unsafe_reason(on_cpu)
+    first, *rest = plan.slots
+    assert "several devices" in unsafe_reason(replace(plan, slots=(replace(first, device="cpu", device_index=-1), *rest)))
+    assert "writes to an input" in unsafe_reason(replace(plan, steps=(SlotStep("mutate", 0), *plan.steps)))
+    shared = next(k for k, slot in enumerate(plan.slots) if slot.kind == "input")
+    assert "shares memory" in unsafe_reason(replace(plan, outputs=(replace(plan.outputs[0], slot=shared),)))
+
+
+@on_gpu
+def test_results_that_are_kept_are_not_overwritten() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU()).cuda()
+    compiled = fusewright.compile(model, mode="reduce-overhead")
+    with torch.no_grad():
+        inputs = [torch.randn(4, 16, device="cuda") for _ in range(8)]
+        kept = [compiled(x) for x in inputs]
+        torch.testing.assert_close(kept, [model(x) for x in inputs])
+        for parameter in model.parameters():
+            parameter.mul_(2)
+        torch.testing.assert_close(compiled(inputs[0]), model(inputs[0]))
+
+
+@on_gpu
+def test_replays_on_several_streams_and_a_capture_of_the_users() -> None:
+    compiled = fusewright.compile(lambda x: torch.softmax(x * 2, -1), mode="reduce-overhead")
+    x = torch.randn(64, 64, device="cuda")
+    for _ in range(4):
+        compiled(x)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    results = []
+    for k in range(6):
+        with torch.cuda.stream(streams[k % 2]):
+            results.append((k, compiled(x + k)))
+    torch.cuda.synchronize()
+    for k, result in results:
+        torch.testing.assert_close(result, torch.softmax((x + k) * 2, -1))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = compiled(x)
+    x.add_(1)
+    graph.replay()
+    torch.testing.assert_close(y, torch.softmax(x * 2, -1))
+
+
+@on_gpu
+def test_random_numbers_are_not_recorded() -> None:
+    heard: list[events.Event] = []
+    with events.STREAM.listening(heard.append):
+        compiled = fusewright.compile(lambda x: torch.nn.functional.dropout(x, 0.5), mode="reduce-overhead")
+        x = torch.ones(256, device="cuda")
+        assert not torch.equal(compiled(x), compiled(x))
+    assert any(isinstance(event, events.Hint) and "random" in event.text for event in heard)
