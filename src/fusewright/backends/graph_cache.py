@@ -24,7 +24,7 @@ import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
 from fusewright.capture.torch_state import capture_global_state
-from fusewright.codegen.call_plan_types import LaunchCall, kernel_calls
+from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.events import CacheUse, Hint, KernelMade, StageDone
@@ -35,9 +35,9 @@ from fusewright.graph.sizes import Expr, Relation, from_tuples, to_tuples
 from fusewright.graph.types import Location
 from fusewright.options import cache_folder, environment
 from fusewright.runtime import cuda_code, launch
-from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cache import DiskCache
+from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.machine_code import load_code
 from fusewright.runtime.parameters import with_preparation
 

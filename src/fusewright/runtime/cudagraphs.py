@@ -1,6 +1,6 @@
 """CUDA graphs: a native plan whose GPU work is recorded once and then replayed as one launch.
 
-Takes a native plan and its `CallPlan`; gives a callable that means the same. Inputs that stay where they are (parameters) are read in place;
+Takes a native plan and its `CallPlan`; gives a callable that means the same. Inputs that stay in place (parameters) are read there;
 those that move are copied into memory of the recording, in one batch; results are copied out, so that what the caller holds is never
 overwritten. Always holds: a recording is replayed only when every input that it reads in place has the address that was recorded; what
 cannot be recorded runs the plan itself, and `reason` says why.
