@@ -240,6 +240,19 @@ def _interpreted(find: Callable[[Any], types.FunctionType]) -> Row:
     return lambda tracer, args, kwargs: tracer.inline(find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs)
 
 
+def _attention(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A mask that does not vary along its last dimension (transformers expands such ones) keeps attention off every fused kernel of a GPU:
+    it is written out."""
+    world = tracer.world
+    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    if not isinstance(mask, torch.Tensor) or mask.device.type != "cuda" or tracer.recorder.level != "aten":
+        mask = None
+    if mask is not None and mask.ndim and mask.stride(-1) != 1:
+        mask = world.torch_call(torch.Tensor.contiguous, (mask,), {})
+        args, kwargs = (*args[:3], mask, *args[4:]) if len(args) > 3 else args, kwargs if len(args) > 3 else {**kwargs, "attn_mask": mask}
+    return world.torch_call(torch.nn.functional.scaled_dot_product_attention, args, kwargs)
+
+
 def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", kwargs.get("reason", args[0] if args else ""))))
 
@@ -319,6 +332,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
 
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
+    (torch.nn.functional.scaled_dot_product_attention, _attention),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
     (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),
     # Methods of symbolic numbers are written in Python, and part of the border.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -71,9 +71,9 @@ class _Recording:
 
 @dataclass(slots=True)
 class _Pool:
-    """Memory that all recordings of one GPU share: they run one after the other."""
+    """Memory that all recordings of one GPU share: they run one after the other. It outlives them, since PyTorch forgets an unused pool."""
 
-    handle: Any
+    memory: torch.cuda.MemPool
     stream: torch.cuda.Stream
     last: torch.cuda.Stream | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -85,7 +85,8 @@ _pools: dict[int, _Pool] = {}
 def _pool(index: int) -> _Pool:
     found = _pools.get(index)
     if found is None:
-        found = _pools[index] = _Pool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(index))
+        with torch.cuda.device(index):
+            found = _pools[index] = _Pool(torch.cuda.MemPool(), torch.cuda.Stream(index))
     return found
 
 
@@ -150,18 +151,26 @@ class Recorder:
                 mine[position] = copy
             recording.fixed = [k for k in range(len(self.tensors)) if k not in recording.moving]
             graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.current_stream()
             torch.cuda.synchronize(self.index)
             try:
-                with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=cast(Any, pool.memory.id), stream=pool.stream, capture_error_mode="thread_local"):
                     recording.results = self.plan(*mine)
             except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
                 self.reason = f"recording failed: {error}"
                 self.tell(f"no CUDA graph: {self.reason}")
                 recording.graph, recording.results, recording.copied = None, (), []
-                torch.cuda.synchronize(self.index)
+                self._recover(stream)
                 return self.plan(*inputs)
             recording.graph = graph
         return self._replay(recording, inputs)
+
+    def _recover(self, stream: torch.cuda.Stream) -> None:
+        """After a recording that failed, PyTorch leaves its stream current, and its random numbers in the state of a recording."""
+        torch.cuda.set_stream(stream)
+        generator = torch.cuda.default_generators[self.index]
+        generator.graphsafe_set_state(generator.clone_state().graphsafe_get_state())
+        torch.cuda.synchronize(self.index)
 
     def _replay(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
         pool = _pool(self.index)

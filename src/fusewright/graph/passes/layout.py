@@ -45,9 +45,9 @@ def _wants_channels_last(node: Node) -> bool:
     if node.op != "call_function" or node.target is not aten.convolution.default:
         return False
     kind, weight = node.args[0].meta["type"], node.args[1].meta["type"]  # type: ignore[union-attr]
-    return (
-        kind.ndim == 4 and kind.device.type == "cpu" and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
-    )
+    # A GPU's matrix units take channels last: cuDNN would convert at every convolution.
+    place = kind.device.type == "cpu" or (kind.device.type == "cuda" and kind.dtype in (torch.bfloat16, torch.float16))
+    return kind.ndim == 4 and place and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
 
 
 def _explicit_format(node: Node) -> bool:

@@ -106,12 +106,39 @@ def _convolution(
     if any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
     last = suggests_channels_last(input) or suggests_channels_last(weight)
-    if input.device.type == "cpu" and rank == 2:  # every CPU path follows its arguments (measured over dtypes, groups, sizes)
+    # Every CPU path follows its arguments (measured over dtypes, groups, sizes), and so does cuDNN, except in double precision.
+    if rank == 2 and (input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)):
         result = fresh(shape, input)
         return replace(result, stride=channels_last_strides(tuple(shape))) if last else result
     if last or not is_contiguous(input) or not is_contiguous(weight):
         return NotImplemented  # the layout depends on the library that computes it
     return fresh(shape, input)
+
+
+def _convolution_backward(
+    grad_output: TensorType,
+    input: TensorType,
+    weight: TensorType,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> object:
+    """On a GPU both gradients lie as cuDNN computes, which the forward's arguments decide; elsewhere PyTorch's own rule is right."""
+    if input.ndim != 4 or input.device.type != "cuda" or input.dtype is torch.float64 or 0 in input.shape:
+        return NotImplemented
+    last = suggests_channels_last(input) or suggests_channels_last(weight)
+    found: list[TensorType | None] = []
+    for wanted, like in zip(output_mask, (input, weight), strict=False):
+        result = fresh(list(like.shape), like)
+        found.append(None if not wanted else replace(result, stride=channels_last_strides(like.shape)) if last else result)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    found.append(fresh([channels], input) if output_mask[2] else None)
+    return tuple(found)
 
 
 def _window(size: Dim, kernel: int, step: int, pad: int, gap: int, ceil_mode: bool) -> Dim:
@@ -285,6 +312,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.mv.default: _mv,
     aten.dot.default: _dot,
     aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.avg_pool2d.default: _avg_pool,
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
