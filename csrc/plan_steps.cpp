@@ -244,11 +244,11 @@ bool Runner::check_alignment() {
 // Memory with the content of an input that starts at an odd place (a view of some larger tensor).
 bool Runner::aligned_copy(int32_t slot, void **pointer) {
     const Slot &s = p.slots[slot];
-    int64_t span = 1, one = 1, offset = 0;
+    int64_t span = 1, one = 1;
     for (int32_t i = 0; i < s.ndim; i++) span += (v[s.sizes + i] - 1) * v[s.strides + i];
     Handle flat = nullptr, copy = nullptr;
-    bool ok = (s.kind == SlotKind::Input || s.kind == SlotKind::Constant) && torch.storage_offset(f.handles[slot], &offset) == 0 &&
-              torch.reinterpret(f.handles[slot], 1, &span, &one, offset, &flat) == 0 &&
+    bool ok = (s.kind == SlotKind::Input || s.kind == SlotKind::Constant) &&
+              torch.reinterpret(f.handles[slot], 1, &span, &one, 0, &flat) == 0 &&
               torch.empty_strided(1, &span, &one, s.dtype, s.device, s.device_index, &copy) == 0;
     if (copy != nullptr) copies_.push_back(copy);
     ok = ok && torch.copy(copy, flat, 1) == 0 && torch.data_ptr(copy, pointer) == 0;

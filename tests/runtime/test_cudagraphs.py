@@ -10,7 +10,7 @@ import torch
 import fusewright
 from fusewright import events
 from fusewright.codegen.call_plan import build_call_plan
-from fusewright.codegen.call_plan_types import CallPlan, SlotStep
+from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
 from fusewright.runtime.cudagraphs import unsafe_reason
 from fusewright.schedule import schedule
@@ -39,6 +39,14 @@ def test_reasons_not_to_record() -> None:
     assert "writes to an input" in unsafe_reason(replace(plan, steps=(SlotStep("mutate", 0), *plan.steps)))
     shared = next(k for k, slot in enumerate(plan.slots) if slot.kind == "input")
     assert "shares memory" in unsafe_reason(replace(plan, outputs=(replace(plan.outputs[0], slot=shared),)))
+
+
+def test_random_operators_are_seen_behind_c_functions_too() -> None:
+    plan = plan_for_gpu()
+    dropout = CCall("aten::native_dropout", "aoti_torch_cuda_native_dropout", (), ())
+    product = CCall("aten::mm", "aoti_torch_cuda_mm_out", (), ())
+    assert "random" in unsafe_reason(replace(plan, steps=(dropout, *plan.steps)))
+    assert unsafe_reason(replace(plan, steps=(product, *plan.steps))) == ""
 
 
 @on_gpu

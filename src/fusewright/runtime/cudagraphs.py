@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import torch
 
-from fusewright.codegen.call_plan_types import CallPlan, KernelCall, KernelGroup, LaunchCall, PythonCall, SlotStep
+from fusewright.codegen.call_plan_types import CallPlan, CCall, KernelCall, KernelGroup, LaunchCall, PythonCall, SlotStep
+from fusewright.runtime.artifact import find_operator
 
 WARM_UP = 2
 """Calls that run the plan before it is recorded: libraries choose their algorithms, and inputs show whether they move."""
@@ -39,12 +40,18 @@ def unsafe_reason(plan: CallPlan) -> str:
             return "a kernel runs on the CPU"
         if isinstance(step, LaunchCall) and any(step.by_value):
             return "a kernel reads a number in CPU memory"
-        if isinstance(step, PythonCall) and _is_unsafe(step.target):
+        if isinstance(step, (PythonCall, CCall)) and _is_unsafe(step.target if isinstance(step, PythonCall) else _operator(step.name)):
             return f"{step.name} draws random numbers, or its result's size depends on data"
     for output in plan.outputs:
         if output.kind == "view" or (output.kind in ("buffer", "private view") and plan.slots[output.slot].kind in ("input", "constant")):
             return "a result shares memory with an input"
     return ""
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    """The operator that a C function stands for, by `namespace::name` or `namespace::name.overload`."""
+    stem, _, overload = name.partition(".")
+    return find_operator(stem, overload or "default")
 
 
 def _is_unsafe(target: Any) -> bool:
