@@ -192,10 +192,15 @@ def _replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph
             torch.set_rng_state(ctx.random)
             outputs = halves.replay(*inputs)
     pairs = [(outputs[position], tangent) for position, tangent in zip(halves.tangents, given) if tangent is not None]
+    pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
     wanted = [inputs[position] for position in halves.gradients]
-    return torch.autograd.grad(
+    if not pairs or not wanted:
+        return tuple(map(torch.zeros_like, wanted))
+    found = torch.autograd.grad(
         [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
     )
+    # A gradient that the capture has is a constant where the operators that run again lead nowhere: zeros.
+    return tuple(torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(wanted, found))
 
 
 class _Freed(torch.autograd.Function):

@@ -49,9 +49,24 @@ def replay(recorded: torch.fx.Graph, inputs: int, outputs: int, constants: dict[
                 with torch.set_grad_enabled(not node.meta.get("no_grad")):
                     args, kwargs = _resolved((node.args, node.kwargs), environment, sizes)
                     environment[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                before = environment.get(node.meta.get("history_of"))  # type: ignore[arg-type]
+                if isinstance(before, torch.Tensor) and before.requires_grad:
+                    environment[node] = _Written.apply(before, environment[node])
         return tuple(_resolved(item, environment, sizes) for item in wanted)
 
     return run
+
+
+class _Written(torch.autograd.Function):
+    """A tensor that was written to under no_grad: the new value, with the gradient of the value before."""
+
+    @staticmethod
+    def forward(ctx: Any, before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient, None
 
 
 def _needed(graph: torch.fx.Graph, roots: list[torch.fx.Node], inputs: int) -> list[torch.fx.Node]:

@@ -20,7 +20,9 @@ from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Expr, bounds, free_symbols, to_tuples
 from fusewright.graph.types import TensorType
 
-DESCRIPTIVE = frozenset({"location", "example_value", "leaf", "history", "no_grad", "recompute", "env"})
+DESCRIPTIVE = frozenset({
+    "location", "example_value", "leaf", "history", "no_grad", "recompute", "env", "keeps_history", "history_of", "tangent",
+})  # fmt: skip
 LARGEST_CONSTANT = 64 << 20
 """Bytes of the largest constant that is read to be compared; a graph with a larger one has no fingerprint."""
 

@@ -322,6 +322,10 @@ class Recorder:
                 meta["random"] = True
             if not torch.is_grad_enabled():
                 meta["no_grad"] = True
+                for index in known.written:
+                    written = argument(func, args, kwargs, index)
+                    if isinstance(written, torch.Tensor) and written.requires_grad:
+                        meta["keeps_history"] = True  # its gradient still is that of the value before
             if self.recompute:
                 meta["recompute"] = True
         return self._results(known, func, args, kwargs, node, result_type)
@@ -408,6 +412,8 @@ class Recorder:
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if func is aten.mkldnn_rnn_layer.default and args[-1] and torch.is_grad_enabled():
+            raise GraphBreak("untraceable-call", "oneDNN's recurrent layer in training: it saves its workspace only under autograd")
         for index in facts(func).written:
             target = argument(func, args, kwargs, index)
             if type(target) is TracedTensor and _overlaps(target.tensor_type):

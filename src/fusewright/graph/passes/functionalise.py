@@ -81,7 +81,7 @@ class _Functionaliser:
     def run(self) -> torch.fx.Graph:
         for node in self.old.nodes:
             self.build.location = node.meta.get("location", ())
-            self.build.marks = {key: True for key in ("no_grad", "recompute") if node.meta.get(key)}
+            self.build.marks = {key: True for key in ("no_grad", "recompute", "keeps_history") if node.meta.get(key)}
             if node.op in ("placeholder", "get_attr"):
                 self._input(node)
             elif node.op == "output":
@@ -271,6 +271,8 @@ class _Functionaliser:
     def _write(self, ref: _Ref, value: torch.fx.Node) -> None:
         storage = ref.storage
         if ref.parent is None:
+            if self.build.marks.get("keeps_history") and value is not storage.current:
+                value.meta["history_of"] = storage.current
             storage.current = value
             storage.version += 1
         else:

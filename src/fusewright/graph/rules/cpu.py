@@ -132,9 +132,8 @@ def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, 
 
 
 def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
-    """Inference has no workspace."""
-    train = args[-1]
-    return said if train else (*said[:3], None)
+    """Nothing that is recorded has a workspace: training under autograd breaks the graph (`Recorder._refuse`)."""
+    return (*said[:3], None)
 
 
 CORRECTIONS: dict[OpOverload, Correction] = {
