@@ -180,6 +180,40 @@ def table_of(outcomes: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+SECTION = "## Operators"
+
+
+def record(path: Path, outcomes: list[dict[str, Any]], limit: int) -> None:
+    """Writes the counts as the section `## Operators` of a Markdown file, replacing the one that is there."""
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for o in outcomes:
+        rows.setdefault((o["form"], o["dtype"]), Counter())[o["kind"]] += 1
+    defects = [o for o in outcomes if o["kind"] not in GOOD]
+    codes = Counter(o["code"] for o in outcomes if o["kind"] == "broke")
+    lines = [
+        SECTION, "",
+        f"PyTorch {torch.__version__.partition('+')[0]}'s own samples of every operator, module and foreach function (`python -m tests.ops.sweep`),",
+        f"{f'at most {limit} of each, evenly spread' if limit else 'all of them'}: compiled and eager agree in values, dtypes, shapes, strides, aliasing,",
+        "what is written to arguments, and the type of exceptions. *captured*: the whole call in one graph; *broke*: equal, eager by a catalogued break.",
+        "", "| form | dtype | cases | captured | broke | same error | differ |", "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for (form, dtype), counts in sorted(rows.items()):
+        differ = counts.total() - counts["captured"] - counts["broke"] - counts["same error"]
+        lines.append(f"| {form} | {dtype} | {counts.total()} | {counts['captured']} | {counts['broke']} | {counts['same error']} | {differ} |")
+    total = Counter(o["kind"] for o in outcomes)
+    share = 100 * total["captured"] / max(1, total["captured"] + total["broke"])
+    lines += ["", f"Of the cases that eager accepts, {share:.1f}% are captured whole. Breaks: "]
+    lines[-1] += ", ".join(f"`{code}` {count}" for code, count in codes.most_common()) + "."
+    if defects or total["known"]:
+        lines += ["", "Cases that differ:", ""]
+        lines += [f"- {o['case']}: {o['kind']}, {o['detail'].strip().splitlines()[-1][:140]}" for o in outcomes if o["kind"] == "known" or o in defects]
+    text = path.read_text() if path.exists() else "# Coverage\n"
+    before, found, after = text.partition(SECTION)
+    rest = after.partition("\n## ") if found else ("", "", "")
+    tail = f"\n\n## {rest[2]}" if rest[1] else "\n"
+    path.write_text(before.rstrip("\n") + "\n\n" + "\n".join(lines) + tail)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slice", default="0/1", help="i/n: every n-th unit, from the i-th")
@@ -189,11 +223,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=0, help="at most so many samples of one operator (0: all)")
     parser.add_argument("--out", help="append the outcomes to this file")
     parser.add_argument("--cache", action="store_true", help="take compiled graphs from the disk cache, as a second run of a program does")
+    parser.add_argument("--record", nargs="+", metavar="FILE", help="FILE.md OUTCOMES...: write the section of a report from --out files, and run nothing")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.work:
         work(options)
+        return 0
+    if options.record:
+        report, *files = map(Path, options.record)
+        record(report, [json.loads(line) for file in files for line in file.read_text().splitlines()], options.limit)
         return 0
     outcomes = run(options)
     print(table_of(outcomes))

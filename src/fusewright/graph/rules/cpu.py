@@ -40,10 +40,17 @@ def _contiguous(t: TensorType) -> TensorType:
 
 
 def _batch_norm(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
-    """Inference saves no statistics."""
-    if training or mean is None:
-        return said
-    return (said[0], *(replace(t, shape=(0,), stride=(1,)) for t in said[1:3]), *said[3:])
+    """Inference saves no statistics; they are of the input's dtype unless a parameter of another asks for more precision."""
+    given = [t for t in (weight, bias, mean, var) if t is not None]
+    dtype = torch.float32 if any(t.dtype == torch.float32 for t in given) else input.dtype
+    saved = [replace(t, dtype=dtype) for t in said[1:3]]
+    if not training and mean is not None:
+        saved = [replace(t, shape=(0,), stride=(1,)) for t in saved]
+    return (said[0], *saved, *said[3:])
+
+
+def _batch_norm_with_update(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    return _batch_norm(said, input, weight, bias, mean, var, True)
 
 
 def _embedding_bag(always_sized: bool) -> Correction:
@@ -140,6 +147,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._batch_norm_with_update.default: _batch_norm_with_update,
+    aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
     aten._embedding_bag.default: _embedding_bag(always_sized=True),
     aten._embedding_bag_forward_only.default: _embedding_bag(always_sized=False),
     aten._linalg_svd.default: _vectors_by_column(2),
