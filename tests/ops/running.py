@@ -96,9 +96,9 @@ def judge(case: Case, eager_run: Any, our_run: Any, heard: Listener) -> Outcome:
         if type(eager_error) is type(our_error):
             return Outcome("same error", code)
         return Outcome("error differs", code, f"ours {our_error!r}, eager {eager_error!r}"[:600])
-    found = differences(ours, eager, lambda: precise_result(case), case.values)
+    found = differences(ours, eager, lambda: precise_run(case)[0], case.values)
     if not found:
-        found = [f"argument {text}" for text in differences(our_arguments, eager_arguments, None, case.values)]
+        found = [f"argument {text}" for text in differences(our_arguments, eager_arguments, lambda: precise_run(case)[1], case.values)]
     if not found:
         mine, theirs = (ours[0], eager[0]) if case.gradients else (ours, eager)  # gradients may share memory with each other
         our_pattern, eager_pattern = alias_pattern(mine, our_arguments), alias_pattern(theirs, eager_arguments)
@@ -116,8 +116,9 @@ def judge(case: Case, eager_run: Any, our_run: Any, heard: Listener) -> Outcome:
 _WIDER = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}
 
 
-def precise_result(case: Case) -> Any:
-    """The eager result with every floating point argument in double precision; None when that cannot run."""
+def precise_run(case: Case) -> tuple[Any, Any]:
+    """(result, arguments afterwards) of the eager call with every floating point argument in double precision; the result is None when
+    that cannot run."""
     args, kwargs = copy_tree((case.args, case.kwargs))
 
     def widen(leaf: Any) -> Any:
@@ -126,4 +127,4 @@ def precise_result(case: Case) -> Any:
         return _WIDER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
     args, kwargs = pytree.tree_map(widen, (args, kwargs))
-    return attempt(case.make(_itself), args, kwargs, seed=7)[0]
+    return attempt(case.make(_itself), args, kwargs, seed=7)[0], (args, kwargs)

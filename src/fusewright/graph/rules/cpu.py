@@ -46,7 +46,13 @@ def _batch_norm(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean:
     saved = [replace(t, dtype=dtype) for t in said[1:3]]
     if not training and mean is not None:
         saved = [replace(t, shape=(0,), stride=(1,)) for t in saved]
+    if len(said) > 4:  # the functional forms give the new running statistics last
+        return (said[0], *saved, *said[3:-2], replace(said[-2], dtype=mean.dtype), replace(said[-1], dtype=var.dtype))
     return (said[0], *saved, *said[3:])
+
+
+def _batch_norm_without_running(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    return _batch_norm(said, input, weight, bias, None, None, True)
 
 
 def _batch_norm_with_update(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
@@ -147,6 +153,7 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
     aten._batch_norm_with_update.default: _batch_norm_with_update,
     aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
     aten._embedding_bag.default: _embedding_bag(always_sized=True),
