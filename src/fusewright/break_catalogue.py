@@ -48,6 +48,10 @@ BREAKS: dict[str, tuple[str, str]] = {
     ),
     "disabled-function": ("a function marked with disable is called", "remove the marker if it should be compiled"),
     "explicit-graph-break": ("graph_break() was called", "remove the call"),
+    "numpy-call": (
+        "NumPy is used in a way that has no operator of exactly the same meaning",
+        "use torch operators, or leave it: the code around it is still compiled",
+    ),
     "torchscript": ("a TorchScript function or module is called", "pass the Python original instead of the scripted one"),
     "higher-order-operator": ("a higher-order operator is called", _MOVE_OUT),
     "autograd-call": (

@@ -102,6 +102,8 @@ def same(got: Any, expected: Any) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     elif isinstance(expected, torch.Tensor):
         torch.testing.assert_close(got, expected)
+    elif isinstance(expected, float):
+        assert got == pytest.approx(expected, rel=1e-6)  # sums are taken in another order
     else:
         assert got == expected
 
@@ -120,6 +122,78 @@ def test_equals_eager(name: str, backend: str) -> None:
             same(value, copy)
         if name == "the same array":
             assert got is values[0]
+
+
+WHOLE = [
+    "ufunc", "ufunc of a tensor", "binary", "broadcast", "promotion", "promotion with float64", "python scalar", "comparison", "where", "sum",
+    "sum over an axis", "mean of integers", "matmul", "reshape and transpose", "concatenate and stack", "tensor to array and back",
+    "shared memory", "division of integers", "numpy scalar", "iteration", "a function of both", "torch function of an array",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_maps_is_captured_whole(name: str) -> None:
+    function, args = PROGRAMS[name]
+    report = fusewright.explain(function)(*args)
+    assert (report.graph_count, report.graph_break_count) == (1, 0), str(report)
+    same(report.result, function(*args))
+
+
+def test_arrays_of_other_kinds_and_shapes() -> None:
+    compiled = fusewright.compile(lambda a: np.sin(a) * 2)
+    read_only = A.copy()
+    read_only.flags.writeable = False
+    arrays = [A, A[::2], A[::-1], A.T, A.astype(np.float64), A.astype(np.float16), A.astype(">f4"), A[:0], A[0, 0:1].reshape(()), read_only, A]
+    for array in arrays:
+        same(compiled(array), np.sin(array) * 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_], ids=str)
+def test_promotion_is_numpys(dtype: Any) -> None:
+    values = np.array([0, 1, 2, 3]).astype(dtype)
+    for other in (2, 2.5, True, -1, np.float32(2), np.float64(2), np.int8(2), A[0], I, D[:4], np.array([True, False, True, True])):
+        for operation in (np.add, np.multiply, np.subtract, np.maximum, np.divide, np.greater, np.equal):
+            def f(a: np.ndarray, operation: Any = operation, other: Any = other) -> Any:
+                return operation(a, other)
+
+            with np.errstate(all="ignore"):
+                try:
+                    expected = f(values)
+                except (TypeError, OverflowError) as error:
+                    with pytest.raises(type(error)):
+                        fusewright.compile(f)(values)
+                    continue
+                same(fusewright.compile(f)(values), expected)
+
+
+def test_arrays_that_share_memory_with_tensors() -> None:
+    def f(t: torch.Tensor, a: np.ndarray) -> torch.Tensor:
+        t.add_(1)
+        return t + torch.from_numpy(a)
+
+    def values() -> tuple[torch.Tensor, np.ndarray]:
+        t = torch.ones(3)
+        return t, t.numpy()
+
+    compiled = fusewright.compile(f)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*values()), f(*values()))
+    mine, theirs = np.ones(3, dtype=np.float32), np.ones(3, dtype=np.float32)
+    torch.testing.assert_close(compiled(torch.zeros(3), mine), f(torch.zeros(3), theirs))
+
+
+def test_stores_into_arrays_from_outside_are_seen_outside() -> None:
+    def f(a: np.ndarray) -> np.ndarray:
+        b = a + 1
+        a[0] = 7
+        a += 1
+        return b * a
+
+    compiled = fusewright.compile(f)
+    for _ in range(2):
+        mine, theirs = A.copy(), A.copy()
+        same(compiled(mine), f(theirs))
+        same(mine, theirs)
 
 
 def test_an_array_that_changes_is_read_again() -> None:

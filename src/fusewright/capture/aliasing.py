@@ -82,6 +82,8 @@ def _is_argument(source: Source) -> bool:
 def _apart_in_memory(world: World) -> list[Guard]:
     if world.recorder.level != "aten":
         return []
+    if world.reads_arrays and written_placeholders(world.recorder.graph):
+        raise GraphBreak("overlapping-inputs", "a tensor is written to, and NumPy arrays that may share its memory are read")
     by_node = {id(traced.node): (real, source) for real, source, traced in world.inputs}  # type: ignore[attr-defined]
     written = [by_node[key] for key in written_placeholders(world.recorder.graph) if key in by_node]
     if not written or len(by_node) < 2:

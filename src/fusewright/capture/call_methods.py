@@ -20,6 +20,7 @@ from fusewright.capture import call_autograd, call_builtins, call_classes, call_
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.protocols import PLAIN, SCALARS, for_native
 from fusewright.capture.signals import GraphBreak, UserException
+from fusewright.capture.values import array as arrays
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import object as objects
 from fusewright.capture.values import tensor as tensors
@@ -150,6 +151,8 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         value = tracer.recorder.known_value(owner)
         if value is not None:
             return native(getattr(torch.Tensor, name), value, *args, **kwargs)
+    if name == "numpy" and not args and not kwargs:
+        return arrays.of_tensor(tracer.world, owner)
     tensors.refuse_method(name)
     protocol = _TENSOR_PROTOCOL.get(name)
     if protocol is not None:

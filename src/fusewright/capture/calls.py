@@ -22,6 +22,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, is_library, native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Referent
+from fusewright.capture.values import array as arrays
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import function as functions
 from fusewright.capture.values import module as modules
@@ -69,6 +70,10 @@ def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None)
     marked = call_marked.registered(fn)
     if marked is not None:
         return marked(tracer, fn, args, kwargs)
+    if tracer.world.uses_arrays:
+        rule = arrays.takes(fn, args, kwargs)
+        if rule is not None:
+            return rule(tracer, fn, args, kwargs)
     row = ROWS.get(id(fn))
     if row is not None:
         return row(tracer, args, kwargs)
@@ -264,6 +269,7 @@ KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
     type: _call_class,
     types.GenericAlias: _call_alias,
     np.ufunc: _call_ufunc,
+    arrays.ArrayMethod: arrays.call_method,
     call_builtins.ITEM_GETTER: _call_native_object,
     call_builtins.ATTR_GETTER: _call_native_object,
     call_builtins.METHOD_CALLER: _call_native_object,

@@ -21,7 +21,9 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Item
+from fusewright.capture.values import array as arrays
 from fusewright.capture.values import cls as classes
+from fusewright.capture.values.array import TracedArray
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.dict import OutsideDict
 from fusewright.capture.values.symbolic import NUMBERS, SYMBOLIC, concrete, concrete_inside, stays_symbolic
@@ -169,6 +171,8 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
         return world.torch_call(function, (left, right), {})
     if isinstance(right, torch.Tensor) and type(left) in PLAIN:
         return world.torch_call(row.function, (left, right), {})
+    if type(left) is TracedArray or type(right) is TracedArray:
+        return arrays.binary(world, op, left, right, inplace)
     if inplace:
         method = classes.python_method(world, world.type_of(left), row.inplace)
         if method is not None:
@@ -228,6 +232,8 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
         if left_type not in NUMBERS or right_type not in NUMBERS:
             left, right = concrete(left), concrete(right)
         return concrete(native(row.function, left, right))
+    if left_type is TracedArray or right_type is TracedArray:
+        return arrays.binary(world, op, left, right)
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         other = right if isinstance(left, torch.Tensor) else left
         if isinstance(other, torch.Tensor) or type(other) in PLAIN:

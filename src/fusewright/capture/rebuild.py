@@ -27,6 +27,7 @@ from fusewright.capture.protocols import SequenceIterator
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Local
 from fusewright.capture.values import cls as classes
+from fusewright.capture.values.array import ArrayMethod, TracedArray
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.function import is_free_function
 from fusewright.capture.values.text import TensorText
@@ -84,6 +85,10 @@ def parts(value: Any) -> Any:
         yield from (value.__func__, value.__self__)
     elif kind is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
+    elif kind is TracedArray:
+        yield value.tensor
+    elif kind is ArrayMethod:
+        yield value.array
     elif kind is slice:
         yield from (value.start, value.stop, value.step)
     elif kind is Trampoline:
@@ -433,6 +438,8 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     Trampoline: _build_trampoline,
     TrampolineIterator: _build_trampoline_iterator,
     super: _build_super,
+    TracedArray: lambda code, value: f"{code.expression(value.tensor)}.numpy(){'[()]' if value.scalar else ''}",
+    ArrayMethod: lambda code, value: f"{code.expression(value.array)}.{value.name}",
     staticmethod: _build_wrapped,
     classmethod: _build_wrapped,
     TensorText: _build_text,

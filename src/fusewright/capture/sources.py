@@ -181,6 +181,16 @@ class NumberTensor(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class ArrayTensor(Source):
+    """`torch.from_numpy(base)`: a NumPy array as a graph input."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"torch.from_numpy({self.base.text()})"
+
+
+@dataclass(frozen=True, slots=True)
 class Global(Source):
     """A global name of the root frame's function: `__globals__[name]`, falling to builtins."""
 

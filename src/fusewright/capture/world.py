@@ -31,8 +31,8 @@ from fusewright.capture.native import native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.torch_state import capture_global_state
+from fusewright.capture.values import array, constant, context, function, module, number, tensor
 from fusewright.capture.values import cls as classes
-from fusewright.capture.values import constant, context, function, module, number, tensor
 from fusewright.capture.values import dict as dicts
 from fusewright.capture.values import list as lists
 from fusewright.capture.values import object as objects
@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 
 Loader = Callable[["World", Any, Source], object]
 
+
+def _load_array(world: World, real: np.ndarray, source: Source) -> object:
+    return (array.load_array if array.is_traceable(real) else objects.load_object)(world, real, source)
+
+
 # By exact type first, then by the first base that fits.
 LOADERS: dict[type, Loader] = {
     **constant.EXACT,
@@ -59,6 +64,7 @@ LOADERS: dict[type, Loader] = {
     dict: dicts.load_exact,
     types.MappingProxyType: dicts.load_proxy,
     bytearray: lists.load_bytearray,
+    np.ndarray: _load_array,
     **dict.fromkeys(dicts.VIEWS, dicts.refuse_view),
 }
 BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
@@ -104,6 +110,7 @@ class World:
         self.input_sources: list[Source] = []
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
         self.module_sources: set[Source] = set()
+        self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         self.numbers: dict[Source, tuple[Any, Any]] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
         self.global_hooks_checked = False
@@ -430,6 +437,8 @@ class World:
             return type(record.real)
         if issubclass(type(obj), torch.Tensor):
             return torch.Tensor
+        if type(obj) is array.TracedArray:
+            return array.array_type(obj)
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
 
     def getattr(self, obj: Any, name: str) -> Any:
@@ -512,7 +521,8 @@ class World:
 
     def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
-        if any(isinstance(argument, np.ndarray) for argument in (*args, *kwargs.values())):
+        given = (*args, *kwargs.values())
+        if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
         objects = torch_function.overriding(args, kwargs)
         if objects:
@@ -651,6 +661,7 @@ GETATTRS: dict[type, Getter] = {
     types.CellType: _getattr_cell,
     types.ModuleType: _getattr_python_module,
     super: classes.getattr_super,
+    array.TracedArray: array.getattr_array,
     type: classes.getattr_class,
 }
 BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
