@@ -48,7 +48,7 @@ BREAKS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("print-tensor", lambda x: len(f"{x}")),
     ("print-tensor", lambda x: str([x])),
     ("tensor-address", lambda x: x.data_ptr()),
-    ("tensor-address", lambda x: x.numpy()),
+    ("tensor-address", lambda x: x.untyped_storage()),
     ("autograd-call", lambda x: x.sum().backward()),
     ("autograd-function", lambda x: Function.apply(x)),
     ("disabled-function", lambda x: disabled(x)),
