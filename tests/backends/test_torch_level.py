@@ -50,7 +50,7 @@ def test_the_graph_keeps_its_contract(graphs: list[tuple[torch.fx.GraphModule, l
     net = Net()
     reference = copy.deepcopy(net)
     compiled = fusewright.compile(net, backend=collecting(graphs), fullgraph=True)
-    for rows in (6, 5, 9):
+    for rows in (6, 5, 7):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(compiled(x), reference(x))
         torch.testing.assert_close(net.state_dict(), reference.state_dict())
@@ -90,7 +90,7 @@ def test_training_gives_eagers_gradients(backend: str, graphs: list[Any]) -> Non
     net = Net()
     reference = copy.deepcopy(net)
     compiled = fusewright.compile(net, backend=collecting(graphs) if backend == "callable" else backend)
-    for rows in (6, 5, 9) if backend in ("callable", "eager") else (6, 6):
+    for rows in (6, 5, 7) if backend in ("callable", "eager") else (6, 6):
         x = torch.randn(rows, 4)
         for model, current in ((compiled, net), (reference, reference)):
             out = model(x)
