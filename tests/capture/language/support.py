@@ -124,7 +124,7 @@ class _Walk:
                     self.tokens.append(name)
                     self.describe(getattr(value, name.replace("__", f"_{cls.__name__}__", 1) if name.startswith("__") else name, "unset"))
         if not isinstance(value, types.FunctionType):
-            for name, part in object.__getattribute__(value, "__dict__").items() if type(value).__dictoffset__ else ():
+            for name, part in _namespace(value).items():
                 self.tokens.append(name)
                 # Handles of hooks are numbered through the process.
                 self.describe(
@@ -171,6 +171,14 @@ class _Walk:
         if isinstance(value, BaseExceptionGroup):
             for part in value.exceptions:
                 self.describe(part)
+
+
+def _namespace(value: Any) -> dict[str, Any]:
+    """The instance dictionary, without running a `__getattribute__` of the program's."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
 
 
 def _sequence(walk: _Walk, value: Any) -> None:
