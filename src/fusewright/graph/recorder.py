@@ -637,15 +637,6 @@ def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
     """The operator checks what the types already say."""
 
 
-def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """A tensor where native code takes a number (`add_(gradient, alpha=rate)`): a float that is known at run time. Whoever needs its value
-    breaks the graph."""
-    tensor = args[0]
-    if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
-        raise GraphBreak(*_BREAKS[aten._local_scalar_dense.default])
-    return float_of_tensor(recorder, tensor)
-
-
 def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """A tensor that native code just made from Python data: a constant, copied at each run since the program may write to it."""
     tensor = args[0]
@@ -658,10 +649,15 @@ def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, 
 
 
 def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    value = recorder.known_value(args[0])
-    if value is None:
+    """A tensor where a number is wanted: its value where the graph knows it, else (`add_(gradient, alpha=rate)`) a float that is known at
+    run time; whoever needs the value of that breaks the graph."""
+    tensor = args[0]
+    value = recorder.known_value(tensor)
+    if value is not None:
+        return value.item()
+    if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
         raise GraphBreak(*_BREAKS[aten._local_scalar_dense.default])
-    return value.item()
+    return float_of_tensor(recorder, tensor)
 
 
 def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
@@ -679,7 +675,6 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 
 _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
-    aten._local_scalar_dense.default: _read_scalar,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.lift_fresh.default: _lift_fresh,
     aten.resize_.default: _resize,
