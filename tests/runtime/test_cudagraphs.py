@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fusewright import events
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
+from fusewright.runtime import cuda_code
 from fusewright.runtime.cudagraphs import unsafe_reason
 from fusewright.schedule import schedule
 from tests.loops.tracing import lowered
@@ -93,3 +95,15 @@ def test_random_numbers_are_not_recorded() -> None:
         x = torch.ones(256, device="cuda")
         assert not torch.equal(compiled(x), compiled(x))
     assert any(isinstance(event, events.Hint) and "random" in event.text for event in heard)
+
+
+def test_machine_code_is_kept_in_a_folder_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", "1")
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    path = cuda_code.path_of("some key", 90)
+    assert path.parent == tmp_path / "cache" / "cubin" and (tmp_path / "cache").stat().st_mode & 0o077 == 0
+    assert cuda_code.path_of("some key", 80) != path and cuda_code.read(path) is None
+    path.write_bytes(b"damaged")
+    assert cuda_code.read(path) is None
+    (tmp_path / "cache").chmod(0o755)
+    assert not cuda_code.path_of("some key", 90).is_relative_to(tmp_path)

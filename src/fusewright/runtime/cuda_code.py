@@ -66,11 +66,18 @@ def _temporary_store() -> Path:
 
 
 def _store() -> Path:
-    """Where machine code is kept."""
+    """Where machine code is kept: in the disk cache, if it is on and its folder belongs to this user alone, else for this process only."""
     if not environment("FUSEWRIGHT_CACHE"):
         return _temporary_store()
     folder = cache_folder() / "cubin"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for made in (folder.parent, folder):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = made.stat()
+            if status.st_mode & 0o077 or status.st_uid != os.getuid():
+                return _temporary_store()
+    except OSError:
+        return _temporary_store()
     return folder
 
 
@@ -101,6 +108,7 @@ class Compiler:
     """A compiler process and what it was asked for. Safe to use from several threads."""
 
     process: subprocess.Popen[bytes] | None = None
+    owner: int = 0  # the process that started it: a fork of that one has a compiler of its own
     asked: set[str] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)
     unread: bytes = b""
@@ -108,7 +116,8 @@ class Compiler:
 
     def start(self) -> None:
         with self.lock:
-            if self.process is None or self.process.poll() is not None:
+            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
+                self.owner = os.getpid()
                 self.asked.clear()
                 self.unread = b""
                 count = len(os.sched_getaffinity(0))
@@ -131,7 +140,7 @@ class Compiler:
     def wait(self, path: str) -> None:
         """Until the job of that path has been answered. Raises CompileError with Triton's message."""
         with self.lock:
-            while path in self.asked:
+            while path in self.asked and self.owner == os.getpid():
                 answer = json.loads(self._line())
                 self.asked.discard(answer["path"])
                 if answer["error"]:
@@ -152,7 +161,7 @@ class Compiler:
         return line
 
     def stop(self) -> None:
-        if self.process is not None:
+        if self.process is not None and self.owner == os.getpid():
             with contextlib.suppress(OSError):
                 self.process.kill()
                 self.process.wait()
