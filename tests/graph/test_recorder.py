@@ -158,7 +158,8 @@ def test_in_place_views_follow() -> None:
 @pytest.mark.parametrize(
     ("code", "action"),
     [
-        ("data-dependent-scalar", lambda r, x: r.call(torch.Tensor.item, (r.call(torch.sum, (x,)),))),
+        ("data-dependent-scalar", lambda r, x: r.call(torch.Tensor.item, (r.call(torch.argmax, (x,)),))),
+        ("data-dependent-scalar", lambda r, x: float(r.call(torch.Tensor.item, (r.call(torch.sum, (x,)),)))),
         ("data-dependent-scalar", lambda r, x: r.call(torch.Tensor.tolist, (x,)) or x.tolist()),
         ("data-dependent-scalar", lambda r, x: bool(r.call(torch.sum, (x,)))),
         ("data-dependent-scalar", lambda r, x: r.call(torch.equal, (x, x))),
