@@ -299,7 +299,7 @@ def values_are_read():
     return f, [(x(),), (x() + 1,), (x(),)]
 
 
-@program("tensor-address", "untraceable-call", "opaque-object")
+@program("tensor-address", "untraceable-call", "opaque-object", "numpy-call")
 def numpy_inside():
     def f(x):
         y = x + 1
