@@ -172,6 +172,11 @@ def _tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
 def _replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph: bool = True) -> tuple[Any, ...]:
     """Gradients with a graph of their own: the recorded operators run once more under autograd."""
     halves: Halves = ctx.halves
+    if halves.replay is None and not create_graph:
+        raise RuntimeError(
+            "fusewright: the compiled backward could not finish, and cannot be repeated eagerly because of a custom autograd.Function or a "
+            "tensor hook in the compiled function. Keep that out of the compiled function."
+        )
     if halves.replay is None:
         raise RuntimeError(
             "fusewright: gradients of gradients (create_graph=True) of a compiled function with a custom autograd.Function or a tensor "
