@@ -20,6 +20,7 @@ from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile, as_tuple
 from fusewright.errors import BackendError, OptionError
 from fusewright.graph import passes
+from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.types import TensorType
 
@@ -62,6 +63,7 @@ def _compile_half(to_compile: GraphToCompile, compilers: dict[str, Compiler], gr
         inputs = [value if isinstance(value, torch.Tensor) else _example(value, env) for value in to_compile.example_inputs]
     else:
         inputs = [_example(node.meta["type"], env) for node in graph.nodes if node.op == "placeholder"]
+    run_with_grad_mode(graph)
     try:
         compiled = compilers[direction](to_compile.module(graph), inputs)
     except Exception as error:

@@ -15,6 +15,7 @@ from fusewright.backends.eager import repeatable
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile
 from fusewright.graph import passes
+from fusewright.graph.grad_mode import run_with_grad_mode
 
 
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -25,6 +26,7 @@ def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
 
 
 def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
+    run_with_grad_mode(graph)
     return to_compile.module(graph).forward
 
 

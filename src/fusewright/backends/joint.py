@@ -15,7 +15,6 @@ import torch.fx
 
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, is_static, parts_of
 from fusewright.autograd.function import Halves, differentiable
-from fusewright.autograd.grad_mode import run_with_grad_mode
 from fusewright.autograd.joint import JointGraph, Split, tangents_of_gradients
 from fusewright.autograd.partition import split
 from fusewright.autograd.replay import replay
@@ -38,8 +37,6 @@ def compile_joint(
     started = time.perf_counter()
     halves = partition(joint)
     seconds = time.perf_counter() - started
-    for half in (halves.forward, halves.backward):
-        run_with_grad_mode(half)
     parts = (("joint graph", graph, 0.0), ("forward graph", halves.forward, seconds), ("backward graph", halves.backward, 0.0))
     for stage, part, spent in parts:
         to_compile.notify(StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs"))

@@ -24,6 +24,7 @@ from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.codegen.triton import DeviceKernel
 from fusewright.events import StageDone
 from fusewright.graph import passes
+from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.preparation import Preparation
 from fusewright.graph.printer import print_graph
 from fusewright.loops.ir import LoopProgram
@@ -85,6 +86,7 @@ def generate(
     """The call plan of a functional graph, the object file of its CPU kernels, and all kernels. Kernels for a GPU are compiled in the
     background; loading the plan waits for them. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
+    run_with_grad_mode(graph)
     program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
     options = gpu.schedule_options(ScheduleOptions(fusion=to_compile.settings["fusion"]), program)
     plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)

@@ -412,8 +412,6 @@ class Recorder:
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if func is aten.mkldnn_rnn_layer.default and args[-1] and torch.is_grad_enabled():
-            raise GraphBreak("untraceable-call", "oneDNN's recurrent layer in training: it saves its workspace only under autograd")
         for index in facts(func).written:
             target = argument(func, args, kwargs, index)
             if type(target) is TracedTensor and _overlaps(target.tensor_type):

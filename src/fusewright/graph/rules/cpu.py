@@ -145,8 +145,8 @@ def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, 
 
 
 def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
-    """Nothing that is recorded has a workspace: training under autograd breaks the graph (`Recorder._refuse`)."""
-    return (*said[:3], None)
+    """In training the workspace travels as a view of no elements (graph/grad_mode.py); else there is none."""
+    return said if args[-1] else (*said[:3], None)
 
 
 CORRECTIONS: dict[OpOverload, Correction] = {

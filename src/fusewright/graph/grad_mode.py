@@ -1,7 +1,7 @@
 """Operators that work otherwise when the grad mode is on: in a graph that trains they run as in eager.
 
-Takes one half of a joint graph; gives it with such calls replaced. Always holds: autograd itself stays off (its keys are excluded while
-they run), so nothing is recorded; results have the types that the graph says.
+Takes a functional graph on its way to code; gives it with such calls replaced. Always holds: autograd itself stays off (its keys are
+excluded while they run), so nothing is recorded; results have the types that the graph says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORKSPACE_OUT, _WORKSPACE_IN = 3, 22
 
 
 def mkldnn_rnn_layer(*args: Any) -> tuple[Any, ...]:
-    """aten::mkldnn_rnn_layer, which gives the workspace that its backward needs only when the grad mode is on.
+    """aten::mkldnn_rnn_layer in training, which gives the workspace that its backward needs only when the grad mode is on.
 
     How large that is, only the library knows; the graph says 0 elements. So it travels as a view of 0 elements, with all of its memory.
     """
@@ -40,9 +40,12 @@ _ROWS: dict[object, Any] = {
 }
 
 
+_TRAIN = {mkldnn_rnn_layer: 15, mkldnn_rnn_layer_backward: 18}  # the argument that says so
+
+
 def run_with_grad_mode(graph: torch.fx.Graph) -> None:
     """Replaces the calls in place."""
     for node in graph.nodes:
         row = _ROWS.get(node.target) if node.op == "call_function" and not node.kwargs else None
-        if row is not None:
+        if row is not None and node.args[_TRAIN[row]]:
             node.target = row
