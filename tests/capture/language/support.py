@@ -260,7 +260,7 @@ def observe(function: Any, made: Made) -> list[list[Any]]:
         internal = [one for one in caught if "fusewright" in type(one.message).__module__]
         assert not internal, [str(one.message) for one in internal]
         walk = _Walk()
-        walk.tokens.append((text.getvalue(), errors.getvalue(), [(type(one.message).__name__, str(one.message)) for one in caught]))
+        walk.tokens.append((text.getvalue(), errors.getvalue(), [(type(one.message).__name__, str(one.message), one.filename, one.lineno) for one in caught]))
         closure = getattr(original, "__closure__", None)
         walk.describe((outcome, args, state(), closure))
         kept.append((walk, result))
