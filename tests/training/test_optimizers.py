@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -404,3 +406,26 @@ def test_an_error_inside_a_step_is_eagers() -> None:
     parameter.grad = torch.randn(3)
     with pytest.raises(RuntimeError, match="leaf Variable"):
         fusewright.compile(O.SGD([parameter], lr=0.1, differentiable=True).step)()
+
+
+def test_steps_stay_compiled_after_pytorchs_own_compiler_was_used() -> None:
+    """torch.compile marks parts of every optimizer class as disabled, in the whole process."""
+    program = """
+import torch, fusewright
+from fusewright.events import STREAM, Broken, Skipped
+events = []
+def make():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    return torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+torch.compile(make().step, backend="eager")()
+with STREAM.listening(lambda event: events.append(event) if isinstance(event, (Broken, Skipped)) and 'optimizer.py' in event.function else None):
+    optimizer, expected = make(), make()
+    step = fusewright.compile(optimizer.step)
+    for _ in range(3):
+        step(); expected.step()
+assert torch.allclose(optimizer.param_groups[0]["params"][0], expected.param_groups[0]["params"][0])
+assert not events, events
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]

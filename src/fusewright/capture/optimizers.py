@@ -14,7 +14,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from fusewright.capture.native import native
+from fusewright.capture.native import unwatched
 from fusewright.graph.runtime_float import float_of_tensor
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _value(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _no_annotation(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """record_function inside a graph marks nothing; should the program leave it eagerly (an exception), it has nothing to end."""
-    native(torch.autograd.profiler.record_function.__init__, *args, **kwargs)
+    unwatched(torch.autograd.profiler.record_function.__init__, *args, **kwargs)
     args[0].run_callbacks_on_exit = False
 
 
