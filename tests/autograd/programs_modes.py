@@ -273,3 +273,13 @@ def running_state_module(compiled: Compiled) -> list[Any]:
         y = f(random(4, 3, g=False, seed=k))
         y.pow(2).sum().backward()
     return [y, m.ema, m.w.grad]
+
+
+@program
+def recurrent_layers(compiled: Compiled) -> list[Any]:
+    torch.manual_seed(0)
+    first, second = nn.GRU(4, 5, batch_first=True), nn.LSTM(5, 3, bidirectional=True, batch_first=True)
+    a = random(2, 6, 4)
+    y = compiled(lambda a: second(first(a)[0])[0])(a)
+    y.pow(2).sum().backward()
+    return [y, a.grad, *(p.grad for module in (first, second) for p in module.parameters())]

@@ -17,7 +17,7 @@ import torch.fx
 from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import split
 from fusewright.backends.joint import compile_joint
-from fusewright.backends.registry import Backend, GraphToCompile, as_tuple
+from fusewright.backends.registry import Backend, GraphToCompile, as_tuple, below_autograd
 from fusewright.errors import BackendError, OptionError
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
@@ -71,7 +71,7 @@ def _compile_half(to_compile: GraphToCompile, compilers: dict[str, Compiler], gr
         raise BackendError(message) from error
     if not callable(compiled):
         raise BackendError(f"the {direction} compiler given to aot returned {type(compiled).__name__}; it must return a callable")
-    return as_tuple(compiled)
+    return below_autograd(as_tuple(compiled))
 
 
 def _example(kind: Any, env: ShapeEnv | None) -> Any:

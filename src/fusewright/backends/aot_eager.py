@@ -13,7 +13,7 @@ import torch.fx
 
 from fusewright.backends.eager import repeatable
 from fusewright.backends.joint import compile_joint
-from fusewright.backends.registry import Backend, GraphToCompile
+from fusewright.backends.registry import Backend, GraphToCompile, below_autograd
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
 
@@ -27,7 +27,7 @@ def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
 
 def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     run_with_grad_mode(graph)
-    return to_compile.module(graph).forward
+    return below_autograd(to_compile.module(graph).forward)
 
 
 BACKEND = Backend("aot_eager", "aten", _compile, follows_autograd=False, trains=True)

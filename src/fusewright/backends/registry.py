@@ -167,6 +167,16 @@ def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True)
     return Backend(name, "torch", compile_graph, dynamic=dynamic)
 
 
+def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` over recorded ATen operators, run as they were recorded: with autograd and autocast done already."""
+
+    def run(*inputs: Any) -> Any:
+        with torch.no_grad(), torch._C._DisableAutocast():
+            return function(*inputs)
+
+    return run
+
+
 def as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, giving a tuple whatever sequence or single value it returns."""
 
