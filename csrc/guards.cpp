@@ -396,7 +396,7 @@ Py_ssize_t run_guards(const GuardProgram *self, Code &code, Frame &frame, const 
             case OP_STATE: passes = check_state(self, in, frame, code.states[in.detail]); break;
             case OP_CALL:
                 subject = frame.slots[in.slot];
-                pin(frame, code.slots);
+                pin(frame, in.base);
                 passes = subject != nullptr && call_is_true(in.object, subject);
                 break;
             default:

@@ -82,6 +82,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         if type(owner) is re.Pattern:
             args = tuple(call_support.native_callback(tracer, value) if type(value) is types.FunctionType else value for value in args)
         if all(_known(value) for value in (*args, *kwargs.values())):
+            protocols.guard_decimals(world, owner)
             return native(getattr(owner, name), *args, **kwargs)
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):

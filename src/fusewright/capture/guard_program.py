@@ -256,6 +256,7 @@ class _Builder:
         for guard in self.guards:
             if guard.kind == "STATE":
                 self.emit_state(guard)
+        self.emit_questions()
         self.emit_type_attributes()
         for root in heavy:
             self.emit_tree(root)
@@ -266,8 +267,17 @@ class _Builder:
                 self.emit_extent_guard(guard)
         for node in list(self.by_key.values()):
             for guard in node.guards:
-                if guard.kind == "CALL":
-                    self.emit("CALL", slot=node.slot, value=guard.value, guard=guard)
+                if guard.kind == "CALL" and not isinstance(guard.source, FunctionSource):
+                    self.emit("CALL", slot=node.slot, base=self.slots, value=guard.value, guard=guard)
+
+    def emit_questions(self) -> None:
+        """Calls that ask the outside world and look at nothing here: early, while there is little to keep alive meanwhile."""
+        questions = [guard for guard in self.guards if guard.kind == "CALL" and isinstance(guard.source, FunctionSource)]
+        if questions:
+            slot = self.new_slot()
+            self.emit("FUNCTION", slot=slot)
+            for guard in questions:
+                self.emit("CALL", slot=slot, base=self.slots, value=guard.value, guard=guard)
 
     def emit_tree(self, node: _Node) -> None:
         self.emit_source(node)

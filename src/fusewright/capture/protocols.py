@@ -7,6 +7,7 @@ builtin values go to native code. Always holds: an outside object is never hande
 from __future__ import annotations
 
 import collections
+import decimal
 import importlib.util
 import operator
 import sys
@@ -151,8 +152,21 @@ def unary(world: World, op: str, obj: Any) -> Any:
     method = classes.python_method(world, type(obj), name)
     if method is not None:
         return world.tracer.call(method, (obj,))
+    guard_decimals(world, obj)
     refuse_opaque(world, obj, name)
     return native(function, obj)
+
+
+def _decimal_context() -> tuple[object, ...]:
+    now = decimal.getcontext()
+    traps = tuple(signal.__name__ for signal, trapped in now.traps.items() if trapped)
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
+
+
+def guard_decimals(world: World, *operands: Any) -> None:
+    """Decimal arithmetic rounds as the thread's context says."""
+    if any(isinstance(operand, decimal.Decimal) for operand in operands):
+        world.guard_answer(_decimal_context, (), _decimal_context())
 
 
 def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
@@ -199,6 +213,7 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
     if forward is None and backward is None:
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             return world.torch_call(function, (left, right), {})
+        guard_decimals(world, left, right)
         refuse_opaque(world, left, row.name)
         refuse_opaque(world, right, row.reflected)
         return native(function, for_native(world, left), for_native(world, right))

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fusewright.capture.absent import AbsentTraceback
@@ -252,7 +253,7 @@ def build_object(code: Code, value: Any) -> str:
     if isinstance(value, ITERATORS):
         return _build_iterator(code, value)
     base = next((base for base in (int, float, complex, str, bytes) if isinstance(value, base)), None)
-    if base is not None:
+    if base is not None and classes.native_new(kind) is base.__new__:
         made = f"{base.__name__}.__new__({code.expression(kind)}, {atom(code, base(value))})"
         return _with_attributes(code, value, made)
     if classes.native_new(kind) is not object.__new__:
@@ -464,6 +465,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
 }
 BASE_BUILDERS: tuple[tuple[Any, Callable[[Code, Any], str]], ...] = (
     (enum.Enum, lambda code, value: code.bind(f"{type(value).__name__}_{value.name}", value)),
+    (np.generic, _build_bound),
     (type, _build_class),
     (types.ModuleType, lambda code, value: code.bind(value.__name__, value)),
     (dict, _build_container_subclass),
