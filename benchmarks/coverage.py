@@ -283,7 +283,7 @@ def table(records: list[dict[str, Any]]) -> str:
     if broken:
         said += ["", "What breaks, and where:", "", "| model | breaks | causes |", "|---|---|---|"]
         said += [
-            f"| {record['name']} | {len(record['breaks'])} | {'; '.join(dict.fromkeys(record['breaks'] or [record['reason']])).replace('|', '/')} |"
+            f"| {record['name']} | {len(record['breaks'])} | {'; '.join(dict.fromkeys(record['breaks'] or [record['reason']])).replace('|', '/').replace(chr(10), ' ')} |"
             for record in broken
         ]
     return "\n".join(said) + "\n"
