@@ -9,7 +9,7 @@ recorded operators), or refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class Halves:
     updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive), and not replayed
     outputs   number of graph outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
     saved     see autograd.joint.Split
-    depends   for each gradient, the tangents that it depends on
+    depends   for each gradient, the tangents that it depends on (all of them for a constant); constant: whether it reads none
     parts     the backward in several parts, instead of `backward` (see autograd.buckets); empty: in one
     fell_back is told why when the compiled backward could not finish and the recorded operators ran instead
     """
@@ -63,6 +63,7 @@ class Halves:
     gradients: tuple[int, ...]
     saved: tuple[int, ...]
     depends: tuple[tuple[int, ...], ...]
+    constant: tuple[bool, ...]
     fell_back: Callable[[str], None]
     parts: tuple[buckets.CompiledPart, ...] = ()
 
@@ -199,12 +200,17 @@ def _replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph
     pairs = [(outputs[position], tangent) for position, tangent in zip(halves.tangents, given) if tangent is not None]
     pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
     wanted = [inputs[position] for position in halves.gradients]
-    if not pairs or not wanted:
-        return tuple(map(torch.zeros_like, wanted))
-    found = torch.autograd.grad(
-        [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
-    )
-    # A gradient that the capture has is a constant where the operators that run again lead nowhere: zeros.
+    found: Sequence[Any] = [None] * len(wanted)
+    if pairs and wanted:
+        found = torch.autograd.grad(
+            [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
+        )
+    if any(gradient is None and not constant for gradient, constant in zip(found, halves.constant)):
+        raise RuntimeError(
+            "fusewright: gradients of gradients (create_graph=True) of this compiled function cannot be computed: an operator inside hides "
+            "its gradient from PyTorch's autograd. Keep it out of the compiled function, or compile with fusewright.disable around it."
+        )
+    # The capture's gradient is a constant, where the operators that run again lead nowhere: zeros.
     return tuple(torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(wanted, found))
 
 

@@ -85,6 +85,17 @@ def tangents_of_gradients(joint: JointGraph) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
+def constant_gradients(joint: JointGraph) -> tuple[bool, ...]:
+    """For each gradient, whether no tangent reaches it."""
+    aten = torch.ops.aten
+    shaped = {aten.zeros_like.default, aten.new_zeros.default, aten.full_like.default}  # they read a tangent's type alone
+    reached = set([node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :])
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and node.target not in shaped and any(argument in reached for argument in node.all_input_nodes):
+            reached.add(node)
+    return tuple(item not in reached for item in results_of(joint.graph)[joint.outputs :])
+
+
 def written_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The placeholders whose memory changes: by the graph itself, at its end, or right after it."""
     found = {node for node in graph.nodes if node.op == "placeholder" and node.meta.get("updated_outside")}

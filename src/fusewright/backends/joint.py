@@ -15,7 +15,7 @@ import torch.fx
 
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, is_static, parts_of
 from fusewright.autograd.function import Halves, differentiable
-from fusewright.autograd.joint import JointGraph, Split, tangents_of_gradients
+from fusewright.autograd.joint import JointGraph, Split, constant_gradients, tangents_of_gradients
 from fusewright.autograd.partition import split
 from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile
@@ -55,6 +55,7 @@ def compile_joint(
         gradients=backward.gradients,
         saved=halves.saved,
         depends=tangents_of_gradients(joint),
+        constant=constant_gradients(joint),
         fell_back=lambda reason: notify(FellBack(f"{function} backward", reason)),
     )
     kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
