@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-import types
-import unittest
 from collections import Counter
 
 import pytest
@@ -19,12 +15,7 @@ from fusewright.graph.meta_kernels import type_of
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_rules import RULES, by_rule
 from fusewright.graph.types import TensorType
-
-if importlib.util.find_spec("expecttest") is None:  # PyTorch's test helpers import it; its samples do not need it
-    stand_in = types.ModuleType("expecttest")
-    stand_in.TestCase = unittest.TestCase
-    sys.modules["expecttest"] = stand_in
-from torch.testing._internal.common_methods_invocations import op_db
+from tests.ops.opinfo import op_db
 
 SEEN: Counter[object] = Counter()
 

@@ -5,6 +5,7 @@ Gives `op_db`, `module_db` and the foreach tables. `expecttest` is needed by PyT
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import sys
 import types
@@ -13,7 +14,8 @@ import unittest
 if importlib.util.find_spec("expecttest") is None:
     stand_in = types.ModuleType("expecttest")
     stand_in.TestCase = unittest.TestCase
-    sys.modules.setdefault("expecttest", stand_in)
+    stand_in.__spec__ = importlib.machinery.ModuleSpec("expecttest", None)
+    sys.modules["expecttest"] = stand_in
 
 import torch.testing._internal.common_methods_invocations as _invocations
 from torch.testing._internal.common_methods_invocations import (

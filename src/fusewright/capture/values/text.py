@@ -31,7 +31,9 @@ class TensorText:
 
 
 def text_of(tensor: torch.Tensor, make: Callable[..., str], *arguments: str) -> TensorText:
-    """`make(tensor, *arguments)`, to be computed after the graph."""
+    """`make(tensor, *arguments)`, to be computed after the graph. An inference tensor breaks the graph: its writes are not counted."""
+    if tensor.is_inference():
+        _refuse()
     return TensorText(((tensor, make, arguments, tensor._version),))
 
 
