@@ -32,10 +32,22 @@ class Net(nn.Module):
         return self.linear(x.flatten(1)) * self.table.exp()
 
 
-def plans(compiled: object) -> list[object]:
-    """The prepared plans of a compiled module or function."""
+def all_plans() -> list[object]:
     gc.collect()
     return [item for item in gc.get_objects() if type(item) is _native.PreparedPlan]
+
+
+older: list[object] = []
+
+
+@pytest.fixture(autouse=True)
+def remember_older_plans() -> None:
+    older[:] = all_plans()  # what other tests keep alive
+
+
+def plans(compiled: object) -> list[object]:
+    """The prepared plans that this test has made."""
+    return [plan for plan in all_plans() if not any(plan is known for known in older)]
 
 
 def optimizer_step(net: Net) -> None:
