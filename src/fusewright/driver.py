@@ -129,19 +129,6 @@ def call_with_locals(function: types.FunctionType, values: tuple[Any, ...]) -> A
     return function(*positional, **keywords)
 
 
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Holds back Python's cycle collector: a compile makes many objects that live on, and each full collection walks the whole heap."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def _parameters(frame: CapturedFrame) -> frozenset[int]:
     """The positions of the graph's inputs that are parameters, or buffers of modules."""
     pairs = zip(frame.inputs, frame.example_inputs, strict=True)
@@ -206,47 +193,51 @@ class Compiler:
 
         Raises GraphBreakError under fullgraph, BackendError when the backend failed, RecompileError under that stance.
         """
-        background = self.settings["background"]
-        if background and not _lock.acquire(blocking=False):
-            return None  # something is being compiled: this call does not wait for it
-        with contextlib.ExitStack() as held:
-            if background:
-                held.callback(_lock.release)
-            else:
-                held.enter_context(_lock)
-            held.enter_context(_unwatched())
-            for entry in compiled.entries:
-                if entry.program.check(values, function):  # another thread was quicker
-                    return entry
-            state = _states.setdefault(compiled, FunctionState())
-            if state.error is not None:
-                error, state.error = state.error, None
-                raise error
-            state.skipped |= function.__globals__.get("__name__") == DISTRIBUTED_DATA_PARALLEL
-            if state.skipped or any(program.check(values, function) for program in state.pending):
-                return None
-            name = function_name(function)
-            if self.settings.name is not None:
-                name = f"{self.settings.name}: {name}"
-            entries = compiled.entries
-            if entries and stance == "eager_on_recompile":
-                return None
-            blame = [entry.program.failure(values, function) for entry in entries]
-            failures = tuple(text for _, text in blame)
-            if entries and stance == "fail_on_recompile":
-                raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
-            if len(entries) + len(state.pending) >= self.settings.recompile_limit:
-                blamed = [guard for guard, _ in blame if guard is not None]
-                self._limit_reached(state, name, failures, blamed, quiet=in_loop(function.__code__))
-                return None
-            if entries:
-                self.notify(Recompiling(name, failures, state.compiles))
-            state.compiles += 1
-            with _without_collection():
-                made = self._compile(compiled, state, name, function, values)
-            if made is not None:
-                compiled.append(made)  # before the lock is free: who waits for it finds the entry
-            return made
+        # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it and noting so.
+        if not _lock.acquire(blocking=not self.settings["background"]):
+            return None  # something is being compiled in the background: this call does not wait for it
+        try:
+            with _unwatched():
+                return self._miss(compiled, function, values)
+        finally:
+            _lock.release()
+
+    def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        state = _states.setdefault(compiled, FunctionState())
+        if state.error is not None:
+            error, state.error = state.error, None
+            raise error
+        state.skipped |= function.__globals__.get("__name__") == DISTRIBUTED_DATA_PARALLEL
+        if state.skipped or any(program.check(values, function) for program in state.pending):
+            return None
+        name = function_name(function)
+        if self.settings.name is not None:
+            name = f"{self.settings.name}: {name}"
+        entries = compiled.entries
+        if entries and stance == "eager_on_recompile":
+            return None
+        blame = [entry.program.failure(values, function) for entry in entries]
+        failures = tuple(text for _, text in blame)
+        if entries and stance == "fail_on_recompile":
+            raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
+        if len(entries) + len(state.pending) >= self.settings.recompile_limit:
+            blamed = [guard for guard, _ in blame if guard is not None]
+            self._limit_reached(state, name, failures, blamed, quiet=in_loop(function.__code__))
+            return None
+        if entries:
+            self.notify(Recompiling(name, failures, state.compiles))
+        state.compiles += 1
+        # A compile makes many objects that live on, and each full collection of cycles walks the whole heap.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            made = self._compile(compiled, state, name, function, values)
+        finally:
+            if collects:
+                gc.enable()
+        if made is not None:
+            compiled.append(made)  # before the lock is free: who waits for it finds the entry
+        return made
 
     def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...], guards: list[Guard], quiet: bool) -> None:
         """An event, and a warning; not about a part of a loop (`quiet`), whose Python values change by nature: the loop runs on eagerly."""
