@@ -203,6 +203,9 @@ class Compiler:
             _lock.release()
 
     def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        for entry in compiled.entries:
+            if entry.program.check(values, function):  # another thread was quicker
+                return entry
         state = _states.setdefault(compiled, FunctionState())
         if state.error is not None:
             error, state.error = state.error, None
