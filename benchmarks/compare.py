@@ -29,7 +29,6 @@ def measure(model: str, engine: str, dtype: str, seconds: float, caches: str) ->
     environment = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
         "FUSEWRIGHT_CACHE_DIR": f"{caches}/fusewright",
-        "FUSEWRIGHT_CACHE_DIR": f"{caches}/fusewright",
         "HF_HUB_OFFLINE": "1",
     }
     command = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), model, engine, dtype, str(seconds)]
