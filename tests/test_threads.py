@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -205,7 +206,16 @@ def test_pickle_and_copies_of_a_function() -> None:
         assert torch.equal(other(x), scale(x))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what runs in its background with the interrupt ignored, and Python then installs no handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_compile_and_call_leave_a_usable_state() -> None:
     def slow(gm, inputs):
         os.kill(os.getpid(), signal.SIGINT)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.guards import MISSING
-from fusewright.capture.native import native
+from fusewright.capture.native import native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Item
 from fusewright.capture.values import array as arrays
@@ -334,6 +334,9 @@ def getitem(world: World, obj: Any, key: Any) -> Any:
         return native(operator.getitem, obj, concrete_inside(key))
     if isinstance(obj, torch.Tensor):
         return world.torch_call(operator.getitem, (obj, key), {})
+    if kind.__module__ == "typing" and _is_annotation(key):
+        value = unwatched(operator.getitem, obj, key)  # typing_extensions puts Python code of its own in
+        return world.load(value, world.constant(value, "annotation"))
     method = classes.python_method(world, kind, "__getitem__")
     if method is not None:
         return world.tracer.call(method, (obj, key))
@@ -347,6 +350,13 @@ def getitem(world: World, obj: Any, key: Any) -> Any:
     return native(operator.getitem, obj, key)
 
 
+def _is_annotation(key: Any) -> bool:
+    """What stands between the brackets of `typing.List[…]`: `typing` keeps what it makes of it, so the same comes back each time."""
+    if type(key) in (tuple, list):
+        return all(_is_annotation(part) for part in key)
+    return key is None or key is Ellipsis or isinstance(key, (type, str)) or type(key).__module__ in ("typing", "types")
+
+
 def _subscript_class(world: World, cls: type, key: Any) -> Any:
     method = classes.python_method(world, type(cls), "__getitem__")
     if method is not None and not type(cls).__module__ == "enum":
@@ -358,7 +368,7 @@ def _subscript_class(world: World, cls: type, key: Any) -> Any:
         and subscript.__func__.__module__ != "typing"
     ):
         return world.tracer.call(classes.bind_classmethod(world, subscript, cls), (key,))
-    value = native(operator.getitem, cls, key)
+    value = (unwatched if _is_annotation(key) else native)(operator.getitem, cls, key)
     return world.load(value, world.constant(value, "item"))
 
 

@@ -8,6 +8,8 @@ import math
 import sys
 import types
 
+import typing
+
 import torch
 
 from .support import program, x
@@ -281,3 +283,16 @@ def exec_time_identity_of_globals():
         return TABLE is globals()["TABLE"], HISTORY is not TABLE, x + 1, TABLE
 
     return f, [(x(),), (x(),)], globals_state("TABLE")
+
+
+@program
+def annotations_written_as_expressions():
+    T = typing.TypeVar("T")
+
+    def f(x):
+        both = torch.jit.annotate(typing.List[torch.Tensor], [x, x + 1])
+        pair = typing.cast(typing.Optional[typing.Tuple[int, ...]], (1, 2))
+        kinds = typing.Union[int, str], typing.Callable[[int], str], typing.Dict[str, T][int], typing.Literal["a", "b"], typing.Annotated[int, "m"]
+        return both[0] + both[1], pair, kinds, list[int], int | None
+
+    return f, [(x(),), (x(),)]
