@@ -45,7 +45,21 @@ def trained(x: torch.Tensor, box: Box) -> torch.Tensor:
     return (torch.sin(x) * box.scale).sum()
 
 
-PROGRAMS = (plain, broken, effects, branch, trained)
+def failing(x: torch.Tensor, box: Box) -> torch.Tensor:
+    fusewright.graph_break()
+    return x + torch.ones(len(x) + box.offset)
+
+
+def caught(x: torch.Tensor, box: Box) -> tuple[torch.Tensor, str]:
+    """What went wrong holds the frames that it passed, in capture, in the break's step and in what raises it again."""
+    try:
+        said = str(failing(x, box))
+    except RuntimeError as error:
+        said = type(error).__name__
+    return x * box.scale, said
+
+
+PROGRAMS = (plain, broken, effects, branch, trained, caught)
 
 
 def arguments(program: Callable[..., Any]) -> tuple[torch.Tensor, Box]:
@@ -123,13 +137,18 @@ def test_calls_grow_nothing(program: Callable[..., Any], backend: str, calls: in
             if program is trained:
                 result.backward()
 
+    def growth() -> tuple[int, int]:
+        gc.collect()
+        blocks, resident = sys.getallocatedblocks(), memory()
+        call(calls)
+        gc.collect()
+        return sys.getallocatedblocks() - blocks, memory() - resident
+
     call(500)
-    gc.collect()
-    blocks, resident = sys.getallocatedblocks(), memory()
-    call(calls)
-    gc.collect()
-    assert sys.getallocatedblocks() - blocks < 200
-    assert memory() - resident < 1_000_000
+    rounds: list[tuple[int, int]] = []
+    while len(rounds) < 3 and not (rounds and rounds[-1][0] < 200 and rounds[-1][1] < 1_000_000):
+        rounds.append(growth())  # what leaks does so each time; what other code in the process keeps once does not
+    assert rounds[-1][0] < 200 and rounds[-1][1] < 1_000_000, f"blocks and bytes: {rounds}"
 
 
 class Loud:

@@ -78,11 +78,14 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         return _native_method(tracer, fn, owner, args, kwargs)
     if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
-    if type(owner) in FROZEN_TYPES or is_constant(owner) or isinstance(owner, (type, types.FunctionType)):
+    holds_constant = defined_by in protocols.CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
+    if type(owner) in FROZEN_TYPES or is_constant(owner) or isinstance(owner, (type, types.FunctionType)) or holds_constant:
         if type(owner) is re.Pattern:
             args = tuple(call_support.native_callback(tracer, value) if type(value) is types.FunctionType else value for value in args)
         if all(_known(value) for value in (*args, *kwargs.values())):
             protocols.guard_decimals(world, owner)
+            if holds_constant:  # the class may define another method of this name
+                return native(getattr(defined_by, name), owner, *args, **kwargs)
             return native(getattr(owner, name), *args, **kwargs)
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -110,6 +110,38 @@ class AnswersAgain:
             and len(self.args) == len(other.args)
             and all(mine is theirs for mine, theirs in zip(self.args, other.args))
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HoldsValue:
+    """A CALL guard's callable: what the object holds as an instance of the builtin type `base`, whatever its own class makes of it."""
+
+    base: type
+    content: object
+
+    @classmethod
+    def of(cls, base: type, value: object) -> HoldsValue:
+        return cls(base, _content(base, value))
+
+    def __call__(self, subject: object) -> bool:
+        return _content(self.base, subject) == self.content
+
+    def __repr__(self) -> str:
+        return f"holds the {self.base.__name__} {self.content}"
+
+
+def _content(base: type, value: object) -> object:
+    """A plain value: floats as text, which tells zeros by their sign and finds NaN equal to itself."""
+    return _CONTENTS[base](value)
+
+
+_CONTENTS: dict[type, Callable[[Any], object]] = {
+    int: int.__index__,
+    float: float.__repr__,
+    complex: complex.__repr__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+}
 
 
 SMALL_SIZES = "a size of 0 or 1 may broadcast or vanish"

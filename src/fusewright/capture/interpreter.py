@@ -62,7 +62,8 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
                     raise
                 if attempt.reached or attempt.tracer.step == 0:
                     raise _skipped(found or signal, signal.detail) from None
-                # Its traceback would keep the attempt, and what it looked at, alive.
+                # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
+                signal.__cause__ = signal.__context__ = None
                 found, stop_at = signal.with_traceback(None), attempt.tracer.step - 1
                 found.operators = attempt.tracer.recorder.op_count
             except RecursionError as error:

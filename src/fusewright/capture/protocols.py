@@ -93,6 +93,8 @@ CONTAINERS: frozenset[type] = frozenset({
     type(collections.OrderedDict().values()), types.MappingProxyType,
 })  # fmt: skip
 PLAIN = SCALARS | CONTAINERS
+# What an instance of a subclass of these holds is guarded, or consists of constants.
+CONTENTS: tuple[type, ...] = (tuple, int, float, complex, str, bytes)
 # Raw objects that native code may look at freely: what they show does not change, or is guarded by identity.
 TRANSPARENT = (
     type,
@@ -134,7 +136,7 @@ def refuse_opaque(world: World, obj: Any, method: str) -> None:
     if type(obj) in PLAIN or not world.is_raw(obj) or isinstance(obj, TRANSPARENT) or type(obj) in FROZEN_TYPES:
         return
     found = classes.lookup(type(obj), method)
-    if isinstance(obj, tuple) and found is tuple.__dict__.get(method):  # its elements are constants, and guarded
+    if any(isinstance(obj, base) and found is base.__dict__.get(method) for base in CONTENTS):  # what it holds is guarded
         return
     if found is not MISSING and found is not object.__dict__.get(method):
         raise GraphBreak("opaque-object", f"{type(obj).__qualname__}.{method}, which is written in C")

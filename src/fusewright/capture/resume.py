@@ -121,7 +121,7 @@ def raising_code(info: CodeInfo, index: int) -> types.CodeType:
     made = _raising[key][1]
     if index not in made:
         here = info.instructions[index].positions
-        items = [Item("RESUME", 0, positions=here), Item("LOAD_FAST", 0, positions=here), Item("RAISE_VARARGS", 1, positions=here)]
+        items = [Item("RESUME", 0, positions=here), *_move(0, here), Item("RAISE_VARARGS", 1, positions=here)]
         bytecode, lines, exceptions = assemble(items, original.co_firstlineno)
         made[index] = original.replace(
             co_argcount=1,

@@ -31,11 +31,11 @@ class GraphBreak(Signal):
 class SkipFrame(Signal):
     """The whole root frame must run eagerly (the functions that it calls are still compiled)."""
 
-    def __init__(self, code: str, detail: str = "") -> None:
+    def __init__(self, code: str, detail: str = "", stack: tuple[Location, ...] = ()) -> None:
         super().__init__(code, detail)
         self.code = code
         self.detail = detail
-        self.stack: tuple[Location, ...] = ()
+        self.stack = stack
 
 
 class UserException(Signal):

@@ -120,10 +120,9 @@ class Frame:
         self.tracer.set_context(error, False)
         index = self.pc - 1
         handler = self.info.handlers[index]
+        self.tracer.forget_traceback(error)
         if handler is None:
             raise UserException(error)
-        if self.world.source_of(error) is None:
-            error.__traceback__ = None  # it would show, and keep alive, frames of the interpreter
         self.tracer.note_raised(error)
         stack = self.stack
         del stack[handler.depth :]
@@ -224,9 +223,8 @@ class Tracer:
                 signal.stack = signal.stack or self.stack()
                 raise
             if frame.info.handlers[frame.pc - 1] is None:
-                skip = SkipFrame("exception-escapes", f"{type(error).__name__}: {error}")
-                skip.stack = self.stack()
-                raise skip
+                self.forget_traceback(error)
+                raise SkipFrame("exception-escapes", f"{type(error).__name__}: {error}", self.stack())
             frame.unwind(error)
 
     def _close_generators(self) -> None:
@@ -249,6 +247,8 @@ class Tracer:
         self.locals = ()
         self._cells.clear()
         self._guarded.clear()
+        self._raised.clear()  # an exception holds the frames that it passed
+        self.handling = Handling()
 
     # -----------------------------------------------------------------------------------------------------------------
     # Inlined frames
@@ -396,6 +396,13 @@ class Tracer:
     def note_raised(self, error: BaseException) -> None:
         """An exception has been caught: in eager it holds a traceback from now on."""
         self._raised[id(error)] = error
+
+    def forget_traceback(self, error: BaseException | None) -> None:
+        """Tracebacks of exceptions made inside would show, and keep alive, frames of the interpreter. (None is stored also where there is
+        none: CPython's `with` reads the field itself.)"""
+        while error is not None and self.world.source_of(error) is None:
+            error.__traceback__ = None
+            error = error.__context__ if error.__context__ is not None and error.__context__.__traceback__ is not None else None
 
     def was_raised(self, error: object) -> bool:
         """Whether interpreted code has caught this exception object."""

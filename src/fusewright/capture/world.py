@@ -79,7 +79,7 @@ BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
     (tuple, tuples.load_tuple),
     ((set, frozenset), sets.load_set),
     (np.generic, constant.load_equals),
-    ((int, float, complex, str, bytes), function.load_identity),
+    ((int, float, complex, str, bytes), objects.load_derived),
     (object, objects.load_object),
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import fusewright
 from fusewright.graph.sizes import loop_symbol
 from fusewright.loops.ir import Pointwise
 from fusewright.loops.lower.views import reshape_indices
@@ -106,3 +107,12 @@ def test_reshape_indices_divide_only_where_dimensions_split() -> None:
     k = loop_symbol("i1", 768)
     assert reshape_indices((8, 12, 64), (8, 768), (i0, k)) == (i0, k // 64, k % 64)
     assert reshape_indices((8, 1, 12), (8, 12, 1), (i0, i1, 0)) == (i0, 0, i1)
+
+
+@pytest.mark.parametrize("order", [(1, 0), (0, 2, 1), (2, 0, 1), (2, 1, 0), (1, 3, 0, 2)])
+def test_symbolic_strides_keep_their_order(order: tuple[int, ...]) -> None:
+    x = torch.randn(2, 3, 4, 5)[(0,) * (4 - len(order))].permute(order)
+    expected = torch.sigmoid(x)
+    got = fusewright.compile(torch.sigmoid, dynamic=True)(x)
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected)

@@ -18,11 +18,13 @@ import torch
 
 from fusewright.capture.absent import TRACEBACK
 from fusewright.capture.effects import DELETED
+from fusewright.capture.guard_types import HoldsValue
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
-from fusewright.capture.sources import Attribute, InstanceDict, Source
+from fusewright.capture.sources import Attribute, Constant, InstanceDict, Source
 from fusewright.capture.values import cls as classes
+from fusewright.capture.values import function as functions
 from fusewright.capture.values.dict import OutsideDict
 
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ def load_object(world: World, real: object, source: Source) -> object:
     if issubclass(kind, torch.nn.Module):
         world.module_sources.add(source)
     return world.stand_in(real, source, real)
+
+
+def load_derived(world: World, real: object, source: Source) -> object:
+    """An instance of a subclass of int, float, complex, str or bytes: an object that holds a constant, made anew at each call perhaps."""
+    if isinstance(source, Constant):
+        return functions.load_identity(world, real, source)
+    base = next(base for base in (int, float, complex, str, bytes) if isinstance(real, base))
+    world.guard("CALL", source, HoldsValue.of(base, real))
+    return load_object(world, real, source)
 
 
 def instance_dict(world: World, obj: object) -> Any:

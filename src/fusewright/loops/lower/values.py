@@ -138,15 +138,17 @@ def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
     """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those before."""
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
-        dims.sort(key=lambda pair: (pair[0], str(pair[1])))
-    else:
-        dims = dims[::-1]
-    extent: Dim = 1
-    for step, size in dims:
-        if known_le(extent, step) is not True:
-            return False
-        extent = (size - 1) * step + extent
-    return True
+        dims.sort(key=lambda pair: (-pair[0], str(pair[1])))
+    return _can_be_stacked(dims, 1)
+
+
+def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim) -> bool:
+    """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over `extent` and those before it.
+    Symbolic steps have no order of their own: another one is tried where the first does not lead to the end."""
+    return not dims or any(
+        known_le(extent, step) is True and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent)
+        for at, (step, size) in reversed(list(enumerate(dims)))
+    )
 
 
 def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:
