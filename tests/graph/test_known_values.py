@@ -29,7 +29,12 @@ def numbers(x: torch.Tensor) -> torch.Tensor:
     return x.sum() + torch.ones(shape.tolist()) * float(shape[0]) + int(shape.prod())
 
 
-@pytest.mark.parametrize("program", [index, branch, numbers])
+def divided(x: torch.Tensor) -> torch.Tensor:
+    chunks = torch.div(x.shape[0], 3, rounding_mode="trunc")  # two numbers, and no tensor
+    return x[:chunks] + torch.add(1, 2.5) * int(chunks)
+
+
+@pytest.mark.parametrize("program", [index, branch, numbers, divided])
 def test_the_value_is_known(program: Callable[..., Any]) -> None:
     x = torch.randn(4)
     assert torch.equal(fusewright.compile(program, fullgraph=True)(x), program(x))

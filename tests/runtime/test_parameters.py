@@ -12,7 +12,7 @@ from torch import nn
 
 import fusewright
 from fusewright import _native
-from fusewright.events import STREAM, Event, Recompiling
+from fusewright.events import STREAM, Event, FellBack, Recompiling
 
 
 class Net(nn.Module):
@@ -268,3 +268,25 @@ def test_what_preparing_raises_reaches_the_caller() -> None:
     plan = _native.PreparedPlan(lambda *inputs: inputs, fail, 1, (0,))
     with pytest.raises(RuntimeError, match="no preparation"):
         plan(torch.ones(3))
+
+
+def test_what_also_depends_on_a_size_is_computed_at_every_call() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kernel", torch.tensor(3))
+            self.conv = nn.ConvTranspose1d(2, 2, 4, stride=2)
+
+        def forward(self, x: torch.Tensor, stride: int) -> tuple[torch.Tensor, torch.Tensor]:
+            y = nn.functional.conv_transpose1d(x, self.conv.weight, stride=stride)
+            return x.shape[-1] - self.kernel, y[..., : y.shape[-1] - stride]
+
+    net = Padded()
+    seen: list[Event] = []
+    with torch.no_grad(), STREAM.listening(seen.append):
+        compiled = fusewright.compile(net, fullgraph=True, dynamic=True)
+        for length, stride in ((5, 2), (7, 3), (9, 4)):
+            x = torch.randn(1, 2, length)
+            for got, expected in zip(compiled(x, stride), net(x, stride)):
+                torch.testing.assert_close(got, expected)
+    assert not [event for event in seen if isinstance(event, FellBack)]

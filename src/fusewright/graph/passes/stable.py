@@ -9,17 +9,21 @@ import operator
 
 import torch
 import torch.fx
+from torch.utils._pytree import tree_leaves
 
 from fusewright.graph.schema import facts
+from fusewright.graph.sizes import Expr
 
 
 def is_pure(node: torch.fx.Node) -> bool:
-    """Whether the node computes the same from the same arguments, and does nothing else."""
+    """Whether the node computes the same from the same tensors, and does nothing else (a size of the call is none of these)."""
     if node.op != "call_function" or node.meta.get("random") or node.meta.get("epilogue"):
         return False
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if any(isinstance(leaf, Expr) for leaf in tree_leaves((node.args, node.kwargs))):
         return False
     known = facts(node.target)
     return not (known.written or known.random or known.effect)

@@ -64,6 +64,8 @@ def _absolute(self: TensorType) -> object:
 
 def binary(kind: str) -> Rule:
     def rule(self: object, other: object, *, alpha: object = 1) -> object:
+        if not isinstance(self, TensorType) and not isinstance(other, TensorType):
+            return NotImplemented  # two numbers, of which PyTorch makes tensors
         dtype = _dtype(kind, self, other)
         if dtype is None or (isinstance(alpha, float) and is_integral(dtype)) or isinstance(alpha, (bool, complex)):
             return NotImplemented

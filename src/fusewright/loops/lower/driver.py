@@ -326,9 +326,8 @@ class Lowering:
         """The value as a window on a buffer, realised if it is not one yet."""
         found = window(value)
         if found is None:
-            self.realize(value)
-            found = window(value)
-            assert found is not None
+            buffer = self.program.buffers[self.realize(value)]
+            found = BufferRef(buffer.name, value.shape, buffer.stride, 0, value.dtype)
         return found
 
     def buffer_value(self, type_: TensorType, buffer: Buffer) -> Value:
