@@ -16,12 +16,12 @@
 #include <vector>
 
 #include "guards.h"
+#include "stance.h"
 
 namespace {
 
 PyObject *fallback_error = nullptr;  // fusewright.errors.RuntimeFallback
 PyObject *fell_back = nullptr;       // callable(function, exception or None): a compiled call is about to be repeated eagerly
-int stance = 0;                      // 1: no entry is tried
 constexpr Py_ssize_t kStackArguments = 32;
 
 // --- Entry ------------------------------------------------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
         PyErr_SetString(PyExc_RuntimeError, "this compiled function has been cleared by the garbage collector");
         return nullptr;
     }
-    if (stance == 1) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+    if (fw::forced_eager()) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
     if (reinterpret_cast<PyFunctionObject *>(self->function)->func_code != self->code) {
         clear_entries(&self->cache);
         read_code(self);
@@ -656,22 +656,10 @@ PyObject *set_fell_back(PyObject *, PyObject *callable) {
     Py_RETURN_NONE;
 }
 
-PyObject *set_stance(PyObject *, PyObject *value) {
-    long wanted = PyLong_AsLong(value);
-    if (wanted != 0 && wanted != 1) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "stance is 0 (default) or 1 (force eager)");
-        return nullptr;
-    }
-    PyObject *before = PyLong_FromLong(stance);
-    stance = static_cast<int>(wanted);
-    return before;
-}
-
 PyMethodDef functions[] = {
     {"set_fallback_error", set_fallback_error, METH_O, "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
     {"set_fell_back", set_fell_back, METH_O,
      "set_fell_back(callable or None): called as callable(function, error or None) before a compiled call is repeated eagerly."},
-    {"set_stance", set_stance, METH_O, "set_stance(0 or 1) -> the one before. 1: compiled functions run eagerly."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -680,7 +668,7 @@ PyMethodDef functions[] = {
 int fw_is_cache(PyObject *object) { return PyObject_TypeCheck(object, &cache_type); }
 
 int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
-    if (stance == 1) {
+    if (fw::forced_eager()) {
         *result = nullptr;
         return 0;
     }
@@ -696,6 +684,6 @@ int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, P
 
 int fw_entry_init(PyObject *module) {
     function_type.tp_base = &cache_type;
-    if (PyModule_AddFunctions(module, functions) < 0 || PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
+    if (PyModule_AddFunctions(module, functions) < 0 || fw::stance_init(module) < 0 || PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
     return PyModule_AddType(module, &function_type);
 }

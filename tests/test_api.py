@@ -154,6 +154,29 @@ def test_stances() -> None:
         fusewright.set_stance("force_eagr")
 
 
+def test_torchs_stance_is_honoured() -> None:
+    runs: list[int] = []
+
+    @fusewright.compile
+    def f(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1) if not torch.compiler.is_compiling() else None
+        return x * 2
+
+    f(torch.ones(2))
+    compiled_runs = len(runs)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        f(torch.ones(2))
+        with pytest.raises(fusewright.RecompileError):
+            f(torch.ones(2, dtype=torch.int64))
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert torch.equal(f(torch.ones(2, dtype=torch.int64)), torch.full((2,), 2))
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+        assert len(runs) == compiled_runs + 2
+    f(torch.ones(2))
+    assert len(runs) == compiled_runs + 2
+
+
 def test_recompile_limit_warns_once_and_stays_right() -> None:
     @fusewright.compile(recompile_limit=2, dynamic=False)
     def f(x: torch.Tensor, n: int) -> torch.Tensor:

@@ -217,11 +217,12 @@ class Compiler:
         if self.settings.name is not None:
             name = f"{self.settings.name}: {name}"
         entries = compiled.entries
-        if entries and stance == "eager_on_recompile":
+        now = stance if stance != "default" else _native.torch_stance()
+        if entries and now == "eager_on_recompile":
             return None
         blame = [entry.program.failure(values, function) for entry in entries]
         failures = tuple(text for _, text in blame)
-        if entries and stance == "fail_on_recompile":
+        if entries and now == "fail_on_recompile":
             raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
         if len(entries) + len(state.pending) >= self.settings.recompile_limit:
             blamed = [guard for guard, _ in blame if guard is not None]
