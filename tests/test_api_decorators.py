@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import fusewright
 from fusewright import decorators, marks
+from fusewright.events import STREAM, Captured, Event
 
 OURS_AND_TORCHS = pytest.mark.parametrize("api", [fusewright, torch.compiler], ids=["fusewright", "torch.compiler"])
 
@@ -402,3 +404,29 @@ def test_torch_compile_honours_our_marks() -> None:
     compiled(x)
     compiled(torch.randn(6, 4))
     assert count == [1]
+
+
+def test_what_eager_code_calls_without_tensors_is_let_alone() -> None:
+    """Nobody asked to compile it: no warning, and few versions."""
+    lines: list[str] = []
+
+    def note(text: str) -> None:
+        lines.append(text)
+
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @fusewright.disable(recursive=False)
+    def eager(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        note(str(turn))
+        return scale(x)
+
+    seen: list[Event] = []
+    with STREAM.listening(seen.append), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = fusewright.compile(lambda x, turn: eager(x + 1, turn), backend="eager")
+        for turn in range(12):
+            assert torch.equal(compiled(torch.ones(2), torch.tensor(turn)), torch.full((2,), 4.0))
+    assert lines == [f"tensor({turn})" for turn in range(12)]
+    names = [event.function.split(" ")[0] for event in seen if isinstance(event, Captured)]
+    assert sum("note" in name for name in names) == 3 and sum("scale" in name for name in names) == 1

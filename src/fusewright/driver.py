@@ -79,12 +79,16 @@ _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 TRANSIENT_SKIPS = frozenset({"exception-escapes", "transform-active"})
 """Reasons to run one call eagerly that say nothing about the next one."""
 
+IDLE_VERSIONS = 3
+"""Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it) is let alone."""
+
 
 @dataclass(slots=True)
 class FunctionState:
     """What the driver remembers about one compiled function besides its entries."""
 
     skipped: bool = False
+    works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0
     general: list[General] = field(default_factory=list)  # compiles over sizes that were taken to be 2 or more
@@ -224,6 +228,10 @@ class Compiler:
         failures = tuple(text for _, text in blame)
         if entries and now == "fail_on_recompile":
             raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
+        if len(entries) >= IDLE_VERSIONS and not state.works and type(compiled) is _native.FrameCache:
+            state.skipped = True
+            self.notify(Hint(name, f"{IDLE_VERSIONS} versions have no tensor operation: it runs eagerly for new cases from now on"))
+            return None
         if len(entries) + len(state.pending) >= self.settings.recompile_limit:
             blamed = [guard for guard, _ in blame if guard is not None]
             self._limit_reached(state, name, failures, blamed, quiet=in_loop(function.__code__))
@@ -282,6 +290,7 @@ class Compiler:
         except Exception as error:
             return self._failed(state, name, "capture", error)
         captured = time.perf_counter()
+        state.works |= frame.op_count > 0 or bool(frame.breaks)
         self._announce(name, frame, captured - started)
         for general in state.general:
             entry = widened(general, frame, self._clean, values, function)
