@@ -6,11 +6,13 @@ so that `import fusewright` stays cheap.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +23,21 @@ from fusewright.errors import OptionError, near_misses
 from fusewright.events import STREAM
 
 
+@functools.cache
 def _driver() -> Any:
     return importlib.import_module("fusewright.driver")
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """The compiler's import makes 100,000 objects that stay, on whose account Python's collector would walk the whole heap (0.1 s)."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def compile(
@@ -72,13 +87,14 @@ def compile(
         raise OptionError(f"compile takes an instance or a function, got the class {model.__qualname__}: compile an instance of it")
     if not (callable(model) or isinstance(model, classmethod)):
         raise OptionError(f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}")
-    driver = _driver()
-    _subscribe()
-    # This resolves the backend, so that a wrong name fails here and not at the first call.
-    compiler = driver.Compiler(settings, _listener(settings))
-    if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
-        return model
-    return _compile_callable(model, compiler)
+    with _no_collections():
+        driver = _driver()
+        _subscribe()
+        # This resolves the backend, so that a wrong name fails here and not at the first call.
+        compiler = driver.Compiler(settings, _listener(settings))
+        if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
+            return model
+        return _compile_callable(model, compiler)
 
 
 @functools.cache

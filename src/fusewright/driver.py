@@ -22,7 +22,6 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -70,6 +69,7 @@ from fusewright.events import (
     Subscriber,
 )
 from fusewright.options import Settings
+from fusewright.records import dataclass, field
 from fusewright.widening import General, copy_of, is_general, widened
 
 CompiledFunction = _native.CompiledFunction

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from fusewright.break_catalogue import BREAKS
 from fusewright.graph.types import Location
+from fusewright.records import dataclass
 
 
 class FusewrightError(RuntimeError):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from fusewright.errors import BreakReport
 from fusewright.graph.types import Location
+from fusewright.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

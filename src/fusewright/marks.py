@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from fusewright.records import dataclass
 
 DISABLED = "_fusewright_disable"  # on a wrapper: True, or the reason
 EAGER_FRAME = "_fusewright_eager_frame"  # on a function: its own frame is never compiled, what it calls is

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fusewright.errors import OptionError, near_misses
+from fusewright.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

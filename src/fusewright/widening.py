@@ -8,7 +8,6 @@ existing graph was shown to be that graph (graph/equivalence.py); every other gu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch.fx
@@ -23,6 +22,7 @@ from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import env_of
 from fusewright.graph.equivalence import same_for
 from fusewright.graph.sizes import Dim, Expr
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def compare(func: object, said: object, real: object, args: object) -> None:
 NAMES = """
 abs add sub mul div neg exp log sin tanh sigmoid sqrt rsqrt reciprocal pow maximum minimum where clamp eq lt logical_and
 logical_not bitwise_and addcmul addcdiv lerp masked_fill nn.functional.relu nn.functional.gelu nn.functional.silu
-nn.functional.leaky_relu nn.functional.hardswish remainder floor_divide isnan round atan2 rsub view reshape permute transpose t
+nn.functional.leaky_relu nn.functional.hardswish nn.functional.hardtanh nn.functional.relu6 nn.functional.batch_norm remainder floor_divide isnan round atan2 rsub view reshape permute transpose t
 expand unsqueeze squeeze select narrow split split_with_sizes unbind chunk as_strided diagonal movedim flatten select_scatter
 slice_scatter cat stack gather index_select tril triu sum mean amax amin max.reduction_with_dim argmax any all var std var_mean
 cumsum softmax log_softmax nn.functional.layer_norm nn.functional.group_norm nn.functional.nll_loss nn.functional.cross_entropy

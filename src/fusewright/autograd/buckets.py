@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import torch.fx
 
 from fusewright.errors import RuntimeFallback
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass, field
 
 Node = torch.fx.Node
 

@@ -10,7 +10,6 @@ recorded operators), or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fusewright.autograd import buckets
 from fusewright.autograd.rebuild import rebuilder
 from fusewright.capture.frame import Backward
 from fusewright.errors import RuntimeFallback
+from fusewright.records import dataclass
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 

@@ -7,10 +7,11 @@ Always holds: forward nodes stand before backward nodes; a node is *backward* ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch.fx
+
+from fusewright.records import dataclass
 
 
 @dataclass(slots=True)

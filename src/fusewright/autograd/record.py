@@ -9,7 +9,6 @@ autograd's semantics are kept gives a reason instead, and the call runs eagerly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from fusewright.capture.frame import Backward, Rebuilt
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.traced_tensor import TracedTensor, memory_root
+from fusewright.records import dataclass, field
 
 
 class CannotDifferentiate(Exception):

@@ -14,7 +14,6 @@ import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Expr, Relation, from_tuples, to_tuples
 from fusewright.graph.types import Location
 from fusewright.options import cache_folder, environment
+from fusewright.records import dataclass, replace
 from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cache import DiskCache

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from fusewright.capture.frame import Backward
 from fusewright.errors import BackendError, OptionError, near_misses
 from fusewright.graph.sizes import Expr
 from fusewright.options import Settings
+from fusewright.records import dataclass, field, replace
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 

@@ -16,8 +16,9 @@ import types
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from fusewright.records import dataclass, field
 
 _TABLES: Any = opcode  # its tables are not public, and not in its type stub
 VERSION = sys.version_info[:2]

@@ -28,6 +28,7 @@ from fusewright.capture.values import function as functions
 from fusewright.capture.values import module as modules
 from fusewright.capture.values.constant import is_constant
 from fusewright.capture.values.symbolic import concrete
+from fusewright.records import dataclass
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer
@@ -37,20 +38,42 @@ Kwargs = dict[str, Any]
 Row = Callable[["Tracer", Args, Kwargs], Any]
 
 
-def checked(function: Any, row: Row) -> Row:
-    """The row, reached only with arguments that `function` takes: the complaint about others is its own."""
+@dataclass(frozen=True, slots=True)
+class _Arity:
+    """How many arguments a function takes at least, how many by position at most, and the names that it knows (None: any)."""
+
+    least: int
+    most: int
+    names: frozenset[str] | None
+
+    def allows(self, args: Args, kwargs: Kwargs) -> bool:
+        count = len(args)
+        if count > self.most or count + len(kwargs) < self.least:
+            return False
+        return not kwargs or self.names is None or self.names.issuperset(kwargs)
+
+
+@functools.cache
+def _arity(function: Any) -> _Arity | None:
+    """None for a function without a signature (`iter`, `min`, `int`…): its row looks for itself."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # no signature (`iter`, `min`, `int`…): these rows look for themselves
-        return row
+    except (TypeError, ValueError):
+        return None
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    least = sum(one.default is one.empty for one in positional)
-    most = 1 << 30 if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(positional)
-    names = None if any(one.kind is one.VAR_KEYWORD for one in parameters) else {one.name for one in parameters}
+    return _Arity(
+        least=sum(one.default is one.empty for one in positional),
+        most=1 << 30 if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(positional),
+        names=None if any(one.kind is one.VAR_KEYWORD for one in parameters) else frozenset(one.name for one in parameters),
+    )
+
+
+def checked(function: Any, row: Row) -> Row:
+    """The row, reached only with arguments that `function` takes: the complaint about others is its own."""
 
     def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        count = len(args)
-        if count > most or count + len(kwargs) < least or (kwargs and names is not None and not names.issuperset(kwargs)):
+        arity = _arity(function)  # asked when it is needed: 300 signatures would take a tenth of a warm start
+        if arity is not None and not arity.allows(args, kwargs):
             return native(function, *args, **kwargs)
         return row(tracer, args, kwargs)
 

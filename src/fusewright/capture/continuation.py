@@ -11,7 +11,7 @@ whose frame runs) and names that it assigns itself, which all begin with two und
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from fusewright.records import dataclass, field
 
 RESULT = "__result"
 

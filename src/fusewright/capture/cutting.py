@@ -13,7 +13,6 @@ import re
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 from fusewright.capture.bytecode import NULL, CodeInfo, Instruction
@@ -32,6 +31,7 @@ from fusewright.capture.resume import (
     raising_code,
     resume_code,
 )
+from fusewright.records import dataclass, replace
 
 SCALARS = frozenset({bool, int, float})
 END = object()  # what `next` gives at the end of an iterator

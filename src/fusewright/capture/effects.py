@@ -9,10 +9,10 @@ from __future__ import annotations
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from fusewright.capture.sources import Source
+from fusewright.records import dataclass, field
 
 
 class Deleted:

@@ -12,7 +12,6 @@ import collections
 import operator
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,7 @@ from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Constant, Item, Local, Source
 from fusewright.capture.values import context
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.records import dataclass, field
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer

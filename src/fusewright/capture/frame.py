@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch.fx
@@ -11,6 +10,7 @@ import torch.fx
 from fusewright.capture.guards import Guard
 from fusewright.capture.sources import Source
 from fusewright.graph.types import Location
+from fusewright.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

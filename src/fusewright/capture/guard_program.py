@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import cast
 
 from fusewright import _native
@@ -46,6 +45,7 @@ from fusewright.capture.sources import (
     TypeOf,
 )
 from fusewright.capture.torch_state import DTYPE_CODES, NATIVE_DEVICES, key_sets, native_state, state_holds
+from fusewright.records import dataclass, field
 
 _OP = {name: code for code, name in enumerate(_native.OPCODES)}
 _RELATION = {name: code for code, name in enumerate(_native.RELATIONS)}

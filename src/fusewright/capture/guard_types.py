@@ -7,12 +7,12 @@ Takes nothing; gives frozen dataclasses. Always holds: a guard says what it look
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from fusewright.capture.sources import Source
+from fusewright.records import dataclass
 
 GuardKind = Literal[
     "TYPE",  # type(source) is value

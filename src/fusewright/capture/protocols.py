@@ -13,7 +13,6 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from fusewright.capture.values.dict import OutsideDict
 from fusewright.capture.values.symbolic import NUMBERS, SYMBOLIC, concrete, concrete_inside, stays_symbolic
 from fusewright.capture.values.text import TensorText, text_of
 from fusewright.graph import runtime_float
+from fusewright.records import dataclass
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World

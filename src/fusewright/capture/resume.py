@@ -13,7 +13,6 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from fusewright.capture.bytecode import (
@@ -28,6 +27,7 @@ from fusewright.capture.bytecode import (
     decoded,
     never_falls_through,
 )
+from fusewright.records import dataclass
 
 ERROR = "__raised"
 # Instructions whose argument is one slot, by whether the slot holds the value itself or a cell.

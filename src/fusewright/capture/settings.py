@@ -6,8 +6,9 @@ Always holds: plain data, made once per compiled function by the driver; capture
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from fusewright.records import dataclass, field
 
 
 def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:

@@ -8,7 +8,8 @@ and by a person reading a recompile log.
 from __future__ import annotations
 
 import builtins
-from dataclasses import dataclass
+
+from fusewright.records import KeepsHash, dataclass
 
 
 def _is_literal(key: object) -> bool:
@@ -18,7 +19,7 @@ def _is_literal(key: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Source(KeepsHash):
     """Base of all sources. `text` is a Python expression over the names that `finish` has in scope."""
 
     def text(self) -> str:

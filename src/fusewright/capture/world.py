@@ -14,7 +14,6 @@ import enum
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +42,7 @@ from fusewright.capture.values.dict import OutsideDict
 from fusewright.capture.values.symbolic import concrete
 from fusewright.graph.sizes import Expr, Relation
 from fusewright.graph.traced_tensor import TracedTensor
+from fusewright.records import dataclass
 
 if TYPE_CHECKING:
     from fusewright.capture.interpreter import Tracer

@@ -9,7 +9,6 @@ an input is marked as changed before the first step that writes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import torch
@@ -37,6 +36,7 @@ from fusewright.codegen.size_values import ValueTable
 from fusewright.graph.sizes import Dim
 from fusewright.loops.externs import references
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
+from fusewright.records import dataclass, field, replace
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel
 
 __all__ = ["build_call_plan", "describe"]

@@ -7,10 +7,11 @@ Always holds: slots, values and inputs are named by their index; no address and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+
+from fusewright.records import dataclass
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
 STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group", "launch")

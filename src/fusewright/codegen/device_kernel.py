@@ -6,12 +6,11 @@ or values for those in `scalars`), one pointer for each of `spills`, the values 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.types import Location
+from fusewright.records import dataclass
 
 
 class Unsupported(Exception):

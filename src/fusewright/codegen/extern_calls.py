@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +17,7 @@ from fusewright.codegen.call_plan_types import CCall, Gather, PythonCall, StepSp
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.externs import CLASSES, ExternRow, references, row_of, schema_name
 from fusewright.loops.ir import BufferRef, Extern
+from fusewright.records import dataclass, replace
 
 MAX_INTEGERS = 24
 MAX_DOUBLES = 6

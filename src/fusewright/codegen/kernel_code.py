@@ -10,10 +10,9 @@ out of range. Different ranges of one kernel may run at the same time on differe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.types import Location
+from fusewright.records import dataclass
 
 
 def symbol_of(key: str) -> str:

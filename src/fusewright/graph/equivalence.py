@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from fusewright.graph.fingerprint import NoFingerprint, tensor_text
 from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass, field
 
 aten = torch.ops.aten
 Node = torch.fx.Node

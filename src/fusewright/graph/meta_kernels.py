@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._ops import OpOverload
@@ -47,6 +47,41 @@ def meta_tensor(type_: TensorType, env: ShapeEnv | None = None) -> torch.Tensor:
 
 class MetadataChanged(Exception):
     """An in-place operator changed the shape, strides or storage of an argument (for example `resize_`, or `out=` of a wrong size)."""
+
+
+Memo = dict[tuple[object, ...], object]
+
+
+def infer_once(
+    memo: Memo, op: OpOverload, args: Sequence[object], kwargs: dict[str, object], device: torch.device | None, env: ShapeEnv | None
+) -> object:
+    """`infer`, which is asked only once for equal arguments of static sizes: the layers of a model repeat. (What a user's own operator
+    says may depend on anything.)"""
+    if op.namespace != "aten":
+        return infer(op, tuple(args), kwargs, device, env)
+    try:
+        key = (op, _frozen(args), _frozen(kwargs), device, torch.get_default_dtype(), torch.is_grad_enabled())
+        found = memo.get(key, memo)
+    except TypeError:  # a symbolic size, or something that has no hash
+        return infer(op, tuple(args), kwargs, device, env)
+    if found is memo:
+        found = memo[key] = infer(op, tuple(args), kwargs, device, env)
+    return found
+
+
+def _frozen(value: object) -> object:
+    """A hashable equal of an operator's argument; numbers with their class (1, 1.0 and True promote otherwise). Raises TypeError."""
+    if isinstance(value, TensorType):
+        if any(isinstance(d, Expr) for d in (*value.shape, *value.stride, value.offset)):
+            raise TypeError("symbolic")
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item)) for name, item in value.items())
+    if isinstance(value, (Expr, torch.Tensor, torch.SymInt, torch.Generator)):
+        raise TypeError("symbolic")
+    return type(value), value
 
 
 def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], device: torch.device | None, env: ShapeEnv | None) -> object:
@@ -153,4 +188,4 @@ def _direct(function: Callable[..., object], wrapper: Callable[..., object]) -> 
     return call
 
 
-__all__ = ["MetadataChanged", "infer", "meta_tensor", "type_of"]
+__all__ = ["MetadataChanged", "infer", "infer_once", "meta_tensor", "type_of"]

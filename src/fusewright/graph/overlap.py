@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusewright.graph.schema import argument, facts, list_of_views
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass
 
 _LARGEST = 1 << 24  # elements of a tensor whose views are compared element by element
 

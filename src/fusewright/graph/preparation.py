@@ -7,13 +7,13 @@ interpreted. Always holds: no gradients, no autocast, and none of the caller's d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

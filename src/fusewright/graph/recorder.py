@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from fusewright.capture.signals import GraphBreak, Signal
 from fusewright.graph import scalar_operands, shape_rules
 from fusewright.graph.known_values import LITERAL, known_value
-from fusewright.graph.meta_kernels import MetadataChanged, infer, type_of
+from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, type_of
 from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
 from fusewright.graph.runtime_float import float_of_tensor
@@ -108,6 +108,7 @@ class Recorder:
         self._size_nodes: dict[Dim, torch.fx.Node] = {}
         self._last_placeholder: torch.fx.Node | None = None
         self.has_floats = False  # run-time floats were met: arguments are looked through for them
+        self._inferred: Memo = {}
         self._here: tuple[Location, ...] = ()
         self._depth = 0
         self.custom_gradients = False
@@ -289,12 +290,12 @@ class Recorder:
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, args, kwargs)
-        if func in _FOREACH:  # one operator for each tensor: what the lists have in common, scheduling finds out
+        known = facts(func)
+        if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
             with _RecordingMode(self):
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         if self.has_floats and scalar_operands.holds_float(args, kwargs):
             return scalar_operands.record(self, func, args, kwargs)
-        known = facts(func)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
             with _RecordingMode(self):
                 # Not func.decompose: it prefers PyTorch's Python versions, which are slow and import sympy.
@@ -477,7 +478,7 @@ class Recorder:
             found = shape_rules.by_rule(func, args, kwargs)
             if found is not NotImplemented:
                 return found
-            return infer(func, tuple(args), kwargs, shape_rules.result_device(args, kwargs), self.env)
+            return infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)
         except (Signal, MetadataChanged):
             raise
         except Exception as error:
@@ -692,14 +693,6 @@ _SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obj
     aten.sym_numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
     aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
 }
-
-_FOREACH: frozenset[OpOverload] = frozenset(
-    getattr(getattr(aten, name), overload)
-    for name in dir(torch._C._VariableFunctions)
-    if name.startswith("_foreach_")
-    for overload in getattr(aten, name).overloads()
-    if not overload.endswith("out")
-)
 
 # In-place operators that change sizes and strides, and the views that they turn their tensor into.
 _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.sizes import Dim
 from fusewright.graph.symint import SymNode, size_of
+from fusewright.records import dataclass, field
 
 if TYPE_CHECKING:
     from fusewright.graph.recorder import Recorder

@@ -5,11 +5,12 @@ Takes an OpOverload; gives an `OperatorFacts`, computed once an operator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch._ops import OpOverload
+
+from fusewright.records import dataclass
 
 aten = torch.ops.aten
 
@@ -25,6 +26,8 @@ class OperatorFacts:
     parts_of   the argument of which the elements of the single result, a list, are views (split, unbind); else None
     random     draws from a random generator, so order matters
     effect     has an effect that outputs do not show (an assertion, a collective), so it is never removed
+    composite  PyTorch breaks it down into other operators
+    foreach    works on lists of tensors, element by element (`_foreach_add`)
     """
 
     arguments: tuple[str, ...]
@@ -35,6 +38,7 @@ class OperatorFacts:
     random: bool
     effect: bool
     composite: bool
+    foreach: bool
 
     @property
     def is_view(self) -> bool:
@@ -76,6 +80,7 @@ def facts(op: OpOverload) -> OperatorFacts:
         random=torch.Tag.nondeterministic_seeded in op.tags,
         effect=schema.name in _EFFECTS or (not schema.returns and not written) or op.namespace in ("_c10d_functional", "c10d"),
         composite=composite,
+        foreach=schema.name.startswith("aten::_foreach_") and not schema.overload_name.endswith("out"),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.sizes import (
@@ -28,6 +27,7 @@ from fusewright.graph.sizes import (
     symbol,
 )
 from fusewright.graph.types import Location
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from fusewright.graph.size_algebra import (
@@ -38,6 +37,7 @@ from fusewright.graph.size_algebra import (
     symbol,
     total,
 )
+from fusewright.records import dataclass
 
 __all__ = [
     "Dim",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.fx
 
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 

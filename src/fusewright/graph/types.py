@@ -5,11 +5,10 @@ Always holds: shape and stride have the same length, and both are counted in ele
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fusewright.graph.sizes import Dim
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ Source: torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h and c/shim_cpu.h o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from fusewright.loops.ir import BufferRef
+from fusewright.records import dataclass
 
 Placement = Literal["out", "returned"]
 

@@ -12,7 +12,6 @@ Always holds:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -20,6 +19,7 @@ import torch
 
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.types import Location
+from fusewright.records import dataclass, field
 
 # --- expressions ----------------------------------------------------------------------------------------------------
 

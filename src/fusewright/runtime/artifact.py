@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +30,7 @@ from fusewright.codegen.call_plan_types import (
 )
 from fusewright.graph.preparation import Preparation, Ref, Step
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass, fields
 
 MAGIC = b"FWCP"
 VERSION = 2

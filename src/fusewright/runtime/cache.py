@@ -16,10 +16,10 @@ import struct
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from fusewright.errors import CacheWarning
+from fusewright.records import dataclass
 
 MAGIC = b"FWCE\x01"
 SUFFIX = ".fw"

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import torch
 from fusewright import _native
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
 from fusewright.options import cache_folder, environment
+from fusewright.records import dataclass, field
 from fusewright.runtime.launch import DeviceFunction, LoadError, device_key
 
 MAGIC = b"fusewright-cubin-1\n"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
 from fusewright.codegen.call_plan_types import CallPlan, CCall, KernelCall, KernelGroup, LaunchCall, PythonCall, SlotStep
+from fusewright.records import dataclass, field
 from fusewright.runtime.artifact import find_operator
 
 WARM_UP = 2

@@ -7,7 +7,6 @@ Always holds: a C function that this PyTorch does not export is an error here, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from fusewright.codegen.call_plan_types import (
     SlotStep,
     StepSpec,
 )
+from fusewright.records import dataclass
 from fusewright.runtime import torch_c
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from fusewright import _native
+from fusewright.records import dataclass
 from fusewright.runtime import torch_c
 
 _process = ctypes.CDLL(None)

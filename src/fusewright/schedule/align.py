@@ -8,10 +8,10 @@ value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from fusewright.graph.sizes import Dim, known_le
+from fusewright.records import dataclass
 from fusewright.schedule.axes import (
     Access,
     Nest,

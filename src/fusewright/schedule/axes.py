@@ -8,7 +8,6 @@ that is affine in its axes, and for every axis symbol of one that is not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fusewright.graph.sizes import (
@@ -27,6 +26,7 @@ from fusewright.graph.sizes import (
     substitute,
 )
 from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
+from fusewright.records import dataclass, field
 from fusewright.schedule.dependencies import Touch
 
 Vector = tuple[Dim, tuple[Dim, ...]]

@@ -7,7 +7,6 @@ in order of appearance, so that equal work on other buffers gives an equal kerne
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from fusewright.graph.sizes import Dim, Expr, Symbol, free_symbols, loop_symbol, product, substitute, symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
+from fusewright.records import dataclass, field
 from fusewright.schedule.align import window
 from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, hint, is_zero, merge_axes, place_in_block, strides_of
 from fusewright.schedule.expressions import Rewriter, survey

@@ -7,7 +7,6 @@ valid order, and an edge always leads from an earlier operation to a later one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from fusewright.loops import ir
 from fusewright.loops.ir import BufferRef, Expression, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
+from fusewright.records import dataclass, replace
 from fusewright.schedule.expressions import Rewriter, Survey, survey
 
 

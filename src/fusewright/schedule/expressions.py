@@ -6,12 +6,12 @@ Takes `loops.ir` expressions; gives `Survey`s and new expressions. Always holds:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked
+from fusewright.records import dataclass, field
 
 
 @dataclass(slots=True)

@@ -7,13 +7,13 @@ order at one outer point after the other gives what running them one after the o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 
 from fusewright.graph.sizes import Dim, product
 from fusewright.loops.ir import Buffer, Extern
+from fusewright.records import dataclass, field
 from fusewright.schedule.align import Link, Shape, align, identity, links_hold
 from fusewright.schedule.axes import Access, Nest, Recipe, hint, main_access, make_nest
 from fusewright.schedule.dependencies import Dependencies

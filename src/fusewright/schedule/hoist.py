@@ -8,11 +8,11 @@ find most of these itself, but not the loads (a store in the loop might alias th
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
 
 from fusewright.graph.sizes import Expr, free_symbols, known_le
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.records import dataclass, field, replace
 from fusewright.schedule.plan import Define, Reduce, Stage, Statement
 
 

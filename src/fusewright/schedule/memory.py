@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Buffer, Expression, Output, Store
+from fusewright.records import dataclass
 from fusewright.schedule.axes import same
 from fusewright.schedule.dependencies import extern_reads, shared_memory
 from fusewright.schedule.expressions import survey

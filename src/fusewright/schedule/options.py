@@ -6,7 +6,7 @@ Takes nothing; gives `ScheduleOptions`. Always holds: a schedule depends on the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

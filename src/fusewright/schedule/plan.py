@@ -12,7 +12,6 @@ alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.types import Location
 from fusewright.loops.ir import Axis, Buffer, Expression, Extern, Output, ReductionKind, Store
+from fusewright.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ produced in an earlier stage, or in its own stage by an earlier unit at the same
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Pointwise, Scan
+from fusewright.records import dataclass, field
 from fusewright.schedule.axes import Access, Nest, Recipe, divide, hint, is_zero, merge_axes, same, same_all
 from fusewright.schedule.expressions import survey
 

@@ -10,13 +10,13 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
 from fusewright import api
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

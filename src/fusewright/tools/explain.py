@@ -7,7 +7,6 @@ and its result is what the function returns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch.fx
@@ -15,6 +14,7 @@ import torch.fx
 from fusewright import _native, api, events
 from fusewright.errors import BreakReport
 from fusewright.graph.types import Location
+from fusewright.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ Always holds: only settings that a context manager of PyTorch can change are her
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from fusewright.capture.torch_state import AUTOCAST_DEVICES
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ never rebuilt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.records import dataclass, field
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Stage
 
 _TRAPPING = frozenset({"floor_divide", "trunc_divide", "remainder", "fmod", "div"})

@@ -7,11 +7,11 @@ memo of the scope that holds it and is never seen outside that scope's contexts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.types import literal, suffix, type_text
+from fusewright.records import dataclass, field
 
 
 class Value:

@@ -8,7 +8,6 @@ none that another one writes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fusewright.codegen.llvm import reductions, scans
 from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of
@@ -25,6 +24,7 @@ from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Axis, CheckedIndex, Expression
+from fusewright.records import dataclass
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Store
 
 STACK_LIMIT = 64 * 1024  # bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)

@@ -6,8 +6,6 @@ count is touched, neither read nor written; a scalar access under a false mask g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fusewright.codegen.llvm.builder import FunctionBuilder, Value
@@ -17,6 +15,7 @@ from fusewright.codegen.llvm.indexing import Bound, Indexer, vector_of_pointers
 from fusewright.codegen.llvm.transpose import transpose
 from fusewright.codegen.llvm.types import ELEMENT_TYPES, ElementType, literal, suffix, type_text
 from fusewright.graph.sizes import Dim
+from fusewright.records import dataclass
 
 ZEROS = "fw.zeros"  # enough zeros for one vector of any type
 ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, align 64"

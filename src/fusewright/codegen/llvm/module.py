@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from fusewright.codegen.llvm.analysis import tree_size, values_of
 from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.llvm.target import Target, describe
+from fusewright.records import dataclass
 from fusewright.schedule.plan import Kernel
 from fusewright.schedule.printer import kernel_text
 

@@ -10,8 +10,6 @@ outer axis, and all stages run for a tile of them; pure pointwise work is of thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
@@ -21,6 +19,7 @@ from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, Axis
+from fusewright.records import dataclass
 from fusewright.schedule.plan import Store
 
 BLOCK = 1024  # elements of a contiguous pointwise axis that one iteration of the parallel domain takes

@@ -7,7 +7,8 @@ one register, and masked loads and stores are legal on every target (LLVM expand
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from fusewright.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,12 @@ buffer is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusewright.codegen.llvm.analysis import Shape, StageView, children, values_of
 from fusewright.codegen.llvm.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.types import type_text
 from fusewright.graph import sizes
 from fusewright.loops.ir import Axis, Expression, Load, Masked
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

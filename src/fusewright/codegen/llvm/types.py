@@ -7,10 +7,11 @@ Takes torch dtypes; gives `ElementType` rows. Always holds: a bool is i8 (0 or 1
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ with a barrier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
@@ -25,6 +23,7 @@ from fusewright.codegen.triton.values import Value
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.records import dataclass, field
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep
 
 LONGEST_INDEX = (1 << 31) - 1

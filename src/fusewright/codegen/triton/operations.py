@@ -8,12 +8,12 @@ approximate: their error (2 units of float32's last place) is far below a half's
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from fusewright.codegen.device_kernel import Unsupported
 from fusewright.loops.ir import Apply, Constant
+from fusewright.records import dataclass
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",

@@ -10,7 +10,6 @@ in tiles of both. "rows": outer points times the inner axes; persistent when a r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +18,7 @@ from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reduction
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Apply, Axis
+from fusewright.records import dataclass
 
 UNKNOWN = 1024  # what a symbolic extent is taken for
 PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most

@@ -5,7 +5,7 @@ Takes nothing; defines `Value`. Always holds: `text` is a name, or a text withou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 import torch
 import torch.fx
@@ -27,6 +26,7 @@ from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.schema import facts, functional_form
 from fusewright.graph.types import Location, TensorType
+from fusewright.records import dataclass, field, replace
 
 aten = torch.ops.aten
 

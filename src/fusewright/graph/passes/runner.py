@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch.fx
 
 from fusewright.graph.printer import print_graph
 from fusewright.graph.verify import verify
+from fusewright.records import dataclass
 
 
 class Rewrites:

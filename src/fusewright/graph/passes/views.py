@@ -7,7 +7,6 @@ Always holds: an operator without a row here may be read through, but writing th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 import torch.fx
@@ -17,6 +16,7 @@ from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import Builder
 from fusewright.graph.sizes import Dim, minimum
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass, field
 
 aten = torch.ops.aten
 

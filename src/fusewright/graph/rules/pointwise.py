@@ -110,6 +110,10 @@ def _relu(self: TensorType) -> object:
     return NotImplemented if self.dtype == torch.bool or self.dtype.is_complex else iterate([self], self.dtype)
 
 
+def _hardtanh(self: TensorType, min_val: object = -1, max_val: object = 1) -> object:
+    return _relu(self) if self.dtype.is_floating_point else NotImplemented
+
+
 def _addcmul(self: TensorType, tensor1: TensorType, tensor2: TensorType, *, value: object = 1) -> object:
     dtype = promote(self, tensor1, tensor2)
     if not dtype.is_floating_point:
@@ -183,6 +187,7 @@ def _table() -> dict[OpOverload, Rule]:
         aten.neg.default: unary("number"),
         aten.abs.default: _absolute,
         aten.relu.default: _relu,
+        aten.hardtanh.default: _hardtanh,
         aten.bitwise_not.default: unary("integral"),
         aten.logical_not.default: unary("bool"),
         aten.isnan.default: _isnan,

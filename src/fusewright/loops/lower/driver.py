@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ from fusewright.loops.lower.values import (
     strided_load,
     window,
 )
+from fusewright.records import dataclass, replace
 
 COMPUTABLE = frozenset(
     {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +15,7 @@ from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr, free_symbols, substitute, symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked
+from fusewright.records import dataclass
 
 HALF = (torch.bfloat16, torch.float16)
 Number = bool | int | float

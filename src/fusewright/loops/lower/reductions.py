@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from fusewright.loops.lower.driver import Call, Lowering
 from fusewright.loops.lower.promotion import float_dtype
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axes_of, axis_symbols, normalize_dim, normalize_dims, numel
+from fusewright.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

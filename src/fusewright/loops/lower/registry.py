@@ -7,10 +7,11 @@ an extern call with eager's semantics; a row that meets a case it does not expre
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from fusewright.records import dataclass
 
 
 class Fallback(Exception):

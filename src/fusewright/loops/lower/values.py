@@ -8,7 +8,6 @@ A value of a half dtype may carry a float32 expression: rounding happens where i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -17,6 +16,7 @@ from fusewright.graph.sizes import Dim, Expr, coefficient, free_symbols, known_e
 from fusewright.graph.types import Location, TensorType
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
+from fusewright.records import dataclass
 
 Shape = tuple[Dim, ...]
 
