@@ -140,6 +140,10 @@ def _parameters(frame: CapturedFrame) -> frozenset[int]:
     return frozenset(position for position, found in enumerate(seldom) if found)
 
 
+def _guard_texts(guards: tuple[Guard, ...]) -> tuple[str, ...]:
+    return tuple(map(guard_text, guards))
+
+
 def _is_buffer(source: Source) -> bool:
     return isinstance(source, Item) and isinstance(source.base, Item) and source.base.key == "_buffers"
 
@@ -361,9 +365,9 @@ class Compiler:
             return
         for item in frame.breaks:
             self.notify(Broken(name, describe_break(item.code, item.detail, item.stack)))
-        guards = tuple(guard_text(guard) for guard in frame.guards)
+        texts = functools.partial(_guard_texts, frame.guards)
         inputs = tuple(source.text() for source in frame.inputs)
-        self.notify(Captured(name, frame.graph, guards, inputs, frame.finish_text, frame.op_count, seconds, frame.replayed))
+        self.notify(Captured(name, frame.graph, texts, inputs, frame.finish_text, frame.op_count, seconds, frame.replayed))
         if frame.graph is not None:
             for hint in unrolled_loops(frame.graph):
                 self.notify(Hint(name, hint))

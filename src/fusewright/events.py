@@ -25,16 +25,21 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Captured(Event):
-    """A frame was captured: the graph (fx, or None), its guards as text, inputs, the generated finish text, seconds, and the output calls
-    that are made after the graph."""
+    """A frame was captured: the graph (fx, or None), what gives its guards as text, inputs, the generated finish text, seconds, and the
+    output calls that are made after the graph."""
 
     graph: Any
-    guards: tuple[str, ...]
+    guard_texts: Callable[[], tuple[str, ...]]  # a model of 48 layers has 12,000, and seldom does anybody read them
     inputs: tuple[str, ...]
     finish_text: str
     op_count: int
     seconds: float
     replayed: tuple[str, ...] = ()
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """The guards as text."""
+        return self.guard_texts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = Fal
 
 def _symbols(type_: object) -> set[Expr]:
     if isinstance(type_, TensorType):
-        return {s for d in (*type_.shape, *type_.stride, type_.offset) for s in free_symbols(d)}
+        return {s for d in (*type_.shape, *type_.stride, type_.offset) if type(d) is not int for s in free_symbols(d)}
     if isinstance(type_, (list, tuple)):
         return {s for item in type_ for s in _symbols(item)}
     return set(free_symbols(type_)) if isinstance(type_, Expr) else set()
