@@ -1,5 +1,6 @@
 """Builds the one extension module, fusewright._native, from csrc/*.c and csrc/*.cpp (CPython API only: no PyTorch headers)."""
 
+import compileall
 from glob import glob
 
 from setuptools import Extension, setup
@@ -7,7 +8,13 @@ from setuptools.command.build_ext import build_ext
 
 
 class BuildNative(build_ext):
-    """Compiles C and C++ files of one extension with the flags of each language."""
+    """Compiles C and C++ files of one extension with the flags of each language; and, where the package is used in place, Python's bytecode,
+    as an ordinary installation does. (Where PYTHONDONTWRITEBYTECODE is set, each start would compile the sources: 0.4 s.)"""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace or getattr(self, "editable_mode", False):
+            compileall.compile_dir("src/fusewright", quiet=1)
 
     def build_extension(self, ext: Extension) -> None:
         compile_one = self.compiler._compile

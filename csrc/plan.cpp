@@ -81,7 +81,7 @@ class Call {
         p.idle.push_back(frame_);
     }
     bool prepare() { return take_frame() && read_inputs() && compute_sizes() && place() && read_constants(); }
-    PyObject *execute();
+    PyObject *execute(std::vector<int64_t> *nanoseconds = nullptr);
 
     // The call takes over a reference to each tensor that it reads: a release step gives it back, or else the end of the call.
     void own_inputs() {
@@ -198,8 +198,9 @@ class Call {
     }
 };
 
-PyObject *Call::execute() {
+PyObject *Call::execute(std::vector<int64_t> *nanoseconds) {
     Runner runner(p, *frame_, inputs_, values_);
+    runner.nanoseconds = nanoseconds;
     {
         BelowAutograd below(p.dispatches);
         if (!runner.run()) return nullptr;
@@ -214,7 +215,7 @@ PyObject *Call::execute() {
     return results;
 }
 
-PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
+PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n, std::vector<int64_t> *nanoseconds = nullptr) {
     Program &p = *reinterpret_cast<PlanObject *>(self)->program;
     if (n != static_cast<Py_ssize_t>(p.inputs.size())) {
         PyErr_Format(PyExc_TypeError, "plan %s takes %zu inputs, got %zd", p.name.c_str(), p.inputs.size(), n);
@@ -225,7 +226,7 @@ PyObject *run_plan(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
     PyObject *result;
     {
         Call call(p, inputs);
-        result = call.prepare() ? call.execute() : nullptr;
+        result = call.prepare() ? call.execute(nanoseconds) : nullptr;
     }
     Py_DECREF(self);
     return result;
@@ -258,7 +259,46 @@ PyObject *plan_consume(PyObject *self, PyObject *list) {
     return result;
 }
 
+// The name of a step that computes; empty for one that keeps house.
+std::string computation(const Program &p, const Step &step) {
+    switch (step.kind) {
+        case StepKind::Kernel: return p.kernels[step.operand].name;
+        case StepKind::Launch: return p.launches[step.operand].name;
+        case StepKind::Extern: return p.externs[step.operand].name;
+        case StepKind::Python: return p.pythons[step.operand].name;
+        case StepKind::Group: {
+            std::string names;
+            for (const KernelStep &kernel : p.groups[step.operand].kernels) names += (names.empty() ? "" : " + ") + kernel.name;
+            return names;
+        }
+        default: return "";
+    }
+}
+
+// timed(*inputs): the plan's result, and (name, nanoseconds) of each kernel and operator.
+PyObject *plan_timed(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
+    const Program &p = *reinterpret_cast<PlanObject *>(self)->program;
+    std::vector<int64_t> nanoseconds;
+    nanoseconds.reserve(p.steps.size());
+    PyObject *result = run_plan(self, inputs, n, &nanoseconds);
+    PyObject *times = result == nullptr ? nullptr : PyList_New(0);
+    for (size_t i = 0; times != nullptr && i < nanoseconds.size(); i++) {
+        std::string name = computation(p, p.steps[i]);
+        if (name.empty()) continue;
+        PyObject *row = Py_BuildValue("(sL)", name.c_str(), static_cast<long long>(nanoseconds[i]));
+        if (row == nullptr || PyList_Append(times, row) < 0) Py_CLEAR(times);
+        Py_XDECREF(row);
+    }
+    if (times == nullptr) {
+        Py_XDECREF(result);
+        return nullptr;
+    }
+    return Py_BuildValue("(NN)", result, times);
+}
+
 PyMethodDef plan_methods[] = {
+    {"timed", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(plan_timed)), METH_FASTCALL,
+     "timed(*inputs) -> (result, [(name, nanoseconds) of each kernel and operator]): one call, measured (a launch on a GPU: until it is issued)."},
     {"consume", plan_consume, METH_O, "consume(inputs): calls the plan with the tensors of a list, and empties the list."},
     {nullptr, nullptr, 0, nullptr},
 };

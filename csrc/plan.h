@@ -291,6 +291,7 @@ class Runner {
     ~Runner();
     // False with an exception. The GIL is held again afterwards.
     bool run();
+    std::vector<int64_t> *nanoseconds = nullptr;  // takes what each step took, if it is asked for
     PyObject *output(const OutputSpec &spec);  // new reference or null
     // Gives back everything that the call left in the frame. GIL held.
     static void clean(const Program &program, Frame &frame);
@@ -316,6 +317,7 @@ class Runner {
         }
     }
     bool step(Step step);
+    bool timed(Step step);
     bool kernel(const KernelStep &step);
     bool group(const GroupStep &step);
     bool launch(const LaunchStep &step);

@@ -2,6 +2,7 @@
 // Takes a Program and a Frame whose inputs, values and memory are in place; gives Python objects or an exception.
 // Always holds: before the first change of an input every failure is a RuntimeFallback (the call can be repeated eagerly); after it, the
 // error itself. The GIL is dropped around work worth it and held whenever Python objects are touched.
+#include <chrono>
 #include <cstring>
 
 #include "cuda.h"
@@ -88,12 +89,20 @@ void drop_references(std::vector<PyObject *> &objects) {
 bool Runner::run() {
     if (!p.written_inputs.empty() && !check_alignment()) return false;
     for (const Step &one : p.steps) {
-        if (step(one)) continue;
+        if (nanoseconds == nullptr ? step(one) : timed(one)) continue;
         hold_gil();
         return false;
     }
     hold_gil();
     return true;
+}
+
+bool Runner::timed(Step one) {
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point started = Clock::now();
+    bool done = step(one);
+    nanoseconds->push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - started).count());
+    return done;
 }
 
 bool Runner::step(Step one) {
