@@ -8,13 +8,15 @@ import os
 import random
 import time
 import warnings
+import zipfile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from fusewright.errors import CacheWarning
-from fusewright.runtime.cache import STALE_SECONDS, SUFFIX, DiskCache, pack
+from fusewright.runtime.cache import KERNEL_MAGIC, STALE_SECONDS, SUFFIX, DamagedEntry, DiskCache, pack, unpack_kernel
+from fusewright.tools import cli
 
 
 def key_of(text: str) -> str:
@@ -175,3 +177,48 @@ def test_writers_killed_at_any_moment_damage_nothing(tmp_path: Path) -> None:
             assert cache.get(key_of(name)) in (None, (name * 50_000).encode())
     left = [path for path in folder.rglob("*") if path.is_file() and path.suffix != SUFFIX]
     assert all(path.name.startswith("tmp-") for path in left)  # no lock; these go when they are old
+
+
+def kernel_file(name: str, body: bytes) -> bytes:
+    """The file that the compiler process would write for a GPU kernel."""
+    return KERNEL_MAGIC + hashlib.sha256(name.encode() + b"\0" + body).hexdigest().encode() + b"\n" + body
+
+
+def test_gpu_kernels_count_are_checked_and_go(cache: DiskCache) -> None:
+    names = [key_of(str(i))[:48] for i in range(3)]
+    for i, name in enumerate(names):
+        assert cache.put_kernel(name, kernel_file(name, b"{}\n" + bytes(400_000)))
+        os.utime(cache.folder / "cubin" / f"{name}.cubin", (i, i))
+    assert cache.kernels() == 3 and cache.size() > 1_200_000 and not cache.entries()
+    cache.put(key_of("a"), "f", b"x")
+    cache.evict()  # the limit is a mebibyte; what is left is at most four fifths of it
+    assert {name for name, _ in cache.kernel_files()} == set(names[1:]) and cache.get(key_of("a")) == b"x"
+    file = cache.folder / "cubin" / f"{names[2]}.cubin"
+    whole = file.read_bytes()
+    for damage in (whole[:-1], whole[:50] + b"\xff" + whole[51:], kernel_file(names[0], b"{}\n"), b""):
+        with pytest.raises(DamagedEntry):
+            unpack_kernel(names[2], damage)
+    assert cache.verify() == []
+    file.write_bytes(whole[:-1] + b"\1")
+    assert cache.verify() == [names[2]] and cache.kernels() == 1
+    assert cache.clear() == 2 and cache.kernels() == 0
+
+
+def test_a_bundle_takes_gpu_kernels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "one"))
+    one, name = DiskCache(tmp_path / "one", 1 << 20), key_of("k")[:48]
+    one.put(key_of("a"), "f", b"x")
+    one.put_kernel(name, kernel_file(name, b"{}\ncode"))
+    bundle = str(tmp_path / "bundle.zip")
+    assert cli.main(["cache", "export", bundle]) == 0 and cli.main(["cache", "size"]) == 0
+    assert "1 entries and 1 GPU kernels" in capsys.readouterr().out
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "two"))
+    assert cli.main(["cache", "import", bundle]) == 0 and cli.main(["cache", "verify"]) == 0
+    assert "2 of 2 entries are whole" in capsys.readouterr().out
+    two = DiskCache(tmp_path / "two", 1 << 20)
+    assert two.get(key_of("a")) == b"x" and [found for found, _ in two.kernel_files()] == [name]
+    with zipfile.ZipFile(bundle, "a") as file:
+        file.writestr("cubin/../../outside.cubin", kernel_file("../../outside", b"{}\n"))
+        file.writestr(f"cubin/{key_of('b')[:48]}.cubin", b"damaged")
+    assert cli.main(["cache", "import", bundle]) == 1 and "refused 2" in capsys.readouterr().out
+    assert not (tmp_path / "outside.cubin").exists()

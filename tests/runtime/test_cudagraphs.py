@@ -13,6 +13,7 @@ from fusewright import events
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
+from fusewright.errors import CacheWarning
 from fusewright.runtime import cuda_code
 from fusewright.runtime.cudagraphs import unsafe_reason
 from fusewright.schedule import schedule
@@ -104,6 +105,7 @@ def test_machine_code_is_kept_in_a_folder_of_the_users_own(tmp_path: Path, monke
     assert path.parent == tmp_path / "cache" / "cubin" and (tmp_path / "cache").stat().st_mode & 0o077 == 0
     assert cuda_code.path_of("some key", 80) != path and cuda_code.read(path) is None
     path.write_bytes(b"damaged")
-    assert cuda_code.read(path) is None
+    with pytest.warns(CacheWarning, match="damaged"):
+        assert cuda_code.read(path) is None
     (tmp_path / "cache").chmod(0o755)
     assert not cuda_code.path_of("some key", 90).is_relative_to(tmp_path)

@@ -9,8 +9,8 @@ several objects, then guards that call Python.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 from fusewright import _native
 from fusewright.capture.guard_check import (
@@ -82,7 +82,7 @@ _FIELDS = {
 }
 _FIELD_TYPES = {**dict.fromkeys(range(1, 6), types.FunctionType), 6: types.CellType, 7: types.MethodType, 8: types.MethodType}
 _HEAP_TYPE = 1 << 9
-_SUBJECT_ORDER = ("BOUND", "TYPE", "IS", "EQUALS", "TENSOR", "LENGTH", "KEYS", "ABSENT", "CALL")
+_SUBJECT_ORDER = {kind: i for i, kind in enumerate(("BOUND", "TYPE", "IS", "EQUALS", "TENSOR", "LENGTH", "KEYS", "ABSENT", "CALL"))}
 _OF_SEVERAL = ("SAME", "DIFFERENT", "NO_OVERLAP", "SIZE")
 
 
@@ -128,7 +128,10 @@ class _Node:
     first_guard: Guard | None = None
 
     def expected_type(self) -> type | None:
-        return next((guard.value for guard in self.guards if guard.kind == "TYPE"), None)  # type: ignore[return-value]
+        for guard in self.guards:
+            if guard.kind == "TYPE":
+                return guard.value  # type: ignore[return-value]
+        return None
 
     def weight(self) -> int:
         return 1 + len(self.guards) + sum(child.weight() for child in self.children)
@@ -285,8 +288,9 @@ class _Builder:
         self.emit_children(node)
 
     def emit_children(self, node: _Node) -> None:
-        in_dict = [child for child in node.children if isinstance(child.source, Item | DictKey | Global)] if node.is_dict() else []
-        of_dict = [guard for guard in node.guards if guard.kind in ("KEYS", "ABSENT")] if node.is_dict() else []
+        is_dict = node.is_dict()
+        in_dict = [child for child in node.children if isinstance(child.source, (Item, DictKey, Global))] if is_dict else []
+        of_dict = [guard for guard in node.guards if guard.kind in ("KEYS", "ABSENT")] if is_dict else []
         checked: set[int] = set()  # ids of guards
         if in_dict or of_dict:
             block = self.emit("BLOCK", base=node.slot, arg=self.builtins_slot if node.source is None else -1)
@@ -318,7 +322,9 @@ class _Builder:
         self.emit(op, slot=node.slot, base=base, arg=arg, value=value, optional=node.optional, guard=node.first_guard, source=source)
 
     def emit_guards(self, node: _Node, guards: list[Guard]) -> None:
-        for guard in sorted(guards, key=lambda guard: _SUBJECT_ORDER.index(guard.kind)):
+        if len(guards) > 1:
+            guards = sorted(guards, key=lambda guard: _SUBJECT_ORDER[guard.kind])
+        for guard in guards:
             if guard.kind != "CALL" and not (guard.kind in ("KEYS", "ABSENT") and node.is_dict()):
                 self.emit_guard(node, guard)
 
@@ -390,55 +396,66 @@ class _Builder:
 
 
 def _node_key(source: Source, parent: _Node | None) -> tuple[object, ...]:
-    match source:
-        case Constant():
-            return Constant, id(source.obj)
-        case Item(_, key):
-            return Item, id(parent), *((type(key), key) if is_constant_key(key) else (None, id(key)))
-        case DictKey(_, index):
-            return DictKey, id(parent), index
-        case Attribute(_, name) | Global(name):
-            return type(source), id(parent), name
-        case Local(index, _) | Closure(index, _):
-            return type(source), index
-    return type(source), id(parent)
+    row = _NODE_KEYS.get(type(source))
+    return (type(source), id(parent)) if row is None else row(source, parent)
+
+
+def _item_key(source: Item, parent: _Node | None) -> tuple[object, ...]:
+    key = source.key
+    return (Item, id(parent), type(key), key) if is_constant_key(key) else (Item, id(parent), None, id(key))
+
+
+_NODE_KEYS: dict[type, Callable[[Any, _Node | None], tuple[object, ...]]] = {
+    Constant: lambda source, parent: (Constant, id(source.obj)),
+    Item: _item_key,
+    DictKey: lambda source, parent: (DictKey, id(parent), source.index),
+    Attribute: lambda source, parent: (Attribute, id(parent), source.name),
+    Global: lambda source, parent: (Global, id(parent), source.name),
+    Local: lambda source, parent: (Local, source.index),
+    Closure: lambda source, parent: (Closure, source.index),
+}
 
 
 def _source_instruction(source: Source, parent: _Node | None, builtins_slot: int) -> tuple[str, int, object]:
     """(opcode, arg, object) of a source."""
-    match source:
-        case Local(index, _):
-            return "LOCAL", index, None
-        case FunctionSource():
-            return "FUNCTION", 0, None
-        case Constant():
-            return "CONSTANT", 0, source.obj
-        case Global(name):
-            return "GLOBAL_ITEM", builtins_slot, name
-        case Closure(index, _):
-            return "CLOSURE", index, None
-        case TypeOf():
-            return "TYPE_OF", 0, None
-        case Referent():
-            return "REFERENT", 0, None
-        case InstanceDict() | ProxiedDict():
-            return "INSTANCE_DICT", 0, None
-        case Item(_, key):
-            if not is_constant_key(key):
-                return "IDENTITY_ITEM", 0, key
-            return "ITEM", key if isinstance(key, int) and _NO_INDEX < key < -_NO_INDEX else _NO_INDEX, key
-        case DictKey(_, index):
-            return "DICT_KEY", index, None
-        case Attribute(_, name):
-            code = _FIELDS.get(name, 0)
-            assert parent is not None
-            base = types.FunctionType if isinstance(parent.source, FunctionSource) else parent.expected_type()
-            if isinstance(parent.source, Constant):
-                base = type(parent.source.obj)
-            if code and base is _FIELD_TYPES[code]:
-                return "ATTRIBUTE", code, None
-            return "ATTRIBUTE", 0, name
-    raise ValueError(f"{type(source).__name__} is no source of an object: {source.text()}")
+    row = _SOURCE_INSTRUCTIONS.get(type(source))
+    if row is None:
+        raise ValueError(f"{type(source).__name__} is no source of an object: {source.text()}")
+    return row(source, parent, builtins_slot)
+
+
+def _item_instruction(source: Item, parent: _Node | None, builtins_slot: int) -> tuple[str, int, object]:
+    key = source.key
+    if not is_constant_key(key):
+        return "IDENTITY_ITEM", 0, key
+    return "ITEM", key if isinstance(key, int) and _NO_INDEX < key < -_NO_INDEX else _NO_INDEX, key
+
+
+def _attribute_instruction(source: Attribute, parent: _Node | None, builtins_slot: int) -> tuple[str, int, object]:
+    code = _FIELDS.get(source.name, 0)
+    assert parent is not None
+    base = types.FunctionType if isinstance(parent.source, FunctionSource) else parent.expected_type()
+    if isinstance(parent.source, Constant):
+        base = type(parent.source.obj)
+    if code and base is _FIELD_TYPES[code]:
+        return "ATTRIBUTE", code, None
+    return "ATTRIBUTE", 0, source.name
+
+
+_SOURCE_INSTRUCTIONS: dict[type, Callable[[Any, _Node | None, int], tuple[str, int, object]]] = {
+    Local: lambda source, parent, builtins_slot: ("LOCAL", source.index, None),
+    FunctionSource: lambda source, parent, builtins_slot: ("FUNCTION", 0, None),
+    Constant: lambda source, parent, builtins_slot: ("CONSTANT", 0, source.obj),
+    Global: lambda source, parent, builtins_slot: ("GLOBAL_ITEM", builtins_slot, source.name),
+    Closure: lambda source, parent, builtins_slot: ("CLOSURE", source.index, None),
+    TypeOf: lambda source, parent, builtins_slot: ("TYPE_OF", 0, None),
+    Referent: lambda source, parent, builtins_slot: ("REFERENT", 0, None),
+    InstanceDict: lambda source, parent, builtins_slot: ("INSTANCE_DICT", 0, None),
+    ProxiedDict: lambda source, parent, builtins_slot: ("INSTANCE_DICT", 0, None),
+    Item: _item_instruction,
+    DictKey: lambda source, parent, builtins_slot: ("DICT_KEY", source.index, None),
+    Attribute: _attribute_instruction,
+}
 
 
 def _follows_from_identity(guard: Guard) -> bool:

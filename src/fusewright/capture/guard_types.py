@@ -150,7 +150,7 @@ SMALL_SIZES = "a size of 0 or 1 may broadcast or vanish"
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One fact about the outside world. `why` is a phrase for the recompile log (the user's line that asked for it)."""
+    """One fact about the outside world. `why` says what asked for it, where that was not the program."""
 
     kind: GuardKind
     source: Source

@@ -276,7 +276,7 @@ class World:
             return
         key = (kind, source, value) if kind in ("ABSENT", "CALL") else (kind, source)
         if key not in self._guards:
-            self._guards[key] = Guard(kind, source, value, self._why())
+            self._guards[key] = Guard(kind, source, value)
 
     def guard_identity(self, value: object) -> None:
         """Guards that an outside object with a path is the very object: it serves as a key. Constants are guarded by value already."""
@@ -300,11 +300,7 @@ class World:
             found = classes.lookup(cls, name)
         key = ("TYPE_ATTRIBUTE", cls, name)
         if key not in self._guards:
-            self._guards[key] = Guard("TYPE_ATTRIBUTE", self.constant(cls, cls.__name__), (cls, name, found), self._why())
-
-    def _why(self) -> str:
-        stack = self.tracer.stack()
-        return str(stack[-1]) if stack else ""
+            self._guards[key] = Guard("TYPE_ATTRIBUTE", self.constant(cls, cls.__name__), (cls, name, found))
 
     def guards(self) -> tuple[Guard, ...]:
         """All guards of this capture, settings first; called once, at the end."""

@@ -49,6 +49,7 @@ class _Text:
         self.lines: list[str] = []
         self.positions: dict[torch.fx.Node, int] = {}
         self.symbols: set[Expr] = set()
+        self.known: dict[TensorType | OpOverload, str] = {}  # texts of what a graph holds many times
 
     def node(self, position: int, node: torch.fx.Node) -> None:
         self.positions[node] = position
@@ -84,8 +85,16 @@ class _Text:
         raise NoFingerprint(type(value).__name__)
 
     def type(self, type_: TensorType) -> str:
-        shape, stride, offset = self.value(type_.shape), self.value(type_.stride), self.value(type_.offset)
-        return f"{type_.dtype}{shape}{stride}{offset}{type_.device}{type_.requires_grad}"
+        found = self.known.get(type_)
+        if found is None:
+            shape, stride, offset = self.value(type_.shape), self.value(type_.stride), self.value(type_.offset)
+            found = self.known[type_] = f"{type_.dtype}{shape}{stride}{offset}{type_.device}{type_.requires_grad}"
+        return found
+
+    def operator(self, op: OpOverload) -> str:
+        if op not in self.known:
+            self.known[op] = str(op._schema)
+        return self.known[op]
 
     def sizes(self, env: ShapeEnv | None) -> None:
         self.lines.extend(sorted(f"{symbol} in {bounds(symbol)}" for symbol in self.symbols))
@@ -123,6 +132,6 @@ _ROWS: dict[type, Callable[[_Text, Any], str]] = {
     torch.memory_format: lambda text, value: str(value),
     torch.device: lambda text, value: f"device {value}",
     TensorType: _Text.type,
-    OpOverload: lambda text, value: f"{value._schema}",
+    OpOverload: _Text.operator,
     HigherOrderOperator: lambda text, value: f"higher order {value.name()}",
 }

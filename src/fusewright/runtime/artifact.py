@@ -65,6 +65,8 @@ _RECORDS: tuple[type, ...] = (
     CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph, KernelGroup,
     LaunchCall, Preparation, Step, Ref, TensorType,
 )  # fmt: skip
+_FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in fields(kind)) for kind in _RECORDS)
+_RECORD_NUMBERS: dict[type, tuple[int, tuple[str, ...]]] = {kind: (i, _FIELDS[i]) for i, kind in enumerate(_RECORDS)}
 Record = TypeVar("Record")
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -98,7 +100,7 @@ def _load(data: bytes, kind: type[Record]) -> Record:
     if len(data) < _HEADER.size:
         raise ArtifactError("too short for a call plan")
     magic, version, checksum = _HEADER.unpack_from(data)
-    body = memoryview(data)[_HEADER.size :]
+    body = data[_HEADER.size :]
     if magic != MAGIC or version != VERSION or zlib.crc32(body) != checksum:
         raise ArtifactError("not a call plan of this version, or damaged")
     reader = _Reader(body)
@@ -160,9 +162,10 @@ def _write_tensor(out: bytearray, value: torch.Tensor) -> None:
 
 
 def _write_record(out: bytearray, value: Any) -> None:
-    _write_unsigned(out, _RECORDS.index(type(value)))
-    for field in fields(value):
-        _write(out, getattr(value, field.name))
+    number, names = _RECORD_NUMBERS[type(value)]
+    _write_unsigned(out, number)
+    for name in names:
+        _write(out, getattr(value, name))
 
 
 _WRITERS: dict[type, tuple[bytes, Callable[[bytearray, Any], None]]] = {
@@ -206,11 +209,14 @@ def find_operator(name: str, overload: str) -> torch._ops.OpOverload:
 
 
 class _Reader:
-    def __init__(self, data: memoryview) -> None:
+    __slots__ = ("data", "operators", "position")
+
+    def __init__(self, data: bytes) -> None:
         self.data = data
         self.position = 0
+        self.operators: dict[tuple[str, str], torch._ops.OpOverload] = {}
 
-    def take(self, count: int) -> memoryview:
+    def take(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self.data):
             raise IndexError("the data ends too early")
@@ -218,10 +224,19 @@ class _Reader:
         self.position = end
         return part
 
+    def byte(self) -> int:
+        found = self.data[self.position]
+        self.position += 1
+        return found
+
     def unsigned(self) -> int:
-        result = shift = 0
+        result = self.byte()
+        if result < 0x80:  # nearly always
+            return result
+        result &= 0x7F
+        shift = 7
         while True:
-            byte = self.take(1)[0]
+            byte = self.byte()
             result |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
@@ -232,10 +247,10 @@ class _Reader:
         return coded >> 1 if coded & 1 == 0 else -((coded + 1) >> 1)
 
     def bytes(self) -> bytes:
-        return bytes(self.take(self.unsigned()))
+        return self.take(self.unsigned())
 
     def text(self) -> str:
-        return self.bytes().decode()
+        return self.take(self.unsigned()).decode()
 
     def items(self) -> list[Any]:
         return [self.value() for _ in range(self.unsigned())]
@@ -253,7 +268,10 @@ class _Reader:
         return found
 
     def operator(self) -> torch._ops.OpOverload:
-        return find_operator(self.text(), self.text())
+        names = self.text(), self.text()
+        if names not in self.operators:
+            self.operators[names] = find_operator(*names)
+        return self.operators[names]
 
     def tensor(self) -> torch.Tensor:
         dtype, shape, stride = self.value(), self.value(), self.value()
@@ -264,26 +282,29 @@ class _Reader:
         return made
 
     def record(self) -> Any:
-        kind = _RECORDS[self.unsigned()]
-        return kind(*(self.value() for _ in fields(kind)))
+        number = self.unsigned()
+        return _RECORDS[number](*[self.value() for _ in _FIELDS[number]])
 
     def value(self) -> Any:
-        return _READERS[bytes(self.take(1))](self)
+        return _READERS[self.byte()](self)
 
 
-_READERS: dict[bytes, Callable[[_Reader], Any]] = {
-    b"N": lambda reader: None,
-    b"B": lambda reader: bool(reader.take(1)[0]),
-    b"I": _Reader.integer,
-    b"F": _Reader.float,
-    b"C": _Reader.complex,
-    b"S": _Reader.text,
-    b"Y": _Reader.bytes,
-    b"T": lambda reader: tuple(reader.items()),
-    b"L": _Reader.items,
-    b"D": lambda reader: torch.device(reader.text()),
-    b"O": _Reader.operator,
-    b"X": _Reader.tensor,
-    b"K": _Reader.torch_constant,
-    b"R": _Reader.record,
+_READERS: dict[int, Callable[[_Reader], Any]] = {
+    ord(tag): read
+    for tag, read in {
+        "N": lambda reader: None,
+        "B": lambda reader: bool(reader.byte()),
+        "I": _Reader.integer,
+        "F": _Reader.float,
+        "C": _Reader.complex,
+        "S": _Reader.text,
+        "Y": _Reader.bytes,
+        "T": lambda reader: tuple(reader.items()),
+        "L": _Reader.items,
+        "D": lambda reader: torch.device(reader.text()),
+        "O": _Reader.operator,
+        "X": _Reader.tensor,
+        "K": _Reader.torch_constant,
+        "R": _Reader.record,
+    }.items()
 }

@@ -4,6 +4,8 @@ Takes a key (hexadecimal digest) and bytes; gives the bytes back, in this proces
 Always holds: there are no locks. A writer makes a temporary file and renames it, so an entry is whole or absent however a writer dies; a
 reader checks the entry's hash, which covers the key, before it uses a byte of it; a damaged entry is removed with a warning and made
 again. The folder belongs to this user alone (0700), or the cache is not used. Its size is bounded: what was not read for longest goes.
+Machine code of GPU kernels lies in a folder inside, written by the compiler process (codegen/triton/compiler.py); it counts, is checked,
+and goes, as entries do.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ MAGIC = b"FWCE\x01"
 SUFFIX = ".fw"
 TEMPORARY = "tmp-"
 KEY_LENGTH = 64
+KERNEL_NAME_LENGTH = 48
+KERNEL_MAGIC = b"fusewright-cubin-2\n"
+KERNEL_FOLDER = "cubin"
+KERNEL_SUFFIX = ".cubin"
 STALE_SECONDS = 600.0
 """A temporary file this old was left by a writer that died."""
 TOUCH_SECONDS = 3600.0
@@ -67,8 +73,33 @@ def unpack(key: str, data: bytes) -> tuple[str, bytes]:
     return name.decode(), body
 
 
+def unpack_kernel(name: str, data: bytes) -> bytes:
+    """What follows the hash in the file of a GPU kernel. Raises DamagedEntry unless it is exactly what was written under this name."""
+    if not data.startswith(KERNEL_MAGIC):
+        raise DamagedEntry("not a kernel of this version")
+    digest, newline, body = data[len(KERNEL_MAGIC) :].partition(b"\n")
+    if not newline or hashlib.sha256(name.encode() + b"\0" + body).hexdigest().encode() != digest:
+        raise DamagedEntry("its hash does not fit its content")
+    return body
+
+
+def touch(path: Path) -> None:
+    """Notes that the file was used."""
+    with contextlib.suppress(OSError):  # only the order of eviction depends on it
+        if time.time() - path.stat().st_mtime > TOUCH_SECONDS:
+            os.utime(path)
+
+
 def is_key(name: str) -> bool:
-    return len(name) == KEY_LENGTH and all(c in "0123456789abcdef" for c in name)
+    return len(name) == KEY_LENGTH and _is_hexadecimal(name)
+
+
+def is_kernel_name(name: str) -> bool:
+    return len(name) == KERNEL_NAME_LENGTH and _is_hexadecimal(name)
+
+
+def _is_hexadecimal(name: str) -> bool:
+    return all(c in "0123456789abcdef" for c in name)
 
 
 class DiskCache:
@@ -100,21 +131,29 @@ class DiskCache:
             self._warn(f"entry {path} is damaged ({error}); it was removed and is compiled again")
             self._remove(path)
             return None
-        self._touch(path)
+        touch(path)
         return body
 
     def put(self, key: str, label: str, body: bytes) -> bool:
         """Stores `body` under `key`; False, with a CacheWarning, when the folder cannot be written."""
+        return self._write(self._path(key), pack(key, label, body))
+
+    def put_kernel(self, name: str, data: bytes) -> bool:
+        """Stores the file of a GPU kernel, which `unpack_kernel` accepts under this name; False, with a CacheWarning, when it cannot."""
+        if not is_kernel_name(name):
+            raise ValueError(f"not a kernel's name: {name!r}")
+        return self._write(self.folder / KERNEL_FOLDER / (name + KERNEL_SUFFIX), data)
+
+    def _write(self, path: Path, data: bytes) -> bool:
         if not self._is_usable(create=True):
             return False
-        path = self._path(key)
         temporary = self.folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 with open(descriptor, "wb") as file:
-                    file.write(pack(key, label, body))
+                    file.write(data)
                 os.replace(temporary, path)
             except BaseException:
                 self._remove(temporary)
@@ -144,14 +183,24 @@ class DiskCache:
             with contextlib.suppress(FileNotFoundError):  # another process removed it
                 yield path.stem, path.read_bytes()
 
+    def kernels(self) -> int:
+        """How many GPU kernels there are."""
+        return sum(1 for _ in self._kernels())
+
+    def kernel_files(self) -> Iterator[tuple[str, bytes]]:
+        """(name, file's content) of every GPU kernel, unchecked."""
+        for path, _ in self._kernels():
+            with contextlib.suppress(FileNotFoundError):  # another process removed it
+                yield path.stem, path.read_bytes()
+
     def size(self) -> int:
-        """Bytes of all entries."""
-        return sum(status.st_size for _, status in self._files())
+        """Bytes of all entries and GPU kernels."""
+        return sum(status.st_size for _, status in (*self._files(), *self._kernels()))
 
     def clear(self) -> int:
-        """Removes every entry and temporary file; gives the number of entries removed."""
+        """Removes every entry, GPU kernel and temporary file; gives the number of entries and kernels removed."""
         count = 0
-        for path, _ in self._files():
+        for path, _ in (*self._files(), *self._kernels()):
             self._remove(path)
             count += 1
         for path in self._temporaries():
@@ -159,11 +208,11 @@ class DiskCache:
         return count
 
     def verify(self) -> list[str]:
-        """Checks every entry and removes the damaged ones; gives their keys."""
+        """Checks every entry and GPU kernel and removes the damaged ones; gives their names."""
         damaged = []
-        for path, _ in self._files():
+        for path, _ in (*self._files(), *self._kernels()):
             try:
-                unpack(path.stem, path.read_bytes())
+                (unpack_kernel if path.suffix == KERNEL_SUFFIX else unpack)(path.stem, path.read_bytes())
             except FileNotFoundError:
                 continue  # another process removed it
             except (DamagedEntry, UnicodeDecodeError):
@@ -178,7 +227,7 @@ class DiskCache:
             with contextlib.suppress(FileNotFoundError):
                 if now - path.stat().st_mtime > STALE_SECONDS:
                     self._remove(path)
-        files = sorted(self._files(), key=lambda item: item[1].st_mtime)
+        files = sorted((*self._files(), *self._kernels()), key=lambda item: item[1].st_mtime)
         total = sum(status.st_size for _, status in files)
         if total <= self.limit:
             return
@@ -204,19 +253,23 @@ class DiskCache:
             with contextlib.suppress(FileNotFoundError):  # another process removed it
                 yield path, path.stat()
 
+    def _kernels(self) -> Iterator[tuple[Path, os.stat_result]]:
+        if not self._is_usable():
+            return
+        for path in self.folder.glob(f"{KERNEL_FOLDER}/*{KERNEL_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another process removed it
+                yield path, path.stat()
+
     def _temporaries(self) -> list[Path]:
-        return list(self.folder.glob(f"{TEMPORARY}*")) if self._is_usable() else []
+        if not self._is_usable():
+            return []
+        return [*self.folder.glob(f"{TEMPORARY}*"), *self.folder.glob(f"{KERNEL_FOLDER}/*{KERNEL_SUFFIX}.*")]
 
     def _remove(self, path: Path) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             self._warn(f"{path} could not be removed ({error})")
-
-    def _touch(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # only the order of eviction depends on it
-            if time.time() - path.stat().st_mtime > TOUCH_SECONDS:
-                os.utime(path)
 
     def _is_usable(self, create: bool = False) -> bool:
         """Whether the folder is there (made if asked) and belongs to this user alone."""

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,20 @@ import torch
 
 from fusewright import _native
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
+from fusewright.errors import CacheWarning
 from fusewright.options import cache_folder, environment
 from fusewright.records import dataclass, field
+from fusewright.runtime.cache import (
+    KERNEL_FOLDER,
+    KERNEL_MAGIC,
+    KERNEL_NAME_LENGTH,
+    KERNEL_SUFFIX,
+    DamagedEntry,
+    touch,
+    unpack_kernel,
+)
 from fusewright.runtime.launch import DeviceFunction, LoadError, device_key
 
-MAGIC = b"fusewright-cubin-1\n"
 LONGEST_COMPILE = 300.0
 """Seconds without any answer after which the compiler process counts as lost."""
 _PROGRAM = Path(__file__).parents[1] / "codegen" / "triton" / "compiler.py"
@@ -69,7 +79,7 @@ def _store() -> Path:
     """Where machine code is kept: in the disk cache, if it is on and its folder belongs to this user alone, else for this process only."""
     if not environment("FUSEWRIGHT_CACHE"):
         return _temporary_store()
-    folder = cache_folder() / "cubin"
+    folder = cache_folder() / KERNEL_FOLDER
     try:
         for made in (folder.parent, folder):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,13 +95,13 @@ def _store() -> Path:
 def _surroundings() -> str:
     """What machine code depends on beside the kernel."""
     library = _PROGRAM.with_name("library.py").read_bytes()
-    return hashlib.sha256(MAGIC + library + f"triton {triton_version()}".encode()).hexdigest()
+    return hashlib.sha256(KERNEL_MAGIC + library + f"triton {triton_version()}".encode()).hexdigest()
 
 
 def path_of(key: str, arch: int) -> Path:
     """Of the machine code of the kernel with that key."""
     name = hashlib.sha256(f"{key} {_surroundings()} sm_{arch}".encode()).hexdigest()
-    return _store() / f"{name[:48]}.cubin"
+    return _store() / f"{name[:KERNEL_NAME_LENGTH]}{KERNEL_SUFFIX}"
 
 
 @functools.cache
@@ -203,13 +213,13 @@ def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    if not data.startswith(MAGIC):
-        return None
-    head, _, code = data[len(MAGIC) :].partition(b"\n")
     try:
-        return json.loads(head), code
-    except ValueError:
+        head, _, code = unpack_kernel(path.stem, data).partition(b"\n")
+    except DamagedEntry as error:
+        warnings.warn(f"fusewright's disk cache: GPU kernel {path} is damaged ({error}); it is compiled again", CacheWarning, stacklevel=2)
         return None
+    touch(path)
+    return json.loads(head), code
 
 
 def load(wanted: Iterable[tuple[str, int]]) -> dict[str, DeviceFunction]:

@@ -14,7 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusewright.backends.graph_cache import host_text, store
-from fusewright.runtime.cache import SUFFIX, DamagedEntry, DiskCache, is_key, unpack
+from fusewright.runtime.cache import (
+    KERNEL_FOLDER,
+    KERNEL_SUFFIX,
+    SUFFIX,
+    DamagedEntry,
+    DiskCache,
+    is_kernel_name,
+    is_key,
+    unpack,
+    unpack_kernel,
+)
 
 HOST_FILE = "host.txt"
 
@@ -32,9 +42,9 @@ def _bytes(count: float) -> str:
 
 
 def _size(cache: DiskCache, arguments: argparse.Namespace) -> int:
-    entries = cache.entries()
-    total = sum(entry.size for entry in entries)
-    print(f"{len(entries)} entries, {_bytes(total)} of at most {_bytes(cache.limit)}, in {cache.folder}")
+    kernels = cache.kernels()
+    count = f"{len(cache.entries())} entries" + (f" and {kernels} GPU kernels" if kernels else "")
+    print(f"{count}, {_bytes(cache.size())} of at most {_bytes(cache.limit)}, in {cache.folder}")
     return 0
 
 
@@ -51,7 +61,7 @@ def _clear(cache: DiskCache, arguments: argparse.Namespace) -> int:
 
 
 def _verify(cache: DiskCache, arguments: argparse.Namespace) -> int:
-    count = len(cache.entries())
+    count = len(cache.entries()) + cache.kernels()
     damaged = cache.verify()
     for key in damaged:
         print(f"{key}: damaged, removed")
@@ -71,6 +81,14 @@ def _export(cache: DiskCache, arguments: argparse.Namespace) -> int:
                 continue
             bundle.writestr(key + SUFFIX, data)
             count += 1
+        for name, data in cache.kernel_files():
+            try:
+                unpack_kernel(name, data)
+            except DamagedEntry:
+                print(f"{name}: damaged, left out", file=sys.stderr)
+                continue
+            bundle.writestr(f"{KERNEL_FOLDER}/{name}{KERNEL_SUFFIX}", data)
+            count += 1
     print(f"wrote {count} entries to {arguments.file}")
     return 0
 
@@ -88,20 +106,28 @@ def _import(cache: DiskCache, arguments: argparse.Namespace) -> int:
         if bundle.read(HOST_FILE).decode(errors="replace") != host_text():
             print("the bundle comes from another version or kind of processor: its entries will not be used here", file=sys.stderr)
         for name in names:
-            key = name.removesuffix(SUFFIX)
             if name == HOST_FILE:
                 continue
             try:
-                if not is_key(key) or not name.endswith(SUFFIX):
-                    raise DamagedEntry("not the name of an entry")
-                label, body = unpack(key, bundle.read(name))
+                count += _take(cache, name, bundle.read(name))
             except (DamagedEntry, UnicodeDecodeError, zipfile.BadZipFile) as error:
                 print(f"{name}: refused ({error})", file=sys.stderr)
                 refused += 1
-                continue
-            count += cache.put(key, label, body)
     print(f"took {count} entries into {cache.folder}" + (f", refused {refused}" if refused else ""))
     return 1 if refused else 0
+
+
+def _take(cache: DiskCache, name: str, data: bytes) -> bool:
+    """Stores a bundle's file, an entry or a GPU kernel. Raises DamagedEntry for anything else."""
+    kernel = name.removeprefix(f"{KERNEL_FOLDER}/").removesuffix(KERNEL_SUFFIX)
+    if name == f"{KERNEL_FOLDER}/{kernel}{KERNEL_SUFFIX}" and is_kernel_name(kernel):
+        unpack_kernel(kernel, data)
+        return cache.put_kernel(kernel, data)
+    key = name.removesuffix(SUFFIX)
+    if not is_key(key) or not name.endswith(SUFFIX):
+        raise DamagedEntry("not the name of an entry")
+    label, body = unpack(key, data)
+    return cache.put(key, label, body)
 
 
 _ACTIONS: dict[str, tuple[Callable[[DiskCache, argparse.Namespace], int], str]] = {

@@ -7,6 +7,7 @@ Takes plain tensors, parameters and buffers; gives traced tensors. Always holds:
 from __future__ import annotations
 
 import operator
+import re
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,9 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
     if torch._C._functorch.is_functorch_wrapped_tensor(real) or forward_ad._current_level >= 0:
         raise SkipFrame("transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp) or a dual number")
-    level = Item(InstanceDict(world.constant(forward_ad, "forward_ad")), "_current_level")
-    world.guard("IS", level, forward_ad._current_level)  # a small int: there is one -1
+    if not world.inputs:
+        level = Item(InstanceDict(world.constant(forward_ad, "forward_ad")), "_current_level")
+        world.guard("IS", level, forward_ad._current_level)  # a small int: there is one -1
     reason = unsupported(real)
     if reason is not None:
         raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
@@ -51,6 +53,9 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     return traced
 
 
+_NO_IDENTIFIER = re.compile(r"\W")
+
+
 def placeholder_name(source: Source) -> str:
     """`self.layers[0].weight` as a name for a placeholder: `self_layers_0_weight`."""
     parts: list[str] = []
@@ -58,7 +63,7 @@ def placeholder_name(source: Source) -> str:
     while at is not None:
         name = (at.key_name() or at.key) if isinstance(at, Item) else getattr(at, "name", None)
         if name is not None and name not in ("_parameters", "_buffers", "_modules"):
-            parts.append("".join(letter if letter.isalnum() else "_" for letter in str(name)).strip("_"))
+            parts.append(_NO_IDENTIFIER.sub("_", str(name)).strip("_"))
         at = getattr(at, "base", None)
     return "_".join(reversed([part for part in parts if part])) or "input"
 

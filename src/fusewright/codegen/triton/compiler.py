@@ -7,6 +7,7 @@ Always holds: a file at a job's path is complete; a crash of Triton's is an answ
 """
 
 import collections
+import hashlib
 import importlib.util
 import json
 import linecache
@@ -17,7 +18,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-MAGIC = b"fusewright-cubin-1\n"
+MAGIC = b"fusewright-cubin-2\n"
 
 
 def load_library() -> Any:
@@ -78,7 +79,9 @@ def _work(job: dict[str, Any]) -> str:
         return f"{type(error).__name__}: {error}"[:3000]
     path = Path(job["path"])
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(MAGIC + json.dumps(launch).encode() + b"\n" + code)
+    body = json.dumps(launch).encode() + b"\n" + code
+    # Whoever reads it checks the hash (runtime/cache.py), which covers the name too, before a byte of it is used.
+    temporary.write_bytes(MAGIC + hashlib.sha256(path.stem.encode() + b"\0" + body).hexdigest().encode() + b"\n" + body)
     temporary.replace(path)
     return ""
 
