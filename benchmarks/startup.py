@@ -3,8 +3,9 @@
     python benchmarks/startup.py [--models six,mlp,bert] [--engines fusewright,torch.compile] [--repeat 3] [--jax PYTHON] [--json FILE]
 
 One process at a time; each engine has a cache folder of its own, new for each model. Figures are medians of fresh processes (torch.compile's
-cold start is measured once: it takes half a minute). The rows are added to FILE, those of the same model and engine replaced, so that models
-can be measured in several runs. `--jax` names an interpreter that has jax: XLA's figure for the six pointwise operators.
+cold start is measured once: it takes half a minute). Models are those of benchmarks/models.py, `six`, and `bert_of_<layers>` (for how it
+grows with depth). The rows are added to FILE, those of the same model and engine replaced, so that models can be measured in several runs.
+`--jax` names an interpreter that has jax: XLA's figure for the six pointwise operators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The first call of one (model, engine) in this process; prints one JSON object as its last line.
 
-Usage: startup_worker.py MODEL ENGINE. ENGINE: fusewright, torch.compile, eager, or jax (model "six" only; runs without PyTorch). Times: `import_s` of the
+Usage: startup_worker.py MODEL ENGINE. MODEL: one of benchmarks/models.py, six, or bert_of_<layers>. ENGINE: fusewright, torch.compile, eager, or jax (model "six" only; runs without PyTorch). Times: `import_s` of the
 engine's own import, `first_call_s` of compiling and the first call (what the engine imports late is in it), `again_s` of compiling and
 calling the same model anew in this process, with everything imported and nothing taken from a cache of compiled graphs.
 """
@@ -46,13 +46,30 @@ def six(dtype: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]
     return f, (torch.randn(64, 64, dtype=dtype), torch.randn(64, 64, dtype=dtype)), {}
 
 
-def by_torch(model: str, engine: str) -> dict[str, float]:
+def deep_bert(layers: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """BERT of that many layers and width 256: what is measured is how compiling grows with depth."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    net = BertModel(BertConfig(num_hidden_layers=layers, hidden_size=256, intermediate_size=1024, num_attention_heads=4)).eval()
+    return net, (), {"input_ids": torch.randint(0, 1000, (1, 32)), "attention_mask": torch.ones(1, 32, dtype=torch.long)}
+
+
+def case(model: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     import torch
 
     from benchmarks.models import MODELS
 
+    if model.startswith("bert_of_"):
+        return deep_bert(int(model.removeprefix("bert_of_")))
+    return (six if model == "six" else MODELS[model])(torch.float32)
+
+
+def by_torch(model: str, engine: str) -> dict[str, float]:
+    import torch
+
     torch.manual_seed(0)
-    function, args, kwargs = (six if model == "six" else MODELS[model])(torch.float32)
+    function, args, kwargs = case(model)
     with torch.no_grad():
         started = time.perf_counter()
         expected = function(*args, **kwargs)
