@@ -100,14 +100,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "startup.json")
     arguments = parser.parse_args()
     rows: list[Row] = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
-    made = [measure(model, engine, arguments.repeat) for model in arguments.models.split(",") for engine in arguments.engines.split(",")]
+
+    def add(made: Row) -> None:
+        rows[:] = [row for row in rows if (row["model"], row["engine"]) != (made["model"], made["engine"])] + [made]
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+    for model in filter(None, arguments.models.split(",")):
+        for engine in arguments.engines.split(","):
+            add(measure(model, engine, arguments.repeat))
     if arguments.jax:
-        made.append(measure_jax(arguments.jax, arguments.repeat))
-    renewed = {(row["model"], row["engine"]) for row in made}
-    rows = [row for row in rows if (row["model"], row["engine"]) not in renewed] + made
+        add(measure_jax(arguments.jax, arguments.repeat))
     print(table(rows))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
