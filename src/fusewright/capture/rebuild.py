@@ -11,6 +11,7 @@ import collections
 import enum
 import functools
 import gc
+import inspect
 import itertools
 import types
 from collections.abc import Callable
@@ -104,6 +105,8 @@ def parts(value: Any) -> Any:
         yield from _state_parts(value.__reduce__())
     elif isinstance(value, BaseException):
         yield from value.args
+    elif kind is InterpretedGenerator and _is_waiting(value):
+        yield from (value.frame.function, *value.frame.locals[: _argument_count(value.frame.function.__code__)])
     if (
         getattr(kind, "__dictoffset__", 0)
         and kind is not types.FunctionType
@@ -330,6 +333,35 @@ def _build_method(code: Code, value: types.MethodType) -> str:
     return f"{code.bind('MethodType', types.MethodType)}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
 
 
+def _argument_count(code: types.CodeType) -> int:
+    """How many argument slots a frame of `code` has."""
+    flags = code.co_flags
+    return code.co_argcount + code.co_kwonlyargcount + bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
+
+
+def _is_waiting(generator: InterpretedGenerator) -> bool:
+    """Whether the generator has not begun, and its arguments are where the call has put them."""
+    frame = generator.frame
+    own = frame.locals[: _argument_count(frame.function.__code__)]
+    return not generator.started and not frame.finished and not any(generator.tracer.is_inside_cell(value) for value in own)
+
+
+def _build_generator(code: Code, value: InterpretedGenerator) -> str:
+    """A generator that has not begun: its function is called again, with the same arguments. Its body then runs eagerly."""
+    if not _is_waiting(value) or _reaches_itself(value):
+        raise GraphBreak("cannot-rebuild", "a generator that is alive at this point")
+    function = value.frame.function
+    names, flags = function.__code__.co_varnames, function.__code__.co_flags
+    plain, keyword = function.__code__.co_argcount, function.__code__.co_kwonlyargcount
+    given = [code.expression(argument) for argument in value.frame.locals[: _argument_count(function.__code__)]]
+    rest = given[plain + keyword :]
+    arguments = given[:plain]
+    arguments += [f"*{rest.pop(0)}"] if flags & inspect.CO_VARARGS else []
+    arguments += [f"{name}={text}" for name, text in zip(names[plain : plain + keyword], given[plain:])]
+    arguments += [f"**{rest.pop(0)}"] if flags & inspect.CO_VARKEYWORDS else []
+    return code.start(value, f"{code.expression(function)}({', '.join(arguments)})")
+
+
 def _build_float(code: Code, value: Any) -> str:
     """A run-time float: the compiled code computes it as a tensor of one element."""
     node = node_of(value)
@@ -447,7 +479,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     torch.SymInt: lambda code, value: code.output(value),
     torch.SymFloat: _build_float,
     torch.SymBool: lambda code, value: repr(value.node.guard_bool("", 0)),
-    InterpretedGenerator: _refuse("a generator that is alive at this point"),
+    InterpretedGenerator: _build_generator,
     AbsentTraceback: _refuse("a traceback"),
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),

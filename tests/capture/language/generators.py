@@ -545,3 +545,49 @@ def zip_strict_and_longest():
             return a, str(error)
 
     return f, [(x(),), (x(),)]
+
+
+@program("data-dependent-branch", "outside-iterator", "explicit-graph-break")
+def generator_expressions_whose_consumer_breaks():
+    def f(x, n):
+        y = x * 2
+        found = any(bool((t > 3).any()) for t in (x, y, y + n))
+        rest = (y * i for i in range(n))
+        fusewright.graph_break()
+        return y + 1 if found else y - 1, [t + 1 for t in rest]
+
+    return f, [(x(), 2), (x() * 5, 3), (x(), 2)]
+
+
+@program("explicit-graph-break", "outside-iterator", "opaque-object")
+def a_waiting_generator_crosses_a_break():
+    def f(x):
+        scale, log = 3, []
+
+        def gen(a, b=2, *rest, c, **named):
+            log.append("begun")
+            try:
+                for i in range(b):
+                    yield a * i * scale + c + len(rest) + len(named)
+            finally:
+                log.append("ended")
+
+        one, other, none = gen(x, 3, 4, 5, c=1, z=2), gen(x, c=0), gen(x, c=0)
+        scale = 4
+        fusewright.graph_break()
+        first = next(other)
+        other.close()
+        none.close()
+        return list(one), first, log, one.__name__
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def a_generator_is_returned():
+    def f(x, items):
+        y = x + 1
+        items.append(1)
+        return (y * i for i in items)
+
+    return lambda x, items: f(x, items), [(x(), [1, 2]), (x(), [3])]
