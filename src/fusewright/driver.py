@@ -179,6 +179,7 @@ class Compiler:
             call_paused=_native.call_paused,
             differentiate=record_backward if self.backend.trains else None,
             follows_autograd=self.backend.follows_autograd,
+            own_random=self.backend.own_random and not settings["fallback_random"],
         )
 
     def wrap(self, function: Callable[..., Any]) -> Any:

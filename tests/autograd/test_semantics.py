@@ -70,7 +70,7 @@ def check(name: str, backend: str, expected_breaks: set[str] | None) -> None:
         expected = program(lambda function: function)
         events: list[Event] = []
         with STREAM.listening(events.append):
-            got = program(lambda function: fusewright.compile(function, backend=backend))
+            got = program(lambda function: fusewright.compile(function, backend=backend, options={"fallback_random": True}))
     assert len(got) == len(expected)
     for index, (mine, theirs) in enumerate(zip(got, expected)):
         assert not difference(mine, theirs), f"result {index}: {difference(mine, theirs)}"

@@ -6,6 +6,7 @@ their own with the same layouts; nothing compiled for an earlier case is used.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def run_case(case: Case) -> Outcome:
         eager_arguments = copy_tree(given)
         eager, eager_error = attempt(case.make(_itself), *eager_arguments, seed=7)
         fusewright.reset()
-        compiled = case.make(fusewright.compile)
+        compiled = case.make(functools.partial(fusewright.compile, options={"fallback_random": True}))
         our_arguments = copy_tree(given)
         heard = Listener()
         with events.STREAM.listening(heard):

@@ -15,7 +15,8 @@ import torch
 import torch.fx
 
 from fusewright.errors import RuntimeFallback
-from fusewright.graph.types import TensorType
+from fusewright.graph.sizes import Expr
+from fusewright.graph.types import TensorType, symbols_in
 from fusewright.records import dataclass, field
 
 Node = torch.fx.Node
@@ -80,12 +81,15 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
                 pending += node.all_input_nodes
     handed = {node for node in owner for user in node.users if user in owner and owner[node] not in (-1, owner[user])}
     handed |= {results[position] for index, group in enumerate(groups) for position in group if owner[results[position]] not in (-1, index)}
+    sizes = [node for node in nodes if node.op == "placeholder" and isinstance(node.meta.get("type"), Expr)]
     parts: list[Part] = []
     for index, group in enumerate(groups):
         inside = [node for node in nodes if owner.get(node) == index]
         wanted = [results[position] for position in group]
         reads = dict.fromkeys(argument for node in inside for argument in node.all_input_nodes if owner[argument] != index)
         reads |= dict.fromkeys(node for node in wanted if owner[node] != index)
+        used = symbols_in([(node.meta.get("type"), node.args, node.kwargs) for node in (*inside, *reads)])
+        reads |= dict.fromkeys(node for node in sizes if node.meta["type"] in used)
         made = torch.fx.Graph()
         values: dict[Node, Node] = {}
         for node in reads:
@@ -172,12 +176,6 @@ def chain(progress: Progress, inputs: Sequence[Sequence[Any]]) -> torch.Tensor:
         token = _Later.apply(progress, index, token, *inputs[index])
     assert token is not None
     return token
-
-
-def is_static(graph: torch.fx.Graph) -> bool:
-    """Whether no size in the graph is symbolic (each part would need the placeholders that the symbols come from)."""
-    kinds = (node.meta.get("type") for node in graph.nodes if node.op == "placeholder")
-    return all(isinstance(kind, TensorType) and all(isinstance(size, int) for size in (*kind.shape, *kind.stride)) for kind in kinds)
 
 
 def bucket_bytes() -> tuple[int, int] | None:

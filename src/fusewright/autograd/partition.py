@@ -19,7 +19,8 @@ from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, work
 from fusewright.graph.builder import Builder
-from fusewright.graph.types import TensorType
+from fusewright.graph.sizes import Expr
+from fusewright.graph.types import TensorType, symbols_in
 
 Node = torch.fx.Node
 
@@ -195,10 +196,23 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
             values[item] = _copy(item, backward, values)
     backward.output(tuple(values[item] if isinstance(item, Node) else item for item in results[joint.outputs :]))
     _drop_dead(backward)
+    sizes = _sizes(backward, placeholders[: joint.inputs])
+    with backward.inserting_before(next(iter(backward.nodes))):
+        for node in sizes:
+            _copy(node, backward, {})
+    places = [*(position[node] for node in sizes), *places]
     backward.lint()
     forward.lint()
     return Split(forward, backward, tuple(places))
 
+
+
+def _sizes(backward: torch.fx.Graph, inputs: list[Node]) -> list[Node]:
+    """The inputs of the forward that are symbolic sizes which the backward needs: no tensor that it reads need have that size."""
+    used: set[Expr] = set()
+    for node in backward.nodes:
+        used |= symbols_in((node.meta.get("type"), node.args, node.kwargs))
+    return [node for node in inputs if isinstance(node.meta.get("type"), Expr) and node.meta["type"] in used]
 
 
 def _after(graph: torch.fx.Graph, node: Node, target: Any, *args: Any, **kwargs: Any) -> Node:

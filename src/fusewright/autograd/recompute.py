@@ -47,6 +47,9 @@ def is_cheap(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True
+    if target is torch.ops.aten._to_copy.default:
+        # A cast of what was computed fuses into its readers; a weight's is a pass over memory of its own.
+        return isinstance(node.args[0], torch.fx.Node) and node.args[0].op != "placeholder"
     return torch.Tag.pointwise in target.tags or is_view(node)
 
 

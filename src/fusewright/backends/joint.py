@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.fx
 
-from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, is_static, parts_of
+from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
 from fusewright.autograd.function import Halves, differentiable
 from fusewright.autograd.joint import JointGraph, Split, constant_gradients, tangents_of_gradients
 from fusewright.autograd.partition import split
@@ -65,7 +65,7 @@ def compile_joint(
 def _parts(graph: torch.fx.Graph, compile_half: Callable[[torch.fx.Graph, str], Callable[..., Any]]) -> tuple[CompiledPart, ...]:
     """The backward cut at the borders of DistributedDataParallel's buckets, compiled; nothing outside of such a module."""
     capacities = bucket_bytes()
-    if capacities is None or not is_static(graph):
+    if capacities is None:
         return ()
     groups = buckets(graph, *reversed(capacities))
     if len(groups) < 2:

@@ -28,7 +28,8 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         stages = _stages()
         partition = functools.partial(stages.split, budget=to_compile.settings["activation_memory_budget"])
         compile_half = functools.partial(_compile_half, to_compile.without_examples())
-        return stages.compile_joint(stages.clean(to_compile), to_compile, compile_half, partition)
+        graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
+        return stages.compile_joint(graph, to_compile, compile_half, partition)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     lookup = graph_cache.find(to_compile, to_compile.graph)
@@ -87,4 +88,4 @@ def _generate(
     return loaded
 
 
-BACKEND = Backend("native", "aten", compile_graph, follows_autograd=False, trains=True)
+BACKEND = Backend("native", "aten", compile_graph, follows_autograd=False, trains=True, own_random=True)

@@ -98,6 +98,7 @@ class Backend:
     follows_autograd: the callable's outputs carry autograd's history when the inputs do (it runs PyTorch operators).
     trains: takes joint graphs (`GraphToCompile.backward` set) and attaches their backward.
     dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
+    own_random: takes dropout as a function of a seed and positions (graph/draws.py), unless the option `fallback_random` says no.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Backend:
     follows_autograd: bool = True
     trains: bool = False
     dynamic: bool = True
+    own_random: bool = False
 
 
 _backends: dict[str, Backend] = {}

@@ -29,6 +29,7 @@ from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
 from fusewright.capture.sources import Local
 from fusewright.capture.tracer import Frame, Tracer
 from fusewright.capture.world import World, size_guards_since
+from fusewright.graph.draws import Draws
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.runtime_float import float_of_size
 from fusewright.graph.shape_env import ShapeEnv
@@ -132,6 +133,7 @@ class _Attempt:
         self.tracer = tracer = Tracer(function, arguments, options, calls.call, stop_at)
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
         tracer.recorder = Recorder(options.level, env, tracer.stack)
+        tracer.recorder.draws = Draws() if options.own_random else None
         if env is not None and options.level == "aten":
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)

@@ -33,6 +33,7 @@ class CaptureOptions:
     call_paused           call_paused(fn, *args, **kwargs): calls without compiling the frames that it runs
     differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see autograd/record.py; None: the
                     backend runs operators that autograd follows by itself, or has no backward
+    own_random      dropout draws from the kernels' own generator (graph/draws.py), not from PyTorch's
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
     size_history    sizes seen so far by (code, source), None where they differed: the one thing that captures add to
     """
@@ -48,4 +49,5 @@ class CaptureOptions:
     call_paused: Callable[..., object] = call_plainly
     differentiate: Callable[..., Any] | None = None
     follows_autograd: bool = True
+    own_random: bool = False
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

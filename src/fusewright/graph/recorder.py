@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak, Signal
-from fusewright.graph import scalar_operands, shape_rules
+from fusewright.graph import draws, scalar_operands, shape_rules
+from fusewright.graph.draws import Draws
 from fusewright.graph.known_values import LITERAL, known_value
 from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, type_of
 from fusewright.graph.overlap import shares_in_part
@@ -90,7 +91,8 @@ class Recorder:
     location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
 
     Set by the capture as it goes: custom_gradients (a custom autograd function or a hook has a part in the gradients), freed (the program
-    has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]).
+    has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]),
+    draws (dropout draws from the kernels' own generator; None: from PyTorch's).
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Recorder:
         self.custom_gradients = False
         self.freed = False
         self.recompute = False
+        self.draws: Draws | None = None
 
     @property
     def symbolic(self) -> bool:
@@ -294,6 +297,8 @@ class Recorder:
         if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
             with _RecordingMode(self):
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if self.draws is not None and (drawn := draws.record(self.draws, self, func, args, kwargs)) is not NotImplemented:
+            return drawn
         if self.has_floats and scalar_operands.holds_float(args, kwargs):
             return scalar_operands.record(self, func, args, kwargs)
         if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down

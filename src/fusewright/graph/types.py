@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from fusewright.graph.sizes import Dim
+from fusewright.graph.sizes import Dim, Expr, free_symbols
 from fusewright.records import dataclass
 
 
@@ -52,6 +52,17 @@ class Location:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}"
+
+
+def symbols_in(value: object) -> set[Expr]:
+    """The symbolic sizes that a type, or an argument of an operator, is made of."""
+    if isinstance(value, TensorType):
+        return {symbol for size in (*value.shape, *value.stride, value.offset) if type(size) is not int for symbol in free_symbols(size)}
+    if isinstance(value, (list, tuple)):
+        return {symbol for item in value for symbol in symbols_in(item)}
+    if isinstance(value, dict):
+        return {symbol for item in value.values() for symbol in symbols_in(item)}
+    return set(free_symbols(value)) if isinstance(value, Expr) else set()
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -14,8 +14,8 @@ from torch._ops import OpOverload
 from fusewright.graph.builder import argument_types, derive, same_strides
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Expr, free_symbols
-from fusewright.graph.types import TensorType
+from fusewright.graph.sizes import Expr
+from fusewright.graph.types import TensorType, symbols_in
 
 
 class GraphError(Exception):
@@ -39,10 +39,10 @@ def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = Fal
             raise GraphError(f"{node.name} has no type")
         type_ = node.meta["type"]
         if node.op == "placeholder":
-            symbols |= _symbols(type_)
+            symbols |= symbols_in(type_)
             continue
         _check_type(node, type_)
-        unknown = _symbols(type_) - symbols
+        unknown = symbols_in(type_) - symbols
         if unknown:
             raise GraphError(f"{node.name}: {node.meta['type']} depends on {', '.join(map(str, unknown))}, which is no input's size")
         if node.op != "call_function":
@@ -59,14 +59,6 @@ def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = Fal
             _check_item(node)
         else:
             raise GraphError(f"{node.name}: {node.target} is not an ATen operator")
-
-
-def _symbols(type_: object) -> set[Expr]:
-    if isinstance(type_, TensorType):
-        return {s for d in (*type_.shape, *type_.stride, type_.offset) if type(d) is not int for s in free_symbols(d)}
-    if isinstance(type_, (list, tuple)):
-        return {s for item in type_ for s in _symbols(item)}
-    return set(free_symbols(type_)) if isinstance(type_, Expr) else set()
 
 
 def _check_type(node: torch.fx.Node, type_: object) -> None:

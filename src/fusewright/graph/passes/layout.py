@@ -1,9 +1,9 @@
 """Layout: chains of convolutions run in channels-last memory format.
 
-Takes and gives a functional inference graph. The CPU's convolutions are quickest on channels-last tensors, and what stands between them
-(normalisation, activation, pooling, residual additions) does not care. The input of each 2-D convolution is brought to channels-last
-where it
-is not; results carry the format on through operators of `AGNOSTIC`; every other reader, and the user, gets the layout it had before.
+Takes and gives a functional graph, of inference or joint. The CPU's convolutions are quickest on channels-last tensors, and what stands
+between them (normalisation, activation, pooling, residual additions) does not care. The input of each 2-D convolution is brought to
+channels-last where it is not, and so is the gradient of its result; results carry the format on through operators of `AGNOSTIC` and
+views of `VIEWS`; every other reader, and the user, gets the layout it had before.
 Always holds: the values and the outputs' strides are those of the graph before the pass.
 """
 
@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder, argument_types, derive, same_strides
+from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.rules.common import suggests_channels_last
 from fusewright.graph.schema import facts
@@ -28,26 +29,43 @@ AGNOSTIC = frozenset({
     aten.convolution.default, aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default,
     aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.mean.dim, aten.sum.dim_IntList,
     aten.cat.default, aten.constant_pad_nd.default, aten.clone.default, aten._to_copy.default, aten.upsample_nearest2d.vec,
+    aten.convolution_backward.default, aten.native_batch_norm_backward.default, aten.max_pool2d_with_indices_backward.default,
+    aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default, aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default,
 })  # fmt: skip
-"""Operators whose result does not depend on how their arguments lie in memory; pointwise ones (by their tag) are so too."""
+"""Operators whose result does not depend on how their arguments lie in memory; those of POINTWISE are so too."""
+
+POINTWISE = frozenset({
+    aten.hardtanh_backward.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.leaky_relu_backward.default,
+    aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default, aten._prelu_kernel_backward.default,
+})  # fmt: skip
+"""Pointwise operators beside those that PyTorch has tagged so."""
+
+VIEWS = frozenset({aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.expand.default})
+"""Views that exist for any strides; they carry a layout on unless their storage leaves the graph."""
 
 LEAST_CONVOLUTIONS = 2
 """A single convolution does not pay for the conversions around it."""
 
 
-def _agnostic(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target in AGNOSTIC or (torch.Tag.pointwise in target.tags and not facts(target).written)
+def _pointwise(target: Any) -> bool:
+    tagged = isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags and not facts(target).written
+    return tagged or target in POINTWISE
 
 
 def _wants_channels_last(node: Node) -> bool:
+    """Whether this is a convolution that is quicker on channels-last tensors."""
     if node.op != "call_function" or node.target is not aten.convolution.default:
         return False
     kind, weight = node.args[0].meta["type"], node.args[1].meta["type"]  # type: ignore[union-attr]
     # A GPU's matrix units take channels last: cuDNN would convert at every convolution.
     place = kind.device.type == "cpu" or (kind.device.type == "cuda" and kind.dtype in (torch.bfloat16, torch.float16))
     return kind.ndim == 4 and place and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
+
+
+def _shape(node: Node) -> tuple[Any, ...]:
+    kind = node.meta.get("type")
+    return kind.shape if isinstance(kind, TensorType) else ()
 
 
 def _explicit_format(node: Node) -> bool:
@@ -65,6 +83,7 @@ class _Layout:
         self.original: dict[Node, Any] = {}
         self.restored: dict[Node, Node] = {}
         self.converted: dict[Node, Node] = {}
+        self.escaping = escaping(graph)
 
     def as_before(self, node: Node, reader: Node) -> Node:
         """`node` in the layout that it had before the pass, in front of `reader`."""
@@ -97,13 +116,37 @@ class _Layout:
         moved = [argument for argument in node.all_input_nodes if argument in self.original]
         if not moved or node.meta.get("type") is None:
             return
-        if _agnostic(node.target) and not _explicit_format(node):
+        if node.target is aten.convolution_backward.default:
+            self.backward(node)
+            return
+        if _pointwise(node.target):
+            self.agree(node)
+        carries = _pointwise(node.target) or node.target in AGNOSTIC or (node.target in VIEWS and node not in self.escaping)
+        if carries and not _explicit_format(node):
             self.retype(node)
             return
         if node.target is operator.getitem:
             self.getitem(node)
             return
         self.restore_arguments(node, moved)
+
+    def backward(self, node: Node) -> None:
+        """The gradients of a convolution: in the layout that the forward chose."""
+        gradient, input, weight = node.args[:3]
+        if input in self.converted:  # the forward reads the copy
+            input = self.converted[input]  # type: ignore[index]
+            node.update_arg(1, input)
+        if any(suggests_channels_last(one.meta["type"]) for one in (input, weight)):  # type: ignore[union-attr]
+            node.update_arg(0, self.channels_last(gradient, node))  # type: ignore[arg-type]
+        self.retype(node)
+
+    def agree(self, node: Node) -> None:
+        """Arguments of a pointwise operator that are as large as its result all become channels-last where one of them is, so that the
+        result is too: what is contiguous would win over it."""
+        whole = [one for one in node.all_input_nodes if _shape(one) == _shape(node) and len(_shape(node)) == 4]
+        if any(one in self.original and suggests_channels_last(one.meta["type"]) for one in whole):
+            for one in whole:
+                node.replace_input_with(one, self.channels_last(one, node))
 
     def getitem(self, node: Node) -> None:
         """One result of several: it has the type that its producer has now."""

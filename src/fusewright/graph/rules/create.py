@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch._ops import OpOverload
 
+from fusewright.graph.draws import BERNOULLI
 from fusewright.graph.rules.common import Rule, channels_last_strides, number_dtype, preserved_strides, suggested_strides
 from fusewright.graph.sizes import Dim, Expr, bounds, ceil_div
 from fusewright.graph.types import TensorType, contiguous_strides
@@ -181,4 +182,5 @@ RULES: dict[OpOverload, Rule] = {
     aten._to_copy.default: _to_copy,
     aten.bernoulli.p: _draw,
     aten.native_dropout.default: _dropout,
+    BERNOULLI: lambda seed, draw, p, size: TensorType(tuple(size), contiguous_strides(tuple(size)), torch.bool, seed.device),
 }

@@ -128,8 +128,8 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> object:
-    """On a GPU both gradients lie as cuDNN computes, which the forward's arguments decide; elsewhere PyTorch's own rule is right."""
-    if input.ndim != 4 or input.device.type != "cuda" or input.dtype is torch.float64 or 0 in input.shape:
+    """Both gradients lie as the library computes, which the forward's arguments decide (measured on CPUs over dtypes, groups and kernels)."""
+    if input.ndim != 4 or 0 in input.shape or not (input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)):
         return NotImplemented
     last = suggests_channels_last(input) or suggests_channels_last(weight)
     found: list[TensorType | None] = []
