@@ -1,10 +1,12 @@
 """Training steps side by side: fusewright, eager and torch.compile on the same models.
 
 Every (model, engine) runs in a fresh process with empty caches, one after the other: cold first step, then the steady step interleaved with
-eager; and once more for the memory of a step. Prints a table and writes JSON.
+eager; once more for the memory of a step; and, when asked for, for gradients and fifty losses with dropout off. Prints a table and adds
+to a JSON file, whose rows of the same model, engine and dtype are replaced: so models may be measured one at a time.
 
     python benchmarks/train.py [--quick] [--models bert,mlp] [--engines fusewright,torch.compile] [--dtypes float32,bfloat16]
-                               [--seconds 3] [--no-memory] [--json FILE]
+                               [--seconds 3] [--what time,memory,check] [--json FILE]
+    python benchmarks/train.py --summary      what the JSON file says
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 ENGINES = ("eager", "torch.compile", "fusewright")
+STEPS = 50
 QUICK = ("mlp", "gpt2", "gan_critic")
 Row = dict[str, Any]
 
@@ -43,35 +46,44 @@ def measure(model: str, engine: str, dtype: str, seconds: float, what: str) -> R
     return row
 
 
-HEAD = f"{'model':14} {'dtype':9} {'engine':14} {'cold s':>8} {'eager ms':>10} {'ms':>10} {'speed-up':>8} {'grad. error':>11} {'MiB':>8}"
+COLUMNS = ("first_step_s", "eager_ms", "steady_ms", "speedup", "step_mib", "worst_gradient_error", "loss_difference")
+HEAD = f"{'model':14} {'dtype':9} {'engine':14} {'cold s':>8} {'eager ms':>10} {'ms':>10} {'speed-up':>8} {'MiB':>8} {'grad. error':>11} {'loss':>8}"
 
 
 def line(row: Row) -> str:
     head = f"{row['model']:14} {row['dtype']:9} {row['engine']:14} "
     if "error" in row:
         return head + row["error"][:100]
-    return head + (
-        f"{row['first_step_s']:8.2f} {row['eager_ms']:10.3f} {row['steady_ms']:10.3f} {row['speedup']:8.2f}"
-        f" {row['gradient_error']:11.1e} {row.get('step_mib', float('nan')):8.1f}"
-    )
+    nothing = float("nan")
+    first, eager, steady, speedup, memory, gradient, loss = (row.get(name, nothing) for name in COLUMNS)
+    return head + f"{first:8.2f} {eager:10.3f} {steady:10.3f} {speedup:8.2f} {memory:8.1f} {gradient:11.1e} {loss:8.1e}"
 
 
 def summary(rows: list[Row]) -> list[str]:
     """Each engine's geometric means, and against torch.compile and eager."""
     from benchmarks.compare import geometric_mean
+    from benchmarks.train_worker import STEPS
 
     good = [row for row in rows if "error" not in row]
     by_engine = {(row["model"], row["dtype"], row["engine"]): row for row in good}
     lines = []
     for engine in dict.fromkeys(row["engine"] for row in good if row["engine"] != "eager"):
         mine = [row for row in good if row["engine"] == engine]
-        speeds = [row["speedup"] for row in mine]
-        lines.append(f"{engine:14} over eager: geomean {geometric_mean(speeds):.2f}, least {min(speeds):.2f}")
+        if speeds := [row["speedup"] for row in mine if "speedup" in row]:
+            lines.append(f"{engine:14} over eager: geomean {geometric_mean(speeds):.2f}, least {min(speeds):.2f}")
+        if checks := [row for row in mine if "loss_difference" in row]:
+            worst = {
+                dtype: max(row["worst_gradient_error"] for row in checks if row["dtype"] == dtype)
+                for dtype in dict.fromkeys(row["dtype"] for row in checks)
+            }
+            difference = max(row["loss_difference"] for row in checks)
+            lines.append(f"{'':14} worst gradient error {worst}, loss difference over {STEPS} steps {difference:.1e}")
         for peer in ("torch.compile", "eager"):
             pairs = [(row, by_engine[key]) for row in mine if (key := (row["model"], row["dtype"], peer)) in by_engine and peer != engine]
             memory = [a["step_mib"] / b["step_mib"] for a, b in pairs if "step_mib" in a and "step_mib" in b]
             if memory:
                 lines.append(f"{'':14} memory of a step over {peer}: geomean {geometric_mean(memory):.2f}, most {max(memory):.2f}")
+            pairs = [pair for pair in pairs if all("speedup" in row for row in pair)]
             if pairs and peer != "eager":
                 cold = [b["first_step_s"] / a["first_step_s"] for a, b in pairs]
                 steady = [a["speedup"] / b["speedup"] for a, b in pairs]
@@ -91,26 +103,32 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--dtypes")
     parser.add_argument("--seconds", type=float)
-    parser.add_argument("--no-memory", action="store_true", help="leave out the second process, which measures memory")
+    parser.add_argument("--what", default="time,memory", help="time, memory, check: a process for each")
+    parser.add_argument("--summary", action="store_true", help="measure nothing, print what the JSON file holds")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "train.json")
     arguments = parser.parse_args()
     quick = arguments.quick
     models = (arguments.models or ",".join(QUICK if quick else MODELS)).split(",")
     dtypes = (arguments.dtypes or ("float32" if quick else "float32,bfloat16")).split(",")
     seconds = arguments.seconds if arguments.seconds is not None else 1.0 if quick else 3.0
-    rows: list[Row] = []
+    rows: list[Row] = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
     print(HEAD)
+    if arguments.summary:
+        print("\n".join([*map(line, rows), *summary(rows)]))
+        return
     for model in models:
         for dtype in dtypes:
             for engine in arguments.engines.split(","):
-                row = measure(model, engine, dtype, seconds, "time")
-                if "error" not in row and not arguments.no_memory:
-                    row |= measure(model, engine, dtype, 0.0, "memory")
-                rows.append(row)
+                known = next((row for row in rows if (row["model"], row["engine"], row["dtype"]) == (model, engine, dtype)), {})
+                row = {name: value for name, value in known.items() if name != "error"}
+                for what in arguments.what.split(","):
+                    if not (engine == "eager" and what == "check"):
+                        row |= measure(model, engine, dtype, seconds, what)
+                rows = [*(other for other in rows if other is not known), row]
                 print(line(row), flush=True)
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                arguments.json.write_text(json.dumps(rows, indent=1))
     print("\n".join(summary(rows)))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Training steps of one (model, engine) in a process of its own; prints one JSON object as its last line.
 
-Usage: train_worker.py MODEL ENGINE {float32|bfloat16} SECONDS {time|memory}. bfloat16 is autocast over float32 weights.
+Usage: train_worker.py MODEL ENGINE {float32|bfloat16} SECONDS {time|memory|check}. bfloat16 is autocast over float32 weights.
 time    the first step (forward, backward, optimizer) from before the engine's import; then the steady state interleaved with eager,
-        step by step, as medians and the median of the pairwise ratios; the gradients' error against eager
+        step by step, as medians and the median of the pairwise ratios
 memory  how much a step's resident memory grows beyond what is resident between steps, and what the engine keeps between steps
         (run it with MALLOC_MMAP_THRESHOLD_ set, so that freed tensors leave the process)
+check   with dropout off, beside eager: the gradients' error (all together, and the worst parameter's), and the largest relative difference
+        of the losses of STEPS steps on the same data
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from benchmarks.train_models import MODELS
 from benchmarks.worker import compile_with
 
 Step = Callable[[], None]
+STEPS = 50
 
 
 def stepper(run: Any, module: torch.nn.Module, inputs: dict[str, Any], autocast: bool) -> Step:
@@ -86,16 +89,52 @@ def timed(engine: str, module: torch.nn.Module, inputs: dict[str, Any], autocast
             call()
             sample.append(time.perf_counter() - begin)
         pairs.append(sample)
-    module.load_state_dict(reference.state_dict())
-    error = distance(gradients(compiled, module, inputs, autocast), gradients(reference, reference, inputs, autocast))
     return {
         "first_step_s": first,
         "eager_ms": statistics.median(p[0] for p in pairs) * 1e3,
         "steady_ms": statistics.median(p[1] for p in pairs) * 1e3,
         "speedup": statistics.median(p[0] / p[1] for p in pairs),
-        "gradient_error": error,
         "samples": len(pairs),
         **facts(),
+    }
+
+
+def without_dropout(module: torch.nn.Module) -> None:
+    """Sets every probability of dropping something to zero."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(part, torch.nn.modules.dropout._DropoutNd))):
+                setattr(part, name, 0.0)
+
+
+def losses(run: Any, module: torch.nn.Module, inputs: dict[str, Any], autocast: bool) -> list[float]:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+    found = []
+    for _ in range(STEPS):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = run(**inputs)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def checked(engine: str, module: torch.nn.Module, inputs: dict[str, Any], autocast: bool) -> dict[str, Any]:
+    without_dropout(module)
+    reference = copy.deepcopy(module)
+    compiled, _ = compile_with(engine, module)
+    got, expected = gradients(compiled, module, inputs, autocast), gradients(reference, reference, inputs, autocast)
+    least = 1e-6 * max(value.norm().item() for value in expected)  # a gradient that is zero but for rounding
+    worst = max((mine - value).norm().item() / max(value.norm().item(), least) for mine, value in zip(got, expected))
+    module.load_state_dict(reference.state_dict())  # running statistics
+    curves = zip(losses(compiled, module, inputs, autocast), losses(reference, reference, inputs, autocast))
+    pairs = list(curves)
+    return {
+        "gradient_error": distance(got, expected),
+        "worst_gradient_error": worst,
+        "loss_difference": max(abs(mine - theirs) / max(1.0, abs(theirs)) for mine, theirs in pairs),
+        "losses": [pairs[0][1], pairs[-1][1]],
     }
 
 
@@ -130,7 +169,9 @@ def main() -> None:
     module.train()
     row = {"model": name, "engine": engine, "dtype": dtype}
     autocast = dtype == "bfloat16"
-    if what == "time":
+    if what == "check":
+        row |= checked(engine, module, inputs, autocast)
+    elif what == "time":
         row |= timed(engine, module, inputs, autocast, float(seconds))
     else:
         row |= measured_memory(engine, module, inputs, autocast)

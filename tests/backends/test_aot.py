@@ -72,6 +72,15 @@ def test_the_forward_compiler_serves_both_directions_and_any_size() -> None:
     assert len(compiler.graphs) == 2
 
 
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+def test_a_backward_gets_the_sizes_that_no_saved_tensor_has(backend: str) -> None:
+    compiled = fusewright.compile(lambda x: (x.view(-1) * x.shape[0]).expand(3, -1).sum(), backend=backend, dynamic=True, fullgraph=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 2, requires_grad=True)
+        compiled(x).backward()
+        assert x.grad is not None and torch.equal(x.grad, torch.full((rows, 2), 3.0 * rows))
+
+
 def test_writes_into_inputs_are_kept() -> None:
     def step(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         total.add_(x.detach())

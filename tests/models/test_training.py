@@ -218,6 +218,34 @@ def test_adversarial_training_with_two_optimizers() -> None:
     assert statistics.pstdev(expected) > 1e-3
 
 
+def clipped_losses(compile_with: Callable[[Any], Any]) -> list[float]:
+    """Each step accumulates the gradients of three small batches, and clips them by norm and then by value."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 3))
+    model = compile_with(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
+    batches = [(torch.randn(5, 12) * 4, torch.randint(0, 3, (5,))) for _ in range(3)]
+    losses = []
+    for _ in range(8):
+        for inputs, labels in batches:
+            loss = functional.cross_entropy(model(inputs), labels) / len(batches)
+            loss.backward()
+            losses.append(loss.item())
+        losses.append(nn.utils.clip_grad_norm_(module.parameters(), 0.3).item())
+        nn.utils.clip_grad_value_(module.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def test_accumulation_and_gradient_clipping() -> None:
+    with compiled_both_ways():
+        got = clipped_losses(lambda module: fusewright.compile(module, fullgraph=True))
+    expected = clipped_losses(lambda module: module)
+    assert got == pytest.approx(expected, abs=1e-4)
+    assert expected[-2] < expected[0]
+
+
 def test_loop_with_autocast_and_gradient_scaler() -> None:
     """Example program 17 of the semantics: the plain loop is `test_loss_curve_is_eagers`."""
 

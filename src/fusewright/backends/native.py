@@ -60,7 +60,7 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     lookup = graph_cache.find(to_compile, graph)
     if lookup.plan is not None:
         return lookup.plan
-    return _generate(to_compile, lookup, graph, name, consumes=direction == "backward")
+    return _generate(to_compile, lookup, graph, name, half=direction.split()[0])
 
 
 def _generate(
@@ -69,11 +69,11 @@ def _generate(
     graph: torch.fx.Graph,
     name: str,
     preparation: Preparation | None = None,
-    consumes: bool = False,
+    half: str = "",
 ) -> Callable[..., Any]:
-    """The native plan of a functional graph, compiled and stored under the key of `lookup`. `consumes`: see codegen.build_call_plan."""
+    """The native plan of a functional graph, compiled and stored under the key of `lookup`. `half`: see native_stages.generate."""
     try:
-        plan, code, kernels = _stages().generate(graph, to_compile, name, consumes)
+        plan, code, kernels = _stages().generate(graph, to_compile, name, half)
     except Unsupported as reason:
         to_compile.notify(Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}"))
         by_operators = to_compile.module(graph).forward

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch.fx
 
@@ -38,6 +38,9 @@ from fusewright.schedule.printer import plan_text
 __all__ = ["choose_layouts", "clean", "compile_joint", "generate", "pack_parameters", "split"]
 
 Result = TypeVar("Result")
+
+TRAINING_OWN_BYTES = 512 * 1024
+"""An arena would lie beside all gradients when the last of them is made. Inference keeps one: memory that stays has no page faults."""
 
 
 def run_stage(
@@ -81,14 +84,15 @@ def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[
 
 
 def generate(
-    graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, consumes: bool = False
+    graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
 ) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...]]:
     """The call plan of a functional graph, the object file of its CPU kernels, and all kernels. Kernels for a GPU are compiled in the
-    background; loading the plan waits for them. Raises Unsupported for a graph that has none."""
+    background; loading the plan waits for them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
     program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
-    options = gpu.schedule_options(ScheduleOptions(fusion=to_compile.settings["fusion"]), program)
+    own_bytes = TRAINING_OWN_BYTES if half else None
+    options = gpu.schedule_options(ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes), program)
     plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
     on_cpu, on_gpu = gpu.split(plan)
     device_codes: dict[str, DeviceKernel] = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan) if on_gpu else {}
@@ -96,6 +100,6 @@ def generate(
     if on_cpu or not on_gpu:
         module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
-    build = functools.partial(build_call_plan, available=launch.is_available, consumes=consumes)
+    build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     return call_plan, module.object, tuple(codes.values())

@@ -40,7 +40,7 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS) -> Plan:
         steps.append(RunKernel(name))
     if options.fusion:
         steps = run_together(steps, kernels, program.buffers, dependencies.shared, options)
-    memory = plan_memory(steps, kernels, program.buffers, program.outputs)
+    memory = plan_memory(steps, kernels, program.buffers, program.outputs, options.own_bytes)
     for name, pairs in memory.inplace.items():
         kernels[name] = replace(kernels[name], inplace=pairs)
     used = set(program.inputs)

@@ -1,7 +1,8 @@
 """Where temporaries live: lifetimes over the step order, and offsets in one arena.
 
-Takes a plan's steps and buffers; gives placements, the arena's size, the last use of returned temporaries, and the pairs of buffers that
-share memory within a kernel. Always holds: buffers whose lifetimes overlap do not overlap in the arena, except pairs in `inplace`.
+Takes a plan's steps and buffers; gives placements, the arena's size, the last use of temporaries with memory of their own, and the
+pairs of buffers that share memory within a kernel. Always holds: buffers whose lifetimes overlap do not overlap in the arena, except
+pairs in `inplace`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Buffer, Expression, Output, Store
 from fusewright.records import dataclass
-from fusewright.schedule.axes import same
+from fusewright.schedule.axes import hint, same
 from fusewright.schedule.dependencies import extern_reads, shared_memory
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Kernel, Placement, RunExtern, Step
@@ -38,10 +39,14 @@ class MemoryPlan:
 
 
 def plan_memory(
-    steps: Sequence[Step], kernels: Mapping[str, Kernel], buffers: Mapping[str, Buffer], outputs: Sequence[Output]
+    steps: Sequence[Step],
+    kernels: Mapping[str, Kernel],
+    buffers: Mapping[str, Buffer],
+    outputs: Sequence[Output],
+    own_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Places every temporary that a kernel or an out= extern writes. A temporary that is an output (as a view, say) keeps its memory to
-    the end of the plan, and still belongs to the arena: who returns it must copy it or own the arena."""
+    """Places every temporary that a kernel or an out= extern writes and that is smaller than `own_bytes`. A temporary that is an output
+    (as a view, say) keeps its memory to the end of the plan, and still belongs to the arena: who returns it must copy it or own it."""
     lifetimes: dict[str, Lifetime] = {}
     returned: set[str] = set()
     for number, step in zip(moments(steps), steps):
@@ -67,9 +72,10 @@ def plan_memory(
         for name in bases & lifetimes.keys():
             lifetimes[name].last = max(lifetimes[name].last, lifetimes[result].last if result in lifetimes else len(steps))
     last_step = {moment: number for number, moment in enumerate(moments(steps))} | {len(steps): len(steps)}
-    last_use = {name: last_step[life.last] for name, life in lifetimes.items() if name in returned}
-    placed = {name: life for name, life in lifetimes.items() if name not in returned}
-    sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in placed}
+    sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in lifetimes}
+    alone = returned if own_bytes is None else returned | {name for name, size in sizes.items() if hint(size) >= own_bytes}
+    last_use = {name: last_step[life.last] for name, life in lifetimes.items() if name in alone}
+    placed = {name: life for name, life in lifetimes.items() if name not in alone}
     shared, inplace = _share_in_place(steps, kernels, buffers, placed)
     placements, arena_size = _assign(placed, sizes, shared)
     return MemoryPlan(placements, arena_size, last_use, inplace)

@@ -128,8 +128,9 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> object:
-    """Both gradients lie as the library computes, which the forward's arguments decide (measured on CPUs over dtypes, groups and kernels)."""
-    if input.ndim != 4 or 0 in input.shape or not (input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)):
+    """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups and kernels)."""
+    follows = input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)
+    if input.ndim != 4 or 0 in input.shape or not follows:
         return NotImplemented
     last = suggests_channels_last(input) or suggests_channels_last(weight)
     found: list[TensorType | None] = []
