@@ -53,3 +53,51 @@ def test_values_and_strides_are_eagers(name: str, batch: int) -> None:
     torch.testing.assert_close(got, expected)
     assert got.stride() == expected.stride()
     assert any("channels_last" in text for text in texts)
+
+
+class Block(nn.Module):
+    """Convolutions, normalisations, a residual addition, pooling and a layer norm over channels: what chains are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.wide, self.narrow, self.deep = nn.Conv2d(8, 16, 1, bias=False), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in (8, 16, 16))
+        self.layer_norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norms[0](self.stem(x))), 3, 2, 1)
+        y = F.hardtanh(self.norms[1](self.wide(x)))
+        y = F.silu(self.norms[2](self.deep(F.pad(y, (1, 0, 0, 1)))[:, :, 1:, :-1]))
+        z = x + self.narrow(y)
+        z = self.layer_norm(z.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.head(F.avg_pool2d(z, 2).mean((2, 3)))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_training_in_half_precision(channels_last: bool) -> None:
+    torch.manual_seed(0)
+    net, x = Block().double(), torch.randn(2, 3, 24, 24, dtype=torch.float64)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    texts: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.StageDone) and event.stage == "layout":
+            texts.append(event.text())
+
+    def gradients(run: Callable[..., torch.Tensor], module: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
+        leaf = given.detach().requires_grad_()
+        module.zero_grad()
+        run(leaf).float().square().mean().backward()
+        return [value.grad for value in (leaf, *module.parameters())]  # type: ignore[misc]
+
+    exact = gradients(net, net, x)
+    half = net.to(torch.bfloat16)
+    expected = gradients(half, half, x.bfloat16())
+    with events.STREAM.listening(listen):
+        got = gradients(fusewright.compile(half, fullgraph=True), half, x.bfloat16())
+    assert channels_last or any("channels_last" in text for text in texts)
+    error = [sum((a.double() - b).square().sum() for a, b in zip(values, exact)) ** 0.5 for values in (got, expected)]
+    assert error[0] <= 1.25 * error[1] + 1e-3
+    assert [value.stride() for value in got] == [value.stride() for value in expected]

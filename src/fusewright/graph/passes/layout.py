@@ -20,7 +20,7 @@ from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.rules.common import suggests_channels_last
 from fusewright.graph.schema import facts
-from fusewright.graph.types import TensorType
+from fusewright.graph.types import TensorType, contiguous_strides
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -53,13 +53,15 @@ def _pointwise(target: Any) -> bool:
     return tagged or target in POINTWISE
 
 
-def _wants_channels_last(node: Node) -> bool:
+def _wants_channels_last(node: Node, joint: bool) -> bool:
     """Whether this is a convolution that is quicker on channels-last tensors."""
     if node.op != "call_function" or node.target is not aten.convolution.default:
         return False
     kind, weight = node.args[0].meta["type"], node.args[1].meta["type"]  # type: ignore[union-attr]
-    # A GPU's matrix units take channels last: cuDNN would convert at every convolution.
-    place = kind.device.type == "cpu" or (kind.device.type == "cuda" and kind.dtype in (torch.bfloat16, torch.float16))
+    # A GPU's matrix units take channels last: cuDNN would convert at every convolution. In training in full precision a GPU's or a CPU's
+    # other order of summation would show: batch norms over few elements make percents of rounding in gradients.
+    half = kind.dtype in (torch.bfloat16, torch.float16)
+    place = half or (kind.device.type == "cpu" and not joint)
     return kind.ndim == 4 and place and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
 
 
@@ -76,10 +78,11 @@ def _explicit_format(node: Node) -> bool:
 class _Layout:
     """One run over a graph: `original` holds the types that nodes had before."""
 
-    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites) -> None:
+    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites, joint: bool) -> None:
         self.graph = graph
         self.rewrites = rewrites
         self.build = Builder(graph)
+        self.joint = joint
         self.original: dict[Node, Any] = {}
         self.restored: dict[Node, Node] = {}
         self.converted: dict[Node, Node] = {}
@@ -88,13 +91,20 @@ class _Layout:
     def as_before(self, node: Node, reader: Node) -> Node:
         """`node` in the layout that it had before the pass, in front of `reader`."""
         kind = self.original.get(node)
-        if not isinstance(kind, TensorType) or same_strides(node.meta["type"], kind):
+        if not isinstance(kind, TensorType) or (kind.stride == node.meta["type"].stride):
             return node
         found = self.restored.get(node)
         if found is None:
             with self.graph.inserting_before(reader):
                 self.build.location = node.meta.get("location", ())
-                found = self.restored[node] = self.build.restride(node, kind)
+                if same_strides(node.meta["type"], kind):  # what differs are strides of dimensions of one element
+                    if kind.stride != contiguous_strides(kind.shape):
+                        return node
+                    flat = self.build.call(aten.view.default, node, [kind.numel()])
+                    found = self.build.call(aten.view.default, flat, list(kind.shape))
+                else:
+                    found = self.build.restride(node, kind)
+                self.restored[node] = found
         return found
 
     def channels_last(self, node: Node, reader: Node) -> Node:
@@ -109,7 +119,7 @@ class _Layout:
         return found
 
     def visit(self, node: Node) -> None:
-        if _wants_channels_last(node) and self.rewrites.allow(f"channels-last: {node.name}"):
+        if _wants_channels_last(node, self.joint) and self.rewrites.allow(f"channels-last: {node.name}"):
             node.update_arg(0, self.channels_last(node.args[0], node))  # type: ignore[arg-type]
             self.retype(node)
             return
@@ -170,20 +180,24 @@ class _Layout:
             self.original.setdefault(node, before)
             node.meta["type"] = kind
 
-    def restore_arguments(self, node: Node, moved: list[Node]) -> None:
+    def restore_arguments(self, node: Node, moved: list[Node], place: Node | None = None) -> None:
+        """Gives `node` its arguments in the layout that they had, made in front of `place` (the node itself)."""
         for argument in moved:
-            before = self.as_before(argument, node)
+            before = self.as_before(argument, place or node)
             if before is not argument:
                 node.replace_input_with(argument, before)
 
 
 def layout(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
-    if sum(map(_wants_channels_last, graph.nodes)) < LEAST_CONVOLUTIONS:
+    joint = any(node.target is aten.convolution_backward.default for node in graph.nodes)
+    if sum(_wants_channels_last(node, joint) for node in graph.nodes) < LEAST_CONVOLUTIONS:
         return graph
-    run = _Layout(graph, rewrites)
-    for node in list(graph.nodes):
-        if node.op == "output":
-            run.restore_arguments(node, [argument for argument in node.all_input_nodes if argument in run.original])
+    run = _Layout(graph, rewrites, joint)
+    nodes = list(graph.nodes)
+    end = next(node for node in nodes if node.op == "output" or node.meta.get("epilogue"))  # nothing is computed after it
+    for node in nodes:
+        if node.op == "output" or node.meta.get("epilogue"):
+            run.restore_arguments(node, [argument for argument in node.all_input_nodes if argument in run.original], end)
         elif node.op == "call_function":
             run.visit(node)
     return graph
