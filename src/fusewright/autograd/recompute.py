@@ -64,6 +64,7 @@ def elements(kind: TensorType) -> int:
 _INNER = {
     # operator: (argument whose last dimension is summed over)
     "aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 1,
+    "mkldnn::_linear_pointwise": 0,
 }  # fmt: skip
 
 

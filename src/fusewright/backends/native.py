@@ -29,7 +29,7 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         partition = functools.partial(stages.split, budget=to_compile.settings["activation_memory_budget"])
         compile_half = functools.partial(_compile_half, to_compile.without_examples())
         graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
-        return stages.compile_joint(graph, to_compile, compile_half, partition)
+        return stages.compile_joint(stages.choose_operators(to_compile, graph), to_compile, compile_half, partition)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     lookup = graph_cache.find(to_compile, to_compile.graph)
@@ -57,6 +57,8 @@ def _stages() -> Any:
 def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     """The native plan of one half of a joint graph: the "forward" or the "backward"."""
     name = f"{to_compile.function} {direction}"
+    if direction != "forward":
+        graph = _stages().finish_backward(to_compile, graph)
     lookup = graph_cache.find(to_compile, graph)
     if lookup.plan is not None:
         return lookup.plan

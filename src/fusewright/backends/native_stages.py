@@ -35,7 +35,7 @@ from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 
-__all__ = ["choose_layouts", "clean", "compile_joint", "generate", "pack_parameters", "split"]
+__all__ = ["choose_layouts", "choose_operators", "clean", "compile_joint", "finish_backward", "generate", "pack_parameters", "split"]
 
 Result = TypeVar("Result")
 
@@ -74,6 +74,16 @@ def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.f
     if not to_compile.settings["layout"]:
         return graph
     return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
+
+
+def choose_operators(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
+    """The joint graph with the library's operators that its parts are quickest by."""
+    return run_stage(to_compile, "operators", "aot_graphs", print_graph, passes.choose_operators, graph)
+
+
+def finish_backward(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
+    """The backward half (or a part of it) as it is lowered."""
+    return run_stage(to_compile, "backward operators", "aot_graphs", print_graph, passes.finish_backward, graph)
 
 
 def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:

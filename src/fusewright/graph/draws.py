@@ -63,9 +63,7 @@ class Draws:
         """Records a truth for each element of `like`."""
         device = like.device
         if device not in self.seeds:
-            self.seeds[device] = recorder.dispatch(
-                aten.randint.low, (-(2**63), 2**63 - 1, []), {"dtype": torch.int64, "device": device}
-            )
+            self.seeds[device] = recorder.dispatch(aten.randint.low, (-(2**63), 2**63 - 1, []), {"dtype": torch.int64, "device": device})
         self.count += 1
         return recorder.dispatch(BERNOULLI, (self.seeds[device], self.count - 1, p, list(like.shape)), {})
 

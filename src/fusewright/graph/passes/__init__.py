@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch.fx
 
 from fusewright.errors import CannotFunctionalise
+from fusewright.graph.passes.biased_linear import biased_linear
 from fusewright.graph.passes.canonicalise import canonicalise
 from fusewright.graph.passes.constant_fold import constant_fold
 from fusewright.graph.passes.cse import cse
 from fusewright.graph.passes.dce import dce
+from fusewright.graph.passes.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.layout import layout
 from fusewright.graph.passes.pack import pack
@@ -35,6 +37,10 @@ PIPELINE: list[tuple[Pass, str]] = [
 
 LAYOUT: list[tuple[Pass, str]] = [(layout, "Runs chains of convolutions in channels-last memory format.")]
 
+LIBRARY: list[tuple[Pass, str]] = [(biased_linear, "Gives linear layers with a bias in bfloat16 to oneDNN.")]
+
+BACKWARD: list[tuple[Pass, str]] = [(embedding_gradients, "Adds rows of embeddings' gradients in place.")]
+
 PACKING: list[tuple[Pass, str]] = [
     (pack, "Gives linear layers and convolutions by parameters to oneDNN, with packed weights and folded normalisation."),
     (dce, "Removes what that left unused."),
@@ -49,8 +55,18 @@ def run(graph: torch.fx.Graph, observer: Observer | None = None, stop_after: int
 
 
 def choose_layouts(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Run LAYOUT on a functional graph: for inference on a CPU."""
+    """Run LAYOUT on a functional graph."""
     return run_passes(graph, LAYOUT)
+
+
+def choose_operators(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Run LIBRARY on a functional joint graph."""
+    return run_passes(graph, LIBRARY)
+
+
+def finish_backward(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Run BACKWARD on the backward half of a joint graph."""
+    return run_passes(graph, BACKWARD)
 
 
 def pack_parameters(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:
@@ -60,6 +76,6 @@ def pack_parameters(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation 
 
 
 __all__ = [
-    "LAYOUT", "PACKING", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites",
-    "choose_layouts", "pack_parameters", "run",
+    "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites",
+    "choose_layouts", "choose_operators", "finish_backward", "pack_parameters", "run",
 ]  # fmt: skip

@@ -1,0 +1,70 @@
+"""Gradients of embeddings: rows are added in place, to what a tied weight has got elsewhere or to zeros."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fusewright
+from fusewright import events
+
+
+class Tied(nn.Module):
+    """Two embeddings and an output layer by one weight."""
+
+    def __init__(self, padding: int | None, layers: int, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6, padding_idx=padding)
+        self.layers, self.tied = layers, tied
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(first).tanh()
+        if self.layers > 1:
+            x = x + self.embedding(second).sigmoid().sum(1, keepdim=True)
+        return functional.linear(x, self.embedding.weight).logsumexp(-1).sum() if self.tied else x.square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("padding", [None, 0, 4])
+def test_gradients_are_eagers(padding: int | None, layers: int, tied: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net = Tied(padding, layers, tied).to(dtype)
+    reference = copy.deepcopy(net)
+    inputs = torch.randint(0, 11, (3, 5)), torch.tensor([[4, 0], [0, 4], [4, 4]])
+    texts: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.StageDone) and event.stage == "backward operators":
+            texts.append(event.text())
+
+    with events.STREAM.listening(listen):
+        compiled = fusewright.compile(net, fullgraph=True)
+        for _ in range(2):
+            compiled(*inputs).backward()
+    for _ in range(2):
+        reference(*inputs).backward()
+    torch.testing.assert_close(net.embedding.weight.grad, reference.embedding.weight.grad)
+    assert texts[0].count("aten.index_add_") == layers and "embedding_dense_backward" not in texts[0]
+
+
+def test_a_gradient_that_is_read_before_it_is_added_to_stays() -> None:
+    weight = torch.randn(7, 4, requires_grad=True)
+    index = torch.tensor([1, 1, 6])
+
+    def program(weight: torch.Tensor) -> torch.Tensor:
+        doubled = weight * 2
+        doubled.register_hook(lambda gradient: gradient + gradient.sum())
+        return functional.embedding(index, doubled).square().sum() + (doubled**3).sum() + functional.embedding(index, weight).sum()
+
+    results = []
+    for run in (fusewright.compile(program), program):
+        weight.grad = None
+        run(weight).backward()
+        results.append(weight.grad)
+    torch.testing.assert_close(*results)
