@@ -61,9 +61,9 @@ def net() -> Net:
     return Net()
 
 
-def batch(step: int, width: int = 48) -> Tensor:
+def batch(step: int, width: int = 48, rows: int = 6) -> Tensor:
     generator = torch.Generator().manual_seed(100 * dist.get_rank() + step)
-    return torch.randn(6, width, generator=generator)
+    return torch.randn(rows, width, generator=generator)
 
 
 def train(model: nn.Module, steps: int = 3, accumulate: bool = False) -> list[Tensor]:
@@ -101,6 +101,14 @@ def unused(inside: Any, outside: Any) -> list[Tensor]:
         model(batch(step, 8), left).square().sum().backward()
         kept += [torch.zeros(1) if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
     return kept
+
+
+def sizes(inside: Any, outside: Any) -> list[Tensor]:
+    """Batches of several sizes: from the second one on the size is symbolic."""
+    model = outside(DDP(inside(net()), bucket_cap_mb=0.05))
+    for rows in (6, 8, 10):
+        model(batch(rows, rows=rows)).square().mean().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
 
 
 def hooks(inside: Any, outside: Any) -> list[Tensor]:
@@ -180,6 +188,7 @@ CHECKS: dict[str, Any] = {
     "ddp accumulation": ddp(accumulate=True),
     "ddp unused parameters": unused,
     "ddp hooks": hooks,
+    "ddp sizes": sizes,
     "ddp training step": steps,
     "fsdp": sharded,
     "all_reduce": collective(reduce_in_place),
@@ -210,8 +219,10 @@ def overlap(inside: Any, outside: Any) -> dict[str, Any]:
     model = outside(DDP(inside(net()), bucket_cap_mb=0.05))
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: log.append("gradient"))
-    with watched(log):
-        model(batch(0)).square().mean().backward()
+    for rows in (6, 8, 10):  # the last one's backward has symbolic sizes
+        log.clear()
+        with watched(log):
+            model(batch(0, rows=rows)).square().mean().backward()
     parts = [entry for entry in log if entry != "gradient"]
     return {"parts": len(parts), "overlaps": bool(parts) and "gradient" in log[: log.index(parts[-1])], "gradients": log.count("gradient")}
 

@@ -64,6 +64,8 @@ NAMES = [
     "ddp unused parameters outside",
     "ddp hooks inside",
     "ddp hooks outside",
+    "ddp sizes inside",
+    "ddp sizes outside",
     "ddp training step inside",
     "ddp training step outside",
     "fsdp inside",
