@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.fx
 
 from fusewright.errors import CannotFunctionalise
+from fusewright.graph.passes.attention_backward import attention_backward
 from fusewright.graph.passes.biased_linear import biased_linear
 from fusewright.graph.passes.canonicalise import canonicalise
 from fusewright.graph.passes.constant_fold import constant_fold
@@ -37,7 +38,11 @@ PIPELINE: list[tuple[Pass, str]] = [
 
 LAYOUT: list[tuple[Pass, str]] = [(layout, "Runs chains of convolutions in channels-last memory format.")]
 
-LIBRARY: list[tuple[Pass, str]] = [(biased_linear, "Gives linear layers with a bias in bfloat16 to oneDNN.")]
+LIBRARY: list[tuple[Pass, str]] = [
+    (biased_linear, "Gives linear layers with a bias in bfloat16 to oneDNN."),
+    (attention_backward, "Writes out the gradients of attention over short sequences."),
+    (dce, "Removes what that left unused."),
+]
 
 BACKWARD: list[tuple[Pass, str]] = [(embedding_gradients, "Adds rows of embeddings' gradients in place.")]
 

@@ -1,0 +1,69 @@
+"""Gradients of attention over short sequences are written out; those of long ones, or with a mask, stay with PyTorch's operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+import fusewright
+from fusewright import events
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def inputs(dtype: torch.dtype, rows: int, columns: int, transposed: bool) -> Tensors:
+    torch.manual_seed(0)
+    made = []
+    for length in (rows, columns, columns):
+        value = torch.randn(2, length, 3, 16) if transposed else torch.randn(2, 3, length, 16)
+        made.append((value.transpose(1, 2) if transposed else value).to(dtype).requires_grad_())
+    return tuple(made)
+
+
+def gradients(run: Callable[..., torch.Tensor], values: Tensors, weights: torch.Tensor) -> Tensors:
+    return torch.autograd.grad((run(*values) * weights.to(values[0].dtype)).sum(), values)
+
+
+def compiled_gradients(run: Callable[..., torch.Tensor], values: Tensors, weights: torch.Tensor) -> tuple[Tensors, str]:
+    texts: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.StageDone) and event.stage == "backward graph":
+            texts.append(event.text())
+
+    with events.STREAM.listening(listen):
+        found = gradients(fusewright.compile(run, fullgraph=True), values, weights)
+    return found, texts[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["plain", "causal", "scaled"])
+@pytest.mark.parametrize(("rows", "columns"), [(9, 9), (7, 12), (12, 5)])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_gradients_are_as_good_as_eagers(dtype: torch.dtype, form: str, rows: int, columns: int, transposed: bool) -> None:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=form == "causal", scale=0.7 if form == "scaled" else None)
+
+    values = inputs(dtype, rows, columns, transposed)
+    weights = torch.randn(2, 3, rows, 16)
+    exact = gradients(program, tuple(value.detach().double().requires_grad_() for value in values), weights.to(dtype).double())
+    eager = gradients(program, values, weights)
+    found, text = compiled_gradients(program, values, weights)
+    assert "flash_attention_for_cpu_backward" not in text and "aten.bmm" in text
+    for mine, theirs, truth in zip(found, eager, exact, strict=True):
+        assert mine.stride() == theirs.stride() and mine.dtype == theirs.dtype
+        assert (mine - truth).norm() <= 1.25 * (theirs - truth).norm() + 1e-6 * truth.norm()
+
+
+def test_masks_and_long_sequences_stay() -> None:
+    values = inputs(torch.float32, 9, 9, True)
+    mask = torch.rand(2, 1, 9, 9)
+    _, text = compiled_gradients(lambda *a: functional.scaled_dot_product_attention(*a, attn_mask=mask), values, torch.randn(2, 3, 9, 16))
+    assert "flash_attention_for_cpu_backward" in text
+    values = inputs(torch.float32, 600, 600, True)
+    found, text = compiled_gradients(functional.scaled_dot_product_attention, values, weights := torch.randn(2, 3, 600, 16))
+    assert "flash_attention_for_cpu_backward" in text
+    torch.testing.assert_close(found, gradients(functional.scaled_dot_product_attention, values, weights))
