@@ -19,6 +19,7 @@ from fusewright.graph.passes.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.layout import layout
 from fusewright.graph.passes.pack import pack
+from fusewright.graph.passes.patch_convolution import patch_convolution
 from fusewright.graph.passes.prepare import split_preparation
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
 from fusewright.graph.passes.specialise import specialise
@@ -39,6 +40,7 @@ PIPELINE: list[tuple[Pass, str]] = [
 LAYOUT: list[tuple[Pass, str]] = [(layout, "Runs chains of convolutions in channels-last memory format.")]
 
 LIBRARY: list[tuple[Pass, str]] = [
+    (patch_convolution, "Makes matrix products of convolutions over patches that do not overlap."),
     (biased_linear, "Gives linear layers with a bias in bfloat16 to oneDNN."),
     (attention_backward, "Writes out the gradients of attention over short sequences."),
     (dce, "Removes what that left unused."),
