@@ -206,7 +206,6 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     return Split(forward, backward, tuple(places))
 
 
-
 def _sizes(backward: torch.fx.Graph, inputs: list[Node]) -> list[Node]:
     """The inputs of the forward that are symbolic sizes which the backward needs: no tensor that it reads need have that size."""
     used: set[Expr] = set()

@@ -44,7 +44,8 @@ def _is_short(node: Node) -> bool:
     batch, heads, rows, features = kinds[1].shape
     columns = kinds[2].shape[2]
     fits = kinds[2].shape == kinds[3].shape == (batch, heads, columns, features) and kinds[5].shape == (batch, heads, rows)
-    return same and fits and kinds[5].dtype is torch.float32 and batch * heads * rows * columns * 4 <= MOST_BYTES
+    probabilities: Any = batch * heads * rows * columns
+    return same and fits and kinds[5].dtype is torch.float32 and probabilities * 4 <= MOST_BYTES
 
 
 def _write_out(graph: torch.fx.Graph, node: Node) -> None:

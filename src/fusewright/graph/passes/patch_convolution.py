@@ -37,7 +37,9 @@ def _by_patches(node: Node, first: int) -> bool:
     """Whether the convolution of the arguments from `first` on (input, weight, bias or its sizes, stride, padding, ...) is one of patches."""
     x, weight, _, stride, padding, dilation, transposed, _, groups = node.args[first : first + 9]
     kinds: list[TensorType] = [one.meta["type"] for one in (x, weight)]  # type: ignore[union-attr]
-    if transposed or groups != 1 or kinds[0].ndim != 4 or kinds[0].device.type != "cpu" or any(padding) or any(d != 1 for d in dilation):  # type: ignore[union-attr, arg-type]
+    if transposed or groups != 1 or kinds[0].ndim != 4 or kinds[0].device.type != "cpu":
+        return False
+    if any(padding) or any(gap != 1 for gap in dilation):  # type: ignore[union-attr, arg-type]
         return False
     if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or kinds[0].dtype is not kinds[1].dtype:
         return False
