@@ -34,7 +34,7 @@ def patch_convolution(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Gra
 
 
 def _by_patches(node: Node, first: int) -> bool:
-    """Whether the convolution of the arguments from `first` on (input, weight, bias or its sizes, stride, padding, ...) is one of patches."""
+    """Whether the convolution of the arguments from `first` on (input, weight, _, stride, padding, ...) is one of patches."""
     x, weight, _, stride, padding, dilation, transposed, _, groups = node.args[first : first + 9]
     kinds: list[TensorType] = [one.meta["type"] for one in (x, weight)]  # type: ignore[union-attr]
     if transposed or groups != 1 or kinds[0].ndim != 4 or kinds[0].device.type != "cpu":
