@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fusewright.capture.signals import GraphBreak
-from fusewright.graph import passes
+from fusewright.graph import meta_kernels, passes
 from fusewright.graph.printer import print_graph
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.shape_env import ShapeEnv
@@ -240,7 +240,7 @@ def test_symbolic_sizes_at_torch_level() -> None:
 PROGRAM = """
 import sys, torch
 import torch.nn.functional as F
-from fusewright.graph import passes
+from fusewright.graph import meta_kernels, passes
 from fusewright.graph.recorder import Recorder
 layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
 for level in ("aten", "torch"):
@@ -274,3 +274,23 @@ def test_nothing_is_recorded_outside_of_calls() -> None:
         r.call(torch.nonzero, (r.input(torch.ones(3), "y"),))
     torch.ones(3)
     assert [node.op for node in r.graph.nodes] == ["placeholder", "placeholder"]
+
+
+def test_a_meta_kernel_is_asked_once_for_equal_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    infer = meta_kernels.infer
+    monkeypatch.setattr(meta_kernels, "infer", lambda op, *rest: (asked.append(op), infer(op, *rest))[1])
+    r = Recorder("aten")
+    x, whole = r.input(torch.randn(3, 4), "x"), r.input(torch.arange(4), "n")
+    made = [r.call(torch.logaddexp, (x, x)) for _ in range(3)]
+    assert len(asked) == 1 and len({t.node for t in made}) == 3 and all(t.shape == (3, 4) for t in made)
+    r.call(torch.logaddexp, (x, r.call(x.t().contiguous().t, ())))
+    assert len(asked) > 1  # another layout is another question
+    before = len(asked)
+    kinds = [r.call(torch.special.entr, (whole,)).dtype, r.call(torch.special.entr, (whole,)).dtype]
+    assert len(asked) == before + 1 and kinds == [torch.float32] * 2
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert r.call(torch.special.entr, (whole,)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

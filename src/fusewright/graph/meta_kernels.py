@@ -64,8 +64,11 @@ def infer_once(
         found = memo.get(key, memo)
     except TypeError:  # a symbolic size, or something that has no hash
         return infer(op, tuple(args), kwargs, device, env)
-    if found is memo:
-        found = memo[key] = infer(op, tuple(args), kwargs, device, env)
+    if found is not memo:
+        return found
+    found = infer(op, tuple(args), kwargs, device, env)
+    if all(isinstance(item, TensorType) for item in (found if isinstance(found, tuple) else (found,))):
+        memo[key] = found  # a Python value may answer a question about PyTorch's settings (which attention to run)
     return found
 
 
