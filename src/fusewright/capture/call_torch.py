@@ -330,8 +330,20 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.autograd.profiler", "record_function.__exit__"): _always(None),
 }
 
+def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """With a probability of 1 PyTorch multiplies by zero; its decomposition, which symbolic sizes bring in, would draw random numbers."""
+    dropout = torch.nn.functional.dropout
+    given = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
+    certain = given.get("p") == 1 and given.get("training", True) is True and not given.get("inplace")
+    x: Any = given.get("input")
+    if not certain or tracer.recorder.level != "aten" or not tracer.world.recorder_owns(x) or not x.is_floating_point():
+        return _run_native(tracer, dropout, args, kwargs)
+    return tracer.call(torch.mul, (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device})))
+
+
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
+    (torch.nn.functional.dropout, _dropout),
     (torch.nn.functional.scaled_dot_product_attention, _attention),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
     (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),

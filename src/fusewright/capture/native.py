@@ -80,6 +80,10 @@ def is_library(function: types.FunctionType) -> bool:
     return _SITE_PACKAGES in file or file.startswith((_OURS, _STANDARD, *_LIBRARIES))
 
 
+# Special methods of whose result native code asks that it is a number of the very type.
+_CONVERSIONS = frozenset({"__hash__", "__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__length_hint__"})
+
+
 class Interceptor:
     """Receives the Python functions that native code runs by itself during one attempt; see csrc/hook.c."""
 
@@ -93,7 +97,8 @@ class Interceptor:
         if not how:
             return how
         try:
-            return (self.tracer.called_natively(function, values),)
+            value = self.tracer.called_natively(function, values)
+            return (_specialised(value) if function.__name__ in _CONVERSIONS else value,)
         except UserException as signal:
             error = signal.exception
         raise error  # plainly: `from None` would change the exception's cause

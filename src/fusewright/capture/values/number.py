@@ -20,8 +20,9 @@ from fusewright.graph.symint import size_of
 if TYPE_CHECKING:
     from fusewright.capture.world import World
 
-SMALLEST = 2
-"""Ints below are what programs count and choose with: they are always captured by value."""
+SMALLEST, LARGEST = 2, 2**31 - 1
+"""Ints below are what programs count and choose with, ints above may leave the 64 bits that native code computes in: both are captured by
+value."""
 
 
 def _may_change(world: World) -> bool:
@@ -80,7 +81,7 @@ def load_int(world: World, real: int, source: Source) -> object:
     if known is not None:
         return known[0]
     env = world.recorder.env
-    symbol = env.create(f"n{len(env.symbols)}", real, source, SMALLEST)
+    symbol = env.create(f"n{len(env.symbols)}", real, source, SMALLEST, LARGEST)
     env.numbers.add(symbol)
     world.recorder.size_input(symbol, symbol.name)
     world.input_sources.append(source)
