@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ def repeatable(run: Callable[..., Any], writes: bool) -> Callable[..., Any]:
         try:
             return run(*inputs)
         except Exception as error:
+            if _stops_a_checkpoint(error):
+                raise
             with torch.no_grad():
                 for value, version, content in kept:
                     if _version(value) != version or (version < 0 and torch.is_inference_mode_enabled()):
@@ -32,6 +35,12 @@ def repeatable(run: Callable[..., Any], writes: bool) -> Callable[..., Any]:
             raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
 
     return attempt
+
+
+def _stops_a_checkpoint(error: Exception) -> bool:
+    """Whether a checkpoint around the call has all that it wanted to compute again: PyTorch ends the forward with an exception then."""
+    module = sys.modules.get("torch.utils.checkpoint")
+    return module is not None and isinstance(error, module._StopRecomputationError)
 
 
 def _version(tensor: torch.Tensor) -> int:
