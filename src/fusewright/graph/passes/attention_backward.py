@@ -57,6 +57,7 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     scale = 1.0 / math.sqrt(features) if scale is None else scale  # type: ignore[arg-type]
     build = Builder(graph)
     build.location = node.meta.get("location", ())
+    build.marks = {"recompute": True}  # the probabilities depend on no tangent: without this the forward would save them
 
     def matrices(one: Any, dtype: torch.dtype) -> Node:
         cast = one if one.meta["type"].dtype is dtype else build.call(aten._to_copy.default, one, dtype=dtype)

@@ -83,6 +83,7 @@ def _forward(build: Builder, node: Node) -> None:
 
 def _backward(build: Builder, node: Node) -> None:
     gradient, x, weight = node.args[:3]
+    build.marks = {"recompute": True}  # the patches depend on no tangent: without this the forward would save them
     wanted: Any = node.args[10]
     shape = weight.meta["type"].shape  # type: ignore[union-attr]
     turned = build.call(aten.permute.default, gradient, [0, 2, 3, 1])
