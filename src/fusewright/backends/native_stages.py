@@ -16,6 +16,7 @@ import torch.fx
 from fusewright.autograd.partition import split
 from fusewright.backends import gpu
 from fusewright.backends.joint import compile_joint
+from fusewright.backends.linear_choice import Chooser
 from fusewright.backends.registry import GraphToCompile
 from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
@@ -30,6 +31,7 @@ from fusewright.graph.printer import print_graph
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
+from fusewright.options import environment
 from fusewright.runtime import launch
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan
@@ -90,7 +92,11 @@ def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[
     """The graph with packed weights, and what is computed from parameters beforehand; both unchanged when the option says no."""
     if not to_compile.settings["pack_weights"]:
         return graph, None
-    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph)
+    settings = to_compile.settings
+    choose = Chooser(settings["disk_cache"] and environment("FUSEWRIGHT_CACHE"))
+    if settings["max_autotune"]:
+        choose.left = choose.longest = settings["autotune_seconds"]
+    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph, choose)
 
 
 def generate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.fx
 
 from fusewright.errors import CannotFunctionalise
+from fusewright.graph.linear_paths import Choose, likely
 from fusewright.graph.passes.attention_backward import attention_backward
 from fusewright.graph.passes.biased_linear import biased_linear
 from fusewright.graph.passes.canonicalise import canonicalise
@@ -49,7 +50,7 @@ LIBRARY: list[tuple[Pass, str]] = [
 BACKWARD: list[tuple[Pass, str]] = [(embedding_gradients, "Adds rows of embeddings' gradients in place.")]
 
 PACKING: list[tuple[Pass, str]] = [
-    (pack, "Gives linear layers and convolutions by parameters to oneDNN, with packed weights and folded normalisation."),
+    (pack, "Gives linear layers and convolutions by parameters to library operators, with packed weights and folded normalisation."),
     (dce, "Removes what that left unused."),
 ]
 
@@ -76,9 +77,15 @@ def finish_backward(graph: torch.fx.Graph) -> torch.fx.Graph:
     return run_passes(graph, BACKWARD)
 
 
-def pack_parameters(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:
-    """Run PACKING on a functional inference graph whose parameters are marked, and split off what depends on them alone."""
-    packed = run_passes(graph, PACKING)
+def pack_parameters(graph: torch.fx.Graph, choose: Choose = likely) -> tuple[torch.fx.Graph, Preparation | None]:
+    """Run PACKING on a functional inference graph whose parameters are marked, and split off what depends on them alone. `choose`: which
+    of the library's ways a linear layer takes."""
+
+    def chosen(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+        return pack(graph, rewrites, choose)
+
+    chosen.__name__ = pack.__name__
+    packed = run_passes(graph, [(chosen if function is pack else function, sentence) for function, sentence in PACKING])
     return packed, split_preparation(packed)
 
 

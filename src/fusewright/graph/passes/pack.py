@@ -1,4 +1,4 @@
-"""Packing: linear layers and convolutions by parameters go to oneDNN's operators, with weights in the layout that those like best.
+"""Packing: linear layers and convolutions by parameters go to the library's quickest operators, with weights in the layout those like best.
 
 Takes and gives a functional inference graph whose parameter inputs carry meta["stable"]. Also folds a BatchNorm in evaluation into the
 convolution before it, and an activation behind it into the operator. The new nodes that depend on parameters alone (packed weights,
@@ -18,6 +18,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
+from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, TURNED, Choose, Linear, likely, ways_for
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.types import TensorType, contiguous_strides
@@ -25,20 +26,16 @@ from fusewright.graph.types import TensorType, contiguous_strides
 aten = torch.ops.aten
 Node = torch.fx.Node
 
-LEAST_ROWS = {torch.float32: 8, torch.bfloat16: 1}
-"""Fewest rows of a matrix product for which the packed operator is the quicker one (a product by one row is a matter of bandwidth)."""
-
-LEAST_SIZE = 8
-"""Smaller matrices are not worth a layout of their own."""
+CONVOLUTIONS = (torch.float32, torch.bfloat16)
+"""Dtypes whose convolutions are packed."""
 
 ACTIVATIONS: dict[Any, str] = {aten.silu.default: "swish", aten.hardswish.default: "hardswish"}
 """Activations that the library fuses exactly, and their names there."""
 
 
-def pack(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
-    if not torch.backends.mkldnn.is_available():
-        return graph
-    run = _Packing(graph, rewrites)
+def pack(graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose = likely) -> torch.fx.Graph:
+    """`choose`: which of the library's ways a linear layer takes."""
+    run = _Packing(graph, rewrites, choose)
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -49,9 +46,10 @@ def pack(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
 
 
 class _Packing:
-    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites) -> None:
+    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose) -> None:
         self.graph = graph
         self.rewrites = rewrites
+        self.choose = choose
         self.build = Builder(graph)
         self.stable = stable_nodes(graph)
         self.packed: dict[Any, Node] = {}
@@ -68,11 +66,18 @@ class _Packing:
             self.stable.add(made)
         return made
 
-    def call(self, target: Any, *args: Any, at: Node) -> Node:
+    def call(self, target: Any, *args: Any, at: Node, **options: Any) -> Node:
         self.build.location = at.meta.get("location", ())
         with self.graph.inserting_before(at):
-            made = self.build.call(target, *args)
+            made = self.build.call(target, *args, **options)
         self.stable.add(made)
+        return made
+
+    def within(self, target: Any, *args: Any, at: Node) -> Node:
+        """As `call`, but stable only when its tensors are."""
+        made = self.call(target, *args, at=at)
+        if not self.is_stable(*made.all_input_nodes):
+            self.stable.discard(made)
         return made
 
     # --- linear layers -----------------------------------------------------------------------------------------------
@@ -89,37 +94,69 @@ class _Packing:
 
     def linear(self, node: Node, x: Node, weight: Node, bias: Node | None) -> None:
         type_: TensorType = node.meta["type"]
-        least = LEAST_ROWS.get(type_.dtype)
-        rows, columns = type_.shape
-        if least is None or type_.device.type != "cpu" or not self.is_stable(weight, bias) or weight.meta["type"].dtype != type_.dtype:
+        kind: TensorType = weight.meta["type"]
+        if type_.device.type != "cpu" or not self.is_stable(weight, bias) or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}:
             return
-        inner = weight.meta["type"].shape[0]
-        if not isinstance(columns, int) or not isinstance(inner, int) or min(columns, inner) < LEAST_SIZE:
+        rows, (inner, columns) = type_.shape[0], kind.shape
+        if not isinstance(columns, int) or not isinstance(inner, int) or type_.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return
-        if (isinstance(rows, int) and rows < least) or (type_.dtype is torch.bfloat16 and not _has_bf16()):
-            return
-        if not _is_plain(x.meta["type"]) or not self.rewrites.allow(f"packed weight: {node.name}"):
-            return
-        hint = rows if isinstance(rows, int) else None
-        packed = self.packed.get((weight, hint))
+        by_rows = kind.stride == (1, inner)
+        linear = Linear(type_.dtype, rows if isinstance(rows, int) else None, inner, columns, bias is not None, by_rows)
+        plain_input = _is_plain(x.meta["type"])
+        ways = tuple(way for way in ways_for(linear) if plain_input or way in (PLAIN, TURNED))
+        way = self.choose(linear, ways) if len(ways) > 1 and linear.rows != 0 else PLAIN
+        if way != PLAIN and self.rewrites.allow(f"packed weight ({way}): {node.name}"):
+            _WAYS[way](self, node, x, weight, bias, linear)
+
+    def turned(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+        turned = self.packed.get((weight, TURNED))
+        if turned is None:
+            turned = self.call(aten.clone.default, weight, memory_format=torch.contiguous_format, at=node)
+            self.packed[weight, TURNED] = turned
+        node.replace_input_with(weight, turned)
+
+    def by_rows(self, weight: Node, at: Node) -> Node:
+        """The weights of a product with each output's side by side: columns x inner."""
+        dense = self.packed.get(weight)
+        if dense is None:
+            whole = self.call(aten.t.default, weight, at=at)
+            dense = self.call(aten.clone.default, whole, at=at) if not _is_plain(whole.meta["type"]) else whole
+            self.packed[weight] = dense
+        return dense
+
+    def mkl(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+        packed = self.packed.get((weight, MKL, linear.rows))
         if packed is None:
-            whole = self.call(aten.t.default, weight, at=node)
-            dense = self.call(aten.clone.default, whole, at=node) if not _is_plain(whole.meta["type"]) else whole
-            packed = self.new(torch.ops.mkldnn._reorder_linear_weight.default, (dense, hint), dense.meta["type"], node)
-            self.packed[weight, hint] = packed
-        dense_type = replace(type_, stride=contiguous_strides(type_.shape))
-        made = self.new(torch.ops.mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""), dense_type, node)
+            dense = self.by_rows(weight, node)
+            packed = self.new(torch.ops.mkl._mkl_reorder_linear_weight.default, (dense, linear.rows), dense.meta["type"], node)
+            self.packed[weight, MKL, linear.rows] = packed
+        arguments = (x, packed, self.within(aten.t.default, weight, at=node), bias, linear.rows)  # the weight itself gives its sizes
+        self.replace(node, self.new(torch.ops.mkl._mkl_linear.default, arguments, self.dense_result(node), node))
+
+    def onednn(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+        packed = self.packed.get((weight, ONEDNN, linear.rows))
+        if packed is None:
+            dense = self.by_rows(weight, node)
+            packed = self.new(torch.ops.mkldnn._reorder_linear_weight.default, (dense, linear.rows), dense.meta["type"], node)
+            self.packed[weight, ONEDNN, linear.rows] = packed
+        made = self.new(torch.ops.mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""), self.dense_result(node), node)
         self.replace(node, made)
         self.fuse_activation(made, 3)
+
+    def dense_result(self, node: Node) -> TensorType:
+        type_: TensorType = node.meta["type"]
+        return replace(type_, stride=contiguous_strides(type_.shape))
 
     # --- convolutions ------------------------------------------------------------------------------------------------
 
     def convolution(self, node: Node) -> None:
-        x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+        x, weight, bias, transposed = *node.args[:3], node.args[6]
         type_, kind = node.meta["type"], weight.meta["type"]  # type: ignore[union-attr]
         if transposed or type_.ndim != 4 or type_.device.type != "cpu" or not self.is_stable(weight, bias) or kind.dtype != type_.dtype:
             return
-        if type_.dtype not in LEAST_ROWS or (type_.dtype is torch.bfloat16 and not _has_bf16()):
+        if type_.dtype not in CONVOLUTIONS or not torch.backends.mkldnn.is_available():
+            return
+        if type_.dtype is torch.bfloat16 and not _has_bf16():
             return
         if not all(isinstance(size, int) for size in (*type_.shape, *x.meta["type"].shape, *kind.shape)):  # type: ignore[union-attr]
             return
@@ -130,20 +167,53 @@ class _Packing:
         if norm is not None:
             weight, bias = self.folded(node, norm, weight, bias)  # type: ignore[arg-type]
             after = next(iter(norm.users))
-        kind, sizes = weight.meta["type"], list(x.meta["type"].shape)  # type: ignore[union-attr]
-        reorder = torch.ops.mkldnn._reorder_convolution_weight.default
-        packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
-        made = self.new(
-            torch.ops.mkldnn._convolution_pointwise.default,
-            (x, packed, bias, padding, stride, dilation, groups, "none", [], ""),
-            node.meta["type"],
-            after,
-        )
-        self.replace(after, made)
+        made = self.product_by_images(node, after, x, weight, bias) if self.is_product(node) else None  # type: ignore[arg-type]
+        if made is None:
+            made = self.packed_convolution(node, after, x, weight, bias)  # type: ignore[arg-type]
         if norm is not None:
             self.graph.erase_node(norm)
             self.graph.erase_node(node)
-        self.fuse_activation(made, 7)
+        if made.target is torch.ops.mkldnn._convolution_pointwise.default:
+            self.fuse_activation(made, 7)
+
+    def packed_convolution(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node:
+        """oneDNN's convolution in place of `after`. `node`: the convolution in the user's program."""
+        stride, padding, dilation, groups = *node.args[3:6], node.args[8]
+        kind, sizes = weight.meta["type"], list(x.meta["type"].shape)
+        reorder = torch.ops.mkldnn._reorder_convolution_weight.default
+        packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
+        operands: tuple[Any, ...] = (x, packed, bias, padding, stride, dilation, groups, "none", [], "")
+        made = self.new(torch.ops.mkldnn._convolution_pointwise.default, operands, node.meta["type"], after)
+        self.replace(after, made)
+        return made
+
+    def is_product(self, node: Node) -> bool:
+        """Whether a convolution multiplies each pixel's channels by one matrix, and the pixels lie one behind the other."""
+        arguments: Any = node.args
+        x, weight, _, stride, padding, _, _, _, groups = arguments
+        by_one = groups == 1 and tuple(weight.meta["type"].shape[2:]) == (1, 1) and set(stride) == {1} and set(padding) == {0}
+        return by_one and _is_plain_images(x.meta["type"]) and _is_plain_images(node.meta["type"])
+
+    def product_by_images(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node | None:
+        """The convolution as a matrix product in place of `after`, or None where oneDNN's convolution is the quicker one."""
+        (batch, inner, height, width), columns = x.meta["type"].shape, weight.meta["type"].shape[0]
+        rows, dtype = batch * height * width, weight.meta["type"].dtype
+        linear = Linear(dtype, rows, inner, columns, bias is not None, True, (batch, height, width))
+        way = self.choose(linear, ways_for(linear))
+        if way == CONVOLUTION:
+            return None
+        pixels = self.within(aten.permute.default, x, [0, 2, 3, 1], at=after)
+        flat = self.within(aten.view.default, pixels, [rows, inner], at=after)
+        matrix = self.within(aten.reshape.default, weight, [columns, inner], at=after)
+        turned = self.within(aten.t.default, matrix, at=after)
+        target, operands = (aten.mm.default, (flat, turned)) if bias is None else (aten.addmm.default, (bias, flat, turned))
+        product = self.within(target, *operands, at=after)
+        back = self.within(aten.view.default, product, [batch, height, width, columns], at=after)
+        made = self.within(aten.permute.default, back, [0, 3, 1, 2], at=after)
+        self.replace(after, made)
+        if way != PLAIN:
+            _WAYS[way](self, product, flat, turned, bias, linear)
+        return made
 
     def norm_after(self, node: Node) -> Node | None:
         """The BatchNorm in evaluation, by parameters, that alone reads a convolution's result and whose first result alone is read."""
@@ -182,6 +252,8 @@ class _Packing:
         self.replace(reader, node)
 
 
+_WAYS: dict[str, Any] = {TURNED: _Packing.turned, MKL: _Packing.mkl, ONEDNN: _Packing.onednn}
+
 _ROWS: dict[Any, Any] = {
     aten.mm.default: _Packing.mm,
     aten.addmm.default: _Packing.addmm,
@@ -191,6 +263,12 @@ _ROWS: dict[Any, Any] = {
 
 def _is_plain(type_: TensorType) -> bool:
     return type_.stride == contiguous_strides(type_.shape)
+
+
+def _is_plain_images(type_: TensorType) -> bool:
+    """Whether (batch, channels, height, width) lies in memory as (batch, height, width, channels) without gaps."""
+    batch, channels, height, width = type_.shape
+    return type_.stride == (height * width * channels, 1, width * channels, channels) and batch * height * width != 0
 
 
 def _has_bf16() -> bool:

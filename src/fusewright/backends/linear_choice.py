@@ -1,0 +1,151 @@
+"""Which of the library's ways a linear layer takes: measured once for a machine, dtype and shape, and remembered on disk.
+
+Takes what `graph/passes/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The ways are tried in turn on
+made-up numbers, the least time of each counts, and the likely way keeps its place unless another is clearly quicker.
+Always holds: a compile spends at most its budget on measuring; beyond it, and where one try would take long (so that all ways are
+about as quick), the likely way is taken. Entries of the disk cache hold a way's name; one that is not among the ways is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fusewright.backends import graph_cache
+from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, TURNED, Linear, likely
+
+BUDGET = 0.1
+"""Seconds that one compile may spend on measuring."""
+
+LONGEST = 3e-3
+"""Seconds: what takes longer than this once is not tried."""
+
+LARGEST = 32 << 20
+"""Bytes: a larger matrix takes long to lay out."""
+
+LEAST_WORK = 1 << 16
+"""Multiplications: less is a matter of a call's overhead, which the operator as it is has least of."""
+
+ROUNDS = 3
+CLEARLY = 0.95
+"""Another way is taken when it needs less than this share of the likely one's time."""
+
+_SPEED = {torch.float32: 1e11, torch.bfloat16: 4e11, torch.float16: 4e11}
+"""Multiplications a second, roughly: to tell what is not worth a try before trying it."""
+
+_known: dict[tuple[Linear, int, tuple[str, ...]], str] = {}
+
+
+class Chooser:
+    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds."""
+
+    def __init__(self, store: bool = True, budget: float = BUDGET, longest: float = LONGEST) -> None:
+        self.store = store
+        self.left = budget
+        self.longest = longest
+
+    def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
+        default = likely(linear, ways)
+        if linear.rows is None:
+            return default
+        if linear.work < LEAST_WORK:
+            return ways[0]
+        name = (linear, torch.get_num_threads(), tuple(ways))
+        found = _known.get(name) or self.remembered(linear, ways)
+        if found is None and self.left > 0 and self.is_worth_it(linear):
+            started = time.perf_counter()
+            found = measured(linear, ways, default)
+            self.left -= time.perf_counter() - started
+            if self.store:
+                graph_cache.store().put(key(linear), "linear layer", found.encode())
+        if found is None:
+            return default
+        _known[name] = found
+        return found
+
+    def is_worth_it(self, linear: Linear) -> bool:
+        quick = linear.work / _SPEED[linear.dtype] <= self.longest
+        return quick and (linear.inner * linear.columns * linear.dtype.itemsize <= LARGEST or self.longest > LONGEST)
+
+    def remembered(self, linear: Linear, ways: Sequence[str]) -> str | None:
+        body = graph_cache.store().get(key(linear)) if self.store else None
+        way = None if body is None else body.decode("ascii", "replace")
+        return way if way in ways else None
+
+
+def key(linear: Linear) -> str:
+    """Where the disk cache has the choice."""
+    return hashlib.sha256(f"{graph_cache.host_text()}|{torch.get_num_threads()} threads|{linear}".encode()).hexdigest()
+
+
+def measured(linear: Linear, ways: Sequence[str], default: str) -> str:
+    """The quickest way, tried here and now."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
+        calls = {way: _TRIES[way](linear, *_numbers(linear)) for way in ways}
+        for call in calls.values():
+            call()
+        best = dict.fromkeys(calls, float("inf"))
+        for _ in range(ROUNDS):
+            for way, call in calls.items():
+                begin = time.perf_counter()
+                call()
+                best[way] = min(best[way], time.perf_counter() - begin)
+    quickest = min(best, key=lambda way: best[way])
+    return quickest if best[quickest] < CLEARLY * best[default] else default
+
+
+def _numbers(linear: Linear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Input, weight (inner x columns, laid out as the layer's), bias."""
+    x = torch.full((linear.rows or 1, linear.inner), 0.5, dtype=linear.dtype)
+    shape = (linear.columns, linear.inner) if linear.by_rows else (linear.inner, linear.columns)
+    weight = torch.full(shape, 0.25, dtype=linear.dtype)
+    bias = torch.full((linear.columns,), 0.125, dtype=linear.dtype) if linear.bias else None
+    return x, weight.t() if linear.by_rows else weight, bias
+
+
+Try = Callable[[], object]
+
+
+def _plain(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    out = torch.empty((linear.rows or 1, linear.columns), dtype=linear.dtype)
+    if bias is None:
+        return lambda: torch.ops.aten.mm.out(x, weight, out=out)
+    return lambda: torch.ops.aten.addmm.out(bias, x, weight, out=out)
+
+
+def _turned(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    return _plain(linear, x, weight.contiguous(), bias)
+
+
+def _mkl(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    dense, run = weight.t().contiguous(), torch.ops.mkl._mkl_linear.default
+    packed = torch.ops.mkl._mkl_reorder_linear_weight.default(dense, linear.rows)
+    return lambda: run(x, packed, dense, bias, linear.rows)
+
+
+def _onednn(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    run = torch.ops.mkldnn._linear_pointwise.default
+    packed = torch.ops.mkldnn._reorder_linear_weight.default(weight.t().contiguous(), linear.rows)
+    return lambda: run(x, packed, bias, "none", [], "")
+
+
+def _convolution(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    assert linear.image is not None
+    batch, height, width = linear.image
+    images = x.view(batch, height, width, linear.inner).permute(0, 3, 1, 2)
+    run = torch.ops.mkldnn._convolution_pointwise.default
+    filters = weight.t()[:, :, None, None]
+    packed = torch.ops.mkldnn._reorder_convolution_weight.default(filters, [0, 0], [1, 1], [1, 1], 1, list(images.shape))
+    return lambda: run(images, packed, bias, [0, 0], [1, 1], [1, 1], 1, "none", [], "")
+
+
+_TRIES: dict[str, Callable[[Linear, torch.Tensor, torch.Tensor, torch.Tensor | None], Try]] = {
+    PLAIN: _plain,
+    TURNED: _turned,
+    MKL: _mkl,
+    ONEDNN: _onednn,
+    CONVOLUTION: _convolution,
+}

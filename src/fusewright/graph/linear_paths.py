@@ -1,0 +1,84 @@
+"""The library's ways to compute a linear layer by parameters, and which one is likely the quickest for a shape.
+
+Takes a `Linear` (dtype and sizes of one matrix product by a constant matrix); `ways_for` gives the names of the ways that exist for it, and
+`likely` the one that measurements on several shapes favour. `graph/passes/pack.py` builds graphs of a way, `backends/linear_choice.py`
+measures them. Always holds: every way computes the same sums in the same precision (NaN and infinities included); the order differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+SMALLEST = 8
+"""Smaller matrices are not worth a layout of their own."""
+
+FEW_ROWS = 16
+"""Below so many rows reading the weights is what costs: the operator as it is needs 0.3 to 1.0 times as long as the others in float32 while
+the weights stay in a core's caches, 1.0 to 1.8 times as long where they do not (and there are more than FEWER_ROWS)."""
+FEWER_ROWS = 2
+FEW_CHANNELS = 64
+"""A convolution of fewer is a matter of memory; with more, MKL's product reaches 1.3 times the speed of oneDNN's convolution in float32."""
+CACHED = 2 << 20
+"""Weights that stay in the caches (two cores have 4 MiB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """rows x inner times inner x columns. rows: None when it is not known. by_rows: each output's weights lie side by side, as in
+    nn.Linear; else each input's do. image: (batch, height, width), whose product is `rows`, of a convolution by 1x1 over channels-last
+    images, which is such a product too."""
+
+    dtype: torch.dtype
+    rows: int | None
+    inner: int
+    columns: int
+    bias: bool
+    by_rows: bool
+    image: tuple[int, int, int] | None = None
+
+    @property
+    def work(self) -> int:
+        """Multiplications, those of one row when the rows are not known."""
+        return (self.rows or 1) * self.inner * self.columns
+
+
+Choose = Callable[[Linear, Sequence[str]], str]
+
+PLAIN, TURNED, MKL, ONEDNN, CONVOLUTION = "plain", "turned", "mkl", "onednn", "convolution"
+"""The operator as it is; the same with each input's weights side by side; MKL's packed matrix; oneDNN's; oneDNN's convolution."""
+
+
+def _onednn_takes(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32 or (dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()))
+
+
+def ways_for(linear: Linear) -> tuple[str, ...]:
+    """The ways that this PyTorch has for it on a CPU; the first is `plain`, or `convolution` for images."""
+    found = [PLAIN] if linear.image is None else [CONVOLUTION, PLAIN]
+    if min(linear.columns, linear.inner) >= SMALLEST:
+        if linear.by_rows and linear.dtype is torch.float32:
+            found.append(TURNED)
+        if linear.dtype is torch.float32 and linear.rows is not None and torch.backends.mkl.is_available():
+            found.append(MKL)
+        if _onednn_takes(linear.dtype):
+            found.append(ONEDNN)
+    return tuple(found)
+
+
+def likely(linear: Linear, ways: Sequence[str]) -> str:
+    """The way to take without measuring."""
+    if linear.image is not None:
+        few = min(linear.inner, linear.columns) < FEW_CHANNELS or linear.dtype is not torch.float32 or (linear.rows or 0) < FEW_ROWS
+        return MKL if MKL in ways and not few else CONVOLUTION
+    if linear.dtype is torch.float32:
+        if linear.rows is not None and linear.rows < (FEW_ROWS if linear.inner * linear.columns < CACHED else FEWER_ROWS + 1):
+            return PLAIN
+        return MKL if MKL in ways else ONEDNN if ONEDNN in ways else PLAIN
+    return ONEDNN if ONEDNN in ways else PLAIN

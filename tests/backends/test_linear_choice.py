@@ -1,0 +1,126 @@
+"""Which of the library's ways a linear layer or a 1x1 convolution takes: every way gives eager's values, and a choice is remembered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fusewright
+from fusewright.backends import graph_cache, linear_choice
+from fusewright.backends.linear_choice import Chooser, key, measured
+from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, TURNED, Linear, likely, ways_for
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+def compare(net: nn.Module, x: torch.Tensor) -> None:
+    """Eager's values, NaN and infinities at eager's places."""
+    compiled = fusewright.compile(net, options={"disk_cache": False})
+    with torch.no_grad():
+        got, expected = compiled(x), net(x)
+        assert got.stride() == expected.stride()
+        assert relative_error(got, expected) < TOLERANCE[x.dtype]
+        for special in (float("nan"), float("inf")):
+            y = x.clone()
+            y.view(-1)[3] = special
+            got, expected = compiled(y), net(y)
+            assert torch.equal(got.isnan(), expected.isnan())
+            assert torch.equal(got.isinf(), expected.isinf())
+
+
+def force(monkeypatch: pytest.MonkeyPatch, way: str) -> list[str]:
+    """Takes `way` wherever it exists; gives the list of choices made."""
+    made: list[str] = []
+
+    def choose(self: Chooser, linear: Linear, ways: tuple[str, ...]) -> str:
+        made.append(way if way in ways else ways[0])
+        return made[-1]
+
+    monkeypatch.setattr(Chooser, "__call__", choose)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", [PLAIN, TURNED, MKL, ONEDNN])
+def test_a_linear_layer_gives_eagers_values(monkeypatch: pytest.MonkeyPatch, way: str, dtype: torch.dtype) -> None:
+    made = force(monkeypatch, way)
+    net = nn.Sequential(nn.Linear(24, 40), nn.SiLU(), nn.Linear(40, 16, bias=False)).to(dtype).eval()
+    compare(net, torch.randn(12, 24, dtype=dtype))
+    assert made and (way in made or way not in ways_for(Linear(dtype, 12, 24, 40, True, True)))
+
+
+@pytest.mark.parametrize("way", [TURNED, MKL, ONEDNN])
+def test_weights_that_lie_by_inputs(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    class ByInputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(24, 40)), nn.Parameter(torch.randn(40))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.addmm(self.bias, x, self.weight)
+
+    force(monkeypatch, way)
+    compare(ByInputs(), torch.randn(12, 24))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", [CONVOLUTION, PLAIN, TURNED, MKL, ONEDNN])
+def test_a_convolution_by_1x1_gives_eagers_values(monkeypatch: pytest.MonkeyPatch, way: str, dtype: torch.dtype) -> None:
+    made = force(monkeypatch, way)
+    layers = [nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU6(), nn.Conv2d(24, 8, 1), nn.Hardswish()]
+    net = nn.Sequential(*layers).to(dtype).eval()
+    net[3].running_mean.normal_()
+    net[3].running_var.uniform_(0.5, 2.0)
+    compare(net, torch.randn(2, 3, 12, 12, dtype=dtype))
+    assert len(made) == 2
+
+
+def test_a_changed_weight_is_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    force(monkeypatch, MKL)
+    net = nn.Linear(32, 32).eval()
+    compiled, x = fusewright.compile(net, options={"disk_cache": False}), torch.randn(20, 32)
+    with torch.no_grad():
+        compiled(x)
+        net.weight.mul_(2)
+        assert relative_error(compiled(x), net(x)) < 2e-6
+
+
+@pytest.mark.parametrize("linear", [
+    Linear(torch.float32, 20, 32, 48, True, True),
+    Linear(torch.float32, 20, 32, 48, False, False),
+    Linear(torch.bfloat16, 1, 32, 48, True, True),
+    Linear(torch.float32, 32, 32, 48, True, True, (2, 4, 4)),
+])  # fmt: skip
+def test_every_way_can_be_measured(linear: Linear) -> None:
+    ways = ways_for(linear)
+    assert measured(linear, ways, likely(linear, ways)) in ways
+    assert likely(linear, ways) in ways
+
+
+def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(linear_choice, "_known", {})
+    linear = Linear(torch.float32, 33, 128, 128, True, True)
+    ways = ways_for(linear)
+    odd = next(way for way in ways if way != likely(linear, ways))
+    monkeypatch.setattr(linear_choice, "measured", lambda *args: odd)
+    assert Chooser()(linear, ways) == odd
+    monkeypatch.setattr(linear_choice, "_known", {})
+    monkeypatch.setattr(linear_choice, "measured", lambda *args: pytest.fail("it was measured before"))
+    assert Chooser()(linear, ways) == odd
+    graph_cache.store().put(key(linear), "linear layer", b"no such way")
+    monkeypatch.setattr(linear_choice, "_known", {})
+    monkeypatch.setattr(linear_choice, "measured", lambda *args: likely(linear, ways))
+    assert Chooser()(linear, ways) == likely(linear, ways)
+
+
+def test_without_budget_the_likely_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_choice, "_known", {})
+    monkeypatch.setattr(linear_choice, "measured", lambda *args: pytest.fail("there is no time for it"))
+    linear = Linear(torch.float32, 34, 128, 128, True, True)
+    assert Chooser(store=False, budget=0.0)(linear, ways_for(linear)) == likely(linear, ways_for(linear))
