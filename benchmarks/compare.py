@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-ENGINES = ("eager", "torch.compile", "max-autotune", "freezing", "fusewright")
+ENGINES = ("eager", "torch.compile", "max-autotune", "freezing", "onnxruntime", "fusewright")
 Row = dict[str, Any]
 
 

@@ -47,10 +47,45 @@ def relative_error(got: Any, expected: Any) -> float:
     return worst
 
 
-def compile_with(engine: str, function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
+def onnx_session(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The program exported for these inputs, run by ONNX Runtime on as many threads as PyTorch."""
+    import io
+
+    import onnxruntime
+
+    class Flat(torch.nn.Module):
+        """Takes tensors only, gives a tuple of tensors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            named = dict(zip(kwargs, tensors[len(args) :]))
+            return tuple(_tensors(self.function(*tensors[: len(args)], **named)))
+
+    file = io.BytesIO()
+    torch.onnx.export(Flat().eval(), (*args, *kwargs.values()), file, dynamo=False, opset_version=17)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+
+    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        feed = {name: tensor.numpy() for name, tensor in zip(names, (*args, *kwargs.values()))}
+        return [torch.from_numpy(result) for result in session.run(None, feed)]
+
+    return run
+
+
+def compile_with(
+    engine: str, function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
     """The compiled callable, and a function that reports what is known of the compile afterwards."""
     if engine == "eager":
         return function, dict
+    if engine == "onnxruntime":
+        return onnx_session(function, args, kwargs or {}), dict
     if engine == "fusewright":
         import fusewright
         from fusewright import events
@@ -82,7 +117,7 @@ def main() -> None:
         expected = reference(*args, **kwargs)
         memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        compiled, facts = compile_with(engine, function)
+        compiled, facts = compile_with(engine, function, args, kwargs)
         got = compiled(*args, **kwargs)
         first = time.perf_counter() - started
         error = relative_error(got, expected)

@@ -9,6 +9,7 @@ loops).
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,10 @@ Node = torch.fx.Node
 
 CONVOLUTIONS = (torch.float32, torch.bfloat16)
 """Dtypes whose convolutions are packed."""
+
+LEAST_CHANNELS = 8
+LARGEST_WINDOW = 25
+"""Depthwise convolutions with at least so many channels and at most so large a window are left to loops."""
 
 ACTIVATIONS: dict[Any, str] = {aten.silu.default: "swish", aten.hardswish.default: "hardswish"}
 """Activations that the library fuses exactly, and their names there."""
@@ -167,7 +172,11 @@ class _Packing:
         if norm is not None:
             weight, bias = self.folded(node, norm, weight, bias)  # type: ignore[arg-type]
             after = next(iter(norm.users))
-        made = self.product_by_images(node, after, x, weight, bias) if self.is_product(node) else None  # type: ignore[arg-type]
+        made = None
+        if self.is_small_depthwise(node):
+            made = self.channels_side_by_side(node, after, x, weight, bias)  # type: ignore[arg-type]
+        elif self.is_product(node):
+            made = self.product_by_images(node, after, x, weight, bias)  # type: ignore[arg-type]
         if made is None:
             made = self.packed_convolution(node, after, x, weight, bias)  # type: ignore[arg-type]
         if norm is not None:
@@ -184,6 +193,24 @@ class _Packing:
         packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
         operands: tuple[Any, ...] = (x, packed, bias, padding, stride, dilation, groups, "none", [], "")
         made = self.new(torch.ops.mkldnn._convolution_pointwise.default, operands, node.meta["type"], after)
+        self.replace(after, made)
+        return made
+
+    def is_small_depthwise(self, node: Node) -> bool:
+        """Whether each channel has a small window of its own, over images whose channels lie side by side: loops compute that together
+        with what stands before and behind it (loops/lower/convolution.py), and the library's passes over memory are saved."""
+        arguments: Any = node.args
+        x, weight, groups = arguments[0].meta["type"], arguments[1].meta["type"], arguments[8]
+        channels, _, *window = weight.shape
+        by_channels = groups == channels == x.shape[1] and channels >= LEAST_CHANNELS and math.prod(window) <= LARGEST_WINDOW
+        return by_channels and x.stride[1] == 1 and node.meta["type"].stride[1] == 1
+
+    def channels_side_by_side(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node:
+        """The same convolution in place of `after`, its weights laid out as (window, 1, channels)."""
+        turned = self.call(aten.permute.default, weight, [2, 3, 1, 0], at=node)
+        dense = self.call(aten.clone.default, turned, at=node, memory_format=torch.contiguous_format)
+        back = self.call(aten.permute.default, dense, [3, 2, 0, 1], at=node)
+        made = self.new(aten.convolution.default, (x, back, bias, *node.args[3:]), node.meta["type"], after)
         self.replace(after, made)
         return made
 

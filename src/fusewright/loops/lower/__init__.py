@@ -2,6 +2,7 @@
 
 from fusewright.loops.lower import (
     activations,
+    convolution,
     factories,
     indexing,
     interpolation,
@@ -19,6 +20,7 @@ from fusewright.loops.lower.driver import lower
 
 __all__ = [
     "activations",
+    "convolution",
     "factories",
     "indexing",
     "interpolation",

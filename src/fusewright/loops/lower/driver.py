@@ -231,7 +231,7 @@ class Lowering:
         if user.target is operator.getitem:
             return self.needs_memory(user)
         row = registry.find(user.target)
-        if row is None:
+        if row is None or (row.accepts is not None and not row.accepts(user)):
             return not isinstance(user.meta.get("type"), (int, Expr))
         return row.view and self.needs_memory(user)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.fx
 
 from fusewright.records import dataclass
 
@@ -22,11 +23,13 @@ class Fallback(Exception):
 class Row:
     """`function(call, *args, **kwargs)` gives a Value (or a tuple of them, None for an output that does not exist).
 
-    view: the result aliases the first argument, as a pure index map.
+    view: the result aliases the first argument, as a pure index map. accepts: for a row that leaves most calls to the operator (by
+    `Fallback`), whether it takes the call of this node.
     """
 
     function: Callable[..., Any]
     view: bool = False
+    accepts: Callable[[torch.fx.Node], bool] | None = None
 
 
 _ROWS: dict[torch._ops.OpOverload, Row] = {}
@@ -42,7 +45,9 @@ def operator(name: str) -> torch._ops.OpOverload | None:
     return None if packet is None else getattr(packet, overload or "default", None)
 
 
-def lowers(*names: str, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def lowers(
+    *names: str, view: bool = False, accepts: Callable[[torch.fx.Node], bool] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers the decorated function as the row of these operators."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +58,7 @@ def lowers(*names: str, view: bool = False) -> Callable[[Callable[..., Any]], Ca
             elif target in _ROWS:
                 raise ValueError(f"two rows for {name}")
             else:
-                _ROWS[target] = Row(function, view)
+                _ROWS[target] = Row(function, view, accepts)
         return function
 
     return register
