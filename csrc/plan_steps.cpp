@@ -2,6 +2,8 @@
 // Takes a Program and a Frame whose inputs, values and memory are in place; gives Python objects or an exception.
 // Always holds: before the first change of an input every failure is a RuntimeFallback (the call can be repeated eagerly); after it, the
 // error itself. The GIL is dropped around work worth it and held whenever Python objects are touched.
+#include <sys/mman.h>
+
 #include <chrono>
 #include <cstring>
 
@@ -315,12 +317,32 @@ void Runner::release(int32_t slot) {
     f.owned[slot] = 0;
 }
 
+namespace {
+// The C library maps so large an allocation afresh every time: each of its pages costs a fault at the first write, so few large pages.
+constexpr int64_t kLargeAllocation = int64_t(32) << 20;
+constexpr uintptr_t kHugePage = uintptr_t(2) << 20;
+
+void ask_for_huge_pages(void *memory, int64_t size) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) & ~(kHugePage - 1);
+    uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(size)) & ~(kHugePage - 1);
+    if (last > first) madvise(reinterpret_cast<void *>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)size;
+#endif
+}
+}  // namespace
+
 bool Runner::allocate(int32_t slot) {
     const Slot &s = p.slots[slot];
     Handle handle = nullptr;
     if (torch.empty_strided(s.ndim, v + s.sizes, v + s.strides, s.dtype, s.device, s.device_index, &handle) != 0)
         return fail(torch_error("allocating a tensor"), PyExc_RuntimeError);
     store(slot, handle, true, nullptr);
+    int64_t size = s.itemsize;
+    for (int32_t i = 0; i < s.ndim; i++) size *= v[s.sizes + i];
+    void *memory = nullptr;
+    if (size >= kLargeAllocation && s.device == config.cpu && torch.data_ptr(handle, &memory) == 0) ask_for_huge_pages(memory, size);
     return pointer(slot);
 }
 

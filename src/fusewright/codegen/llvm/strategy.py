@@ -31,6 +31,7 @@ EXPENSIVE = {  # in simple vector operations
     **dict.fromkeys(("asinh", "acosh", "atanh", "erfc", "lgamma", "pow", "hypot", "fmod", "remainder", "floor_divide", "trunc_divide"), 90),
 }  # fmt: skip
 _CONTIGUOUS, _SPREAD, _REVERSED, _GATHER, _SCATTER = 1.0, 0.1, 2.0, 10.0, 18.0
+CONFLICT, _CONFLICTING = 1024, 3.0  # lanes so many elements apart (or a multiple) share few sets of a cache, and drive each other out
 
 
 @dataclass(slots=True)
@@ -139,6 +140,8 @@ def _access_cost(view: StageView, access: Access, axis: Axis, lanes: int) -> flo
         return _SCATTER if access.store else _GATHER
     stride = sizes.coefficient(access.index, axis.symbol)
     if isinstance(stride, int):
+        if stride and stride % CONFLICT == 0:
+            return (_SCATTER if access.store else _GATHER) * _CONFLICTING
         if stride == 0:
             return _SCATTER if access.store else _SPREAD
         if stride == 1:
