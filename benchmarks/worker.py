@@ -65,7 +65,9 @@ def onnx_session(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
             return tuple(_tensors(self.function(*tensors[: len(args)], **named)))
 
     file = io.BytesIO()
+    torch.backends.mha.set_fastpath_enabled(False)  # one operator that ONNX does not have
     torch.onnx.export(Flat().eval(), (*args, *kwargs.values()), file, dynamo=False, opset_version=17)
+    torch.backends.mha.set_fastpath_enabled(True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])

@@ -774,7 +774,7 @@ def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim
 _NODE_ARGUMENTS = (
     int, float, complex, str, bytes, range, type(None), type(Ellipsis), type, torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.Generator, enum.Enum, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    torch.finfo, torch.iinfo, torch.nn.Module,
+    torch.finfo, torch.iinfo, torch.nn.Module, torch.ScriptObject,
 )  # fmt: skip
 
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch._ops import OpOverload
 
-from fusewright.graph.rules import cpu, create, linear, pointwise, reductions, views
+from fusewright.graph.rules import cpu, create, linear, pointwise, quantized, reductions, views
 from fusewright.graph.rules.common import Rule, Undecided
 from fusewright.graph.rules.create import exact_device
 from fusewright.graph.types import TensorType
 
-RULES: dict[OpOverload, Rule] = {**cpu.RULES, **create.RULES, **linear.RULES, **pointwise.RULES, **reductions.RULES, **views.RULES}
+_FILES = (cpu, create, linear, pointwise, quantized, reductions, views)
+RULES: dict[OpOverload, Rule] = {op: rule for file in _FILES for op, rule in file.RULES.items()}
 
 
 def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:

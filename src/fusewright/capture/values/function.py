@@ -124,4 +124,5 @@ EXACT: dict[type, Any] = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
     types.CellType: load_cell,
     functools.partial: load_partial,
     torch.Generator: load_is,
+    torch.ScriptObject: load_is,
 }
