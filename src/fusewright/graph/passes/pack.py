@@ -20,6 +20,7 @@ import torch.fx
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
+from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType, contiguous_strides
 
 aten = torch.ops.aten
@@ -55,6 +56,12 @@ class _Packing:
         self.build = Builder(graph)
         self.stable = stable_nodes(graph)
         self.packed: dict[Any, Node] = {}
+
+    def example(self, size: Dim) -> int:
+        """A size as the library is told it when it chooses a layout, which any other size may then use too."""
+        if isinstance(size, int):
+            return size
+        return LEAST_SIZE if self.build.env is None else self.build.env.hint(size)
 
     def is_stable(self, *nodes: Any) -> bool:
         return all(node is None or node in self.stable for node in nodes)
@@ -121,16 +128,16 @@ class _Packing:
             return
         if type_.dtype not in LEAST_ROWS or (type_.dtype is torch.bfloat16 and not _has_bf16()):
             return
-        if not all(isinstance(size, int) for size in (*type_.shape, *x.meta["type"].shape, *kind.shape)):  # type: ignore[union-attr]
+        if not all(isinstance(size, int) for size in kind.shape):
             return
-        if type_.numel() == 0 or not self.rewrites.allow(f"packed weight: {node.name}"):
+        if 0 in type_.shape or not self.rewrites.allow(f"packed weight: {node.name}"):
             return
         norm = self.norm_after(node) if type_.dtype is torch.float32 else None
         after = node
         if norm is not None:
             weight, bias = self.folded(node, norm, weight, bias)  # type: ignore[arg-type]
             after = next(iter(norm.users))
-        kind, sizes = weight.meta["type"], list(x.meta["type"].shape)  # type: ignore[union-attr]
+        kind, sizes = weight.meta["type"], [self.example(size) for size in x.meta["type"].shape]  # type: ignore[union-attr]
         reorder = torch.ops.mkldnn._reorder_convolution_weight.default
         packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
         made = self.new(
