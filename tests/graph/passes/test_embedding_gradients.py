@@ -68,3 +68,18 @@ def test_a_gradient_that_is_read_before_it_is_added_to_stays() -> None:
         run(weight).backward()
         results.append(weight.grad)
     torch.testing.assert_close(*results)
+
+
+def test_a_view_of_another_gradient_is_not_written_to() -> None:
+    """The matrix that the embedding's gradient is added to is another tensor's gradient as well, in another shape."""
+    flat, index = torch.randn(28, requires_grad=True), torch.tensor([0, 3, 3])
+
+    def program(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        matrix = flat.exp().view(7, 4)
+        return functional.embedding(index, matrix).sum() + (matrix @ matrix.t()).sum(), matrix
+
+    results = []
+    for run in (fusewright.compile(program), program):
+        loss, matrix = run(flat)
+        results.append(torch.autograd.grad(loss + (matrix * 3).sum(), (flat, matrix), allow_unused=True)[0])
+    torch.testing.assert_close(*results)
