@@ -28,13 +28,12 @@ class Tied(nn.Module):
         return functional.linear(x, self.embedding.weight).logsumexp(-1).sum() if self.tied else x.square().sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("padding", [None, 0, 4])
-def test_gradients_are_eagers(padding: int | None, layers: int, tied: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("padding", [None, 4])
+def test_gradients_are_eagers(padding: int | None, layers: int, tied: bool) -> None:
     torch.manual_seed(0)
-    net = Tied(padding, layers, tied).to(dtype)
+    net = Tied(padding, layers, tied)
     reference = copy.deepcopy(net)
     inputs = torch.randint(0, 11, (3, 5)), torch.tensor([[4, 0], [0, 4], [4, 4]])
     texts: list[str] = []
