@@ -15,7 +15,7 @@ from torch import nn
 
 import fusewright
 from fusewright import decorators, marks
-from fusewright.events import STREAM, Captured, Event
+from fusewright.events import STREAM, Captured, Event, Recompiling
 
 OURS_AND_TORCHS = pytest.mark.parametrize("api", [fusewright, torch.compiler], ids=["fusewright", "torch.compiler"])
 
@@ -364,6 +364,35 @@ def test_a_mark_that_the_program_contradicts_is_an_error_that_names_the_line(mar
     x = torch.randn(5, 4)
     marker().maybe_mark_dynamic(x, 0)
     torch.testing.assert_close(fusewright.compile(f, backend=backend)(x), f(x))
+
+
+def test_a_range_that_the_program_does_not_take_whole_is_an_error_that_names_the_line() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 32:
+            return x * 2
+        return x + 1
+
+    x = torch.randn(16, 4)
+    fusewright.mark_dynamic(x, 0, min=2, max=64)
+    with pytest.raises(fusewright.DynamicMarkError, match=rf"at most 32 at .*:{f.__code__.co_firstlineno + 1} in .*max=32"):
+        fusewright.compile(f)(x)
+    fusewright.reset()
+    x = torch.randn(16, 4)
+    fusewright.mark_dynamic(x, 0, min=2, max=32)
+    assert compiles(f, x, torch.randn(20, 4)) == 1
+
+
+def test_a_recompile_says_which_line_asked_for_the_size() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return y * 2 if x.shape[0] > 8 else y
+
+    events: list[Event] = []
+    compiled = fusewright.compile(f, dynamic=True)
+    with STREAM.listening(events.append):
+        compiled(torch.randn(9, 2)), compiled(torch.randn(5, 2))
+    (recompile,) = [event for event in events if isinstance(event, Recompiling)]
+    assert f"asked at {__file__}:{f.__code__.co_firstlineno + 2} in " in recompile.failures[0], recompile
 
 
 def test_marks_check_their_arguments() -> None:

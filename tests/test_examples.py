@@ -1,4 +1,4 @@
-"""The example programs of the semantics document (1 to 7, 9, 10, 14 and 15), as users would write them."""
+"""The example programs of the semantics document (1 to 7, 9, 10, 11, 14 and 15), as users would write them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
+from fusewright.events import STREAM, Compiled, Event
 
 
 def collecting_backend(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
@@ -63,6 +64,35 @@ def test_2_disabled_function_in_the_middle_gives_two_graphs_and_prints_every_tim
         torch.testing.assert_close(compiled(x), net.second(torch.relu(net.first(x))))
         assert capsys.readouterr().out.count("sum is") == 1, f"call {count}"
     assert len(graphs) == 2
+
+
+def test_2_with_dynamic_inputs() -> None:
+    """The two graphs around a disabled function serve every batch size: two compiles of each part."""
+    seen: list[int] = []
+
+    @fusewright.disable
+    def report(x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return x
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(report(torch.relu(self.first(x))))
+
+    net = Net().eval()
+    compiled = fusewright.compile(net)
+    events: list[Event] = []
+    sizes = (3, 5, 8, 1, 64)
+    with torch.no_grad(), STREAM.listening(events.append):
+        for size in sizes:
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(compiled(x), net.second(torch.relu(net.first(x))))
+    assert seen == list(sizes)
+    assert sum(isinstance(event, Compiled) for event in events) == 4
 
 
 class SimpleMLP(nn.Module):
@@ -212,6 +242,19 @@ def test_10_transformer_layer_under_every_mode(arguments: dict[str, Any]) -> Non
         for shape in ((2, 10, 32), (3, 10, 32), (2, 10, 32)):
             x = torch.randn(shape)
             torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_11_linear_relu_takes_two_compiles_or_one_with_dynamic() -> None:
+    net = nn.Sequential(nn.Linear(16, 8), nn.ReLU()).eval()
+    for dynamic, expected in ((None, 2), (True, 1)):
+        fusewright.reset()
+        compiled = fusewright.compile(net, dynamic=dynamic)
+        events: list[Event] = []
+        with torch.no_grad(), STREAM.listening(events.append):
+            for batch in (32, 64, 128):
+                x = torch.randn(batch, 16)
+                torch.testing.assert_close(compiled(x), net(x))
+        assert sum(isinstance(event, Compiled) for event in events) == expected, dynamic
 
 
 def test_14_a_python_print_of_constants_follows_eager(capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,6 +180,8 @@ class Compiler:
             differentiate=record_backward if self.backend.trains else None,
             follows_autograd=self.backend.follows_autograd,
             own_random=self.backend.own_random and not settings["fallback_random"],
+            data_shapes=settings["capture_dynamic_output_shape_ops"],
+            data_numbers=settings["capture_scalar_outputs"],
         )
 
     def wrap(self, function: Callable[..., Any]) -> Any:

@@ -40,6 +40,10 @@ OPTIONS: dict[str, Option] = {
     ),
     "layout": Option(bool, True, "let convolution chains run in channels-last memory format inside the graph"),
     "pack_weights": Option(bool, True, "keep weights in the layout that library operators like best (inference; takes memory for a copy)"),
+    "capture_dynamic_output_shape_ops": Option(
+        bool, False, "nonzero, boolean masks, unique and the like become part of the graph, with a size that is known at run time"
+    ),
+    "capture_scalar_outputs": Option(bool, False, "item() of an integer tensor becomes part of the graph, as a number known at run time"),
     "background": Option(bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"),
     "disk_cache": Option(bool, True, "keep compiled graphs on disk and take them from there"),
     "fusion": Option(bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"),

@@ -15,13 +15,14 @@ import torch.fx
 from fusewright import _native
 from fusewright.backends.numbers import plain_sources
 from fusewright.capture.frame import CapturedFrame
-from fusewright.capture.guard_types import SMALL_SIZES
+from fusewright.capture.guard_types import SMALL_SIZES, STRIDE
 from fusewright.capture.guards import Guard, build_program
 from fusewright.capture.sources import Source, TensorSize
 from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import env_of
 from fusewright.graph.equivalence import same_for
-from fusewright.graph.sizes import Dim, Expr
+from fusewright.graph.sizes import Dim, Expr, substitute
+from fusewright.graph.write_sizes import write_sizes
 from fusewright.records import dataclass
 
 
@@ -55,39 +56,69 @@ def widened(
     `clean`: the graph passes; `values`, `function`: the call at hand."""
     if general.graph is None or frame.graph is None or frame.eager_reason or frame.finish_text != general.frame.finish_text:
         return None
-    if frame.backward != general.frame.backward or len(frame.breaks) != len(general.frame.breaks):
+    if len(frame.breaks) != len(general.frame.breaks):
         return None
     sizes = _sizes(general, frame)
-    if sizes is None:
+    if sizes is None or _backward(general.frame, sizes) != _backward(frame, {}):
         return None
     placeholders = _placeholders(general.frame.inputs, general.graph), _placeholders(frame.inputs, frame.graph)
     if placeholders[0].keys() != placeholders[1].keys():
         return None
     inputs = {name: placeholders[1][source] for source, name in placeholders[0].items()}
+    fixed: dict[Expr, Dim] = {symbol: size for symbol, size in sizes.items() if isinstance(size, int)}
     try:
-        graphs = clean(copy_of(general.graph)), clean(copy_of(frame.graph))
-    except CannotFunctionalise:
+        graphs = clean(write_sizes(copy_of(general.graph), lambda d: substitute(d, fixed))), clean(copy_of(frame.graph))
+        if not same_for(graphs[0], graphs[1], inputs, sizes, (general.frame.constants, frame.constants)):
+            return None
+    except (CannotFunctionalise, ZeroDivisionError):  # for these sizes the general code divides by one that is 0
         return None
-    if not same_for(graphs[0], graphs[1], inputs, sizes, (general.frame.constants, frame.constants)):
-        return None
-    relations = [guard for guard in (*general.frame.guards, *general.frame.later_guards()) if _is_kept(guard)]
+    symbols = env_of(general.graph).symbols.values()  # type: ignore[union-attr]
+    empty = {known.source.base for known in symbols if isinstance(known.source, TensorSize) and fixed.get(known.symbol) == 0}
+    relations = [guard for guard in (*general.frame.guards, *general.frame.later_guards()) if _is_kept(guard, empty)]
     program = build_program((*frame.guards, *frame.later_guards(), *relations), plain_sources(general.frame.inputs)[0])
     if not program.check(values, function):
         return None
     return _native.Entry(program, general.entry.graph, general.entry.finish)
 
 
-def _is_kept(guard: Guard) -> bool:
-    return guard.kind == "SIZE" and guard.why != SMALL_SIZES
+def _is_kept(guard: Guard, empty: set[Source]) -> bool:
+    """Whether a guard of the general compile must hold. The strides of a tensor without elements (in `empty`) matter to nobody."""
+    return guard.kind == "SIZE" and guard.why != SMALL_SIZES and not (guard.why == STRIDE and guard.source in empty)
+
+
+def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
+    """A frame's backward, so that two compare: inputs by their sources (a graph over symbolic sizes has more of them), sizes as given."""
+    backward = frame.backward
+    if backward is None:
+        return None
+
+    def source(position: int) -> Source:
+        return frame.inputs[position]
+
+    def written(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(map(written, value))
+        if isinstance(value, dict):
+            return tuple((name, written(item)) for name, item in sorted(value.items()))
+        return substitute(value, sizes) if isinstance(value, Expr) else value
+
+    rebuilt: Any = backward.rebuilt and tuple(
+        ((one.base[0], source(one.base[1]) if one.base[0] == "input" else one.base[1]), written(one.steps), one.no_grad, one.leaf)
+        for one in backward.rebuilt
+    )
+    updates = tuple((source(position), output) for position, output in backward.updates)
+    gradients = tuple(map(source, backward.gradients))
+    return backward.outputs, backward.tangents, gradients, updates, rebuilt, backward.replayable, backward.freed
 
 
 def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
     """What the symbols of `general` are in `frame`; None when one is not there, or none is small."""
     old, new = env_of(general.graph), env_of(frame.graph)  # type: ignore[arg-type]
-    if old is None:
+    if old is None or old.unbacked or (new is not None and new.unbacked):
         return None
     symbols = {} if new is None else {known.source: known.symbol for known in new.symbols.values()}
     examples = dict(zip(frame.inputs, frame.example_inputs, strict=True))
+    constants = {guard.source: guard.value for guard in frame.guards if guard.kind == "EQUALS" and type(guard.value) is int}
     found: dict[Expr, Dim] = {}
     for symbol, known in old.symbols.items():
         source: Any = known.source
@@ -95,9 +126,11 @@ def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
             found[symbol] = symbols[source]
         elif isinstance(source, TensorSize) and isinstance(examples.get(source.base), torch.Tensor):
             found[symbol] = int(examples[source.base].shape[source.dim])  # type: ignore[attr-defined]
+        elif source in constants and symbol in old.numbers:
+            found[symbol] = constants[source]  # type: ignore[assignment]
         else:
             return None
-    small = any(isinstance(size, int) and size < 2 and symbol in old.assumed for symbol, size in found.items())
+    small = any(isinstance(size, int) and 0 <= size < 2 and symbol in old.assumed for symbol, size in found.items())
     return found if small else None
 
 
@@ -105,6 +138,6 @@ def _placeholders(inputs: Sequence[Source], graph: torch.fx.Graph) -> dict[Sourc
     """The placeholder of each input that is no size."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     count = len(inputs)  # a joint graph has further placeholders: its tangents
-    found: dict[Any, str] = {source: node.name for source, node in zip(inputs, nodes) if not isinstance(source, TensorSize)}
+    found: dict[Any, str] = {source: node.name for source, node in zip(inputs, nodes) if not isinstance(node.meta["type"], Expr)}
     found.update({number: node.name for number, node in enumerate(nodes[count:])})
     return found

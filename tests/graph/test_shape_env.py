@@ -7,7 +7,7 @@ import torch
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Relation, symbol
+from fusewright.graph.sizes import Relation, maximum, symbol
 from fusewright.graph.symint import dim_of, size_of
 
 
@@ -42,6 +42,36 @@ def test_divisibility_is_learnt() -> None:
     assert env.known(Relation("==", (s // 8) * 8, s)) is True
     assert env.known(Relation("==", s, 20)) is False
     assert len(env.guards) == 1
+
+
+def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 11, None), env.create("s1", 7, None)
+    last = s - 2 * (s // 2)
+    assert env.guard(Relation("==", last, 1)) and env.has_equalities
+    assert env.simplify(last) == 1 and env.simplify(8 * t * last + 3) == 8 * t + 3 and env.known(Relation("==", last * t, t)) is True
+    env = ShapeEnv()
+    s = env.create("s0", 2, None)
+    assert env.guard(Relation("==", s // 2, 1)) and env.simplify(s // 2) == 1 and env.simplify((s // 2 + 7) // 4) == 2
+    assert env.simplify(s) is s and [str(g) for g in env.guards] == ["s0//2 == 1"]
+
+
+def test_ranges_are_learnt() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 64, None)
+    assert env.guard(Relation("<=", 16, s)) and env.known(Relation("<", 0, s // 16)) is True and env.known(Relation("==", s // 16, 0)) is False
+    assert env.guard(Relation("<", 1, s // 16)) and env.range_of(s) == (32, None) and env.known(Relation("==", maximum(s // 16, 1), s // 16)) is True
+    assert env.guard(Relation("<", s // 4, 20)) and env.range_of(s) == (32, 79)
+    assert len(env.guards) == 3
+
+
+def test_sizes_that_depend_on_data_cannot_be_asked_but_stated() -> None:
+    env = ShapeEnv()
+    u = env.create_unbacked(0, None)
+    with pytest.raises(GraphBreak):
+        env.guard(Relation("<", u, 9))
+    assert env.expect(Relation("<", u, 9)) and env.guard(Relation("<=", u, 10)) and not env.guards
+    assert not env.guard(Relation("==", u, 1)) and [str(one) for one in env.assertions()] == ["u0 < 9", "2 <= u0"]
 
 
 def test_hints_and_ranges() -> None:

@@ -37,6 +37,7 @@ K = loop_symbol("k", N)
 L = loop_symbol("l", 96)
 M = loop_symbol("m", 8)
 X = symbol("x", None)
+W = symbol("w", 0)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,13 @@ X = symbol("x", None)
         ((N + 1) * (N - 1) // (N + 1), "s0 - 1"),
         ((4 * IV + M % 4) // 32, "i0//8"),
         (3 - X, "-x + 3"),
+        ((K * 256 + L) // (N * 256), "0"),
+        ((X * 128 + L) // (N * 128), "x//s0"),
+        ((X * 128 + L) % (N * 128), "l + (x%s0)*128"),
+        ((X * N + K) // (N * W), "x//w"),
+        ((X * N * 8 + K * 8 + M) // (W * N * 8), "x//w"),
+        (W * ((X * 128 + L) // (W * 128)) * 128 + (X % W) * 128 + L, "l + x*128"),
+        ((X * 128 + L) // (X * 128), "l//(x*128) + 1"),  # x may be negative
     ],
 )
 def test_canonical_form(built: Dim, text: str) -> None:
@@ -112,7 +120,7 @@ def test_questions() -> None:
     assert str(Relation("<", IV, N)) == "i0 < s0"
 
 
-SYMBOLS: list[Expr] = [IV, M, L, X, N, K]
+SYMBOLS: list[Expr] = [IV, M, L, X, N, K, W]
 
 
 def random_values(rng: random.Random) -> dict[Expr, int]:
@@ -124,6 +132,7 @@ def random_values(rng: random.Random) -> dict[Expr, int]:
         X: rng.randrange(-200, 200),
         N: n,
         K: rng.randrange(n),
+        W: rng.choice([1, 2, 5, 64]),
     }
 
 
@@ -134,7 +143,8 @@ def random_tree(rng: random.Random, depth: int) -> object:
     operator = rng.choice(["+", "+", "+", "*", "//", "%", "min", "max"])
     left = random_tree(rng, depth - 1)
     if operator in ("//", "%"):
-        divisors = [2, 3, 4, 6, 8, 12, 96, 768, -3, -8, ("sym", "s0"), ("*", ("sym", "s0"), 4), ("+", ("sym", "s0"), 1)]
+        divisors = [2, 3, 4, 6, 8, 12, 96, 768, -3, -8, ("sym", "s0"), ("*", ("sym", "s0"), 4), ("+", ("sym", "s0"), 1),
+            ("*", ("*", ("sym", "s0"), ("sym", "w")), 8), ("*", ("sym", "w"), 96)]
         return operator, left, rng.choice(divisors)
     if operator == "*" and rng.random() < 0.8:
         return operator, left, rng.choice([2, 3, 4, 8, 12, 96, -1, ("sym", "s0")])

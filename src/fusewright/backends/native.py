@@ -14,8 +14,11 @@ import torch
 import torch.fx
 
 from fusewright.backends import graph_cache
+from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
+from fusewright.capture.signals import GraphBreak
 from fusewright.codegen.device_kernel import Unsupported
+from fusewright.errors import CannotFunctionalise
 from fusewright.events import Hint, KernelMade
 from fusewright.graph.preparation import Preparation
 from fusewright.runtime.artifact import CompiledGraph
@@ -32,6 +35,8 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         return stages.compile_joint(stages.choose_operators(to_compile, graph), to_compile, compile_half, partition)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
+    if has_data_sizes(to_compile.graph):
+        return _compile_in_parts(to_compile)
     lookup = graph_cache.find(to_compile, to_compile.graph)
     if lookup.plan is not None:
         return lookup.plan
@@ -39,6 +44,18 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
     graph, preparation = stages.pack_parameters(to_compile, graph)
     return _generate(to_compile, lookup, graph, to_compile.function, preparation)
+
+
+def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
+    """A graph with sizes that depend on data."""
+    stages = _stages()
+    try:
+        graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
+        graph, preparation = stages.pack_parameters(to_compile, graph)
+    except GraphBreak as question:  # a pass asks something of a size that nobody knows yet
+        raise CannotFunctionalise(question.detail) from None
+    compiled = in_parts(graph, to_compile.constants, functools.partial(_compile_half, to_compile.without_examples()))
+    return compiled if preparation is None else with_preparation(compiled, preparation, len(to_compile.example_inputs))
 
 
 def _mark_parameters(to_compile: GraphToCompile) -> None:

@@ -44,6 +44,9 @@ _TENSOR_QUERIES = frozenset({
 })  # fmt: skip
 
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 def call_bound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """A bound builtin method."""
     name = fn.__name__
@@ -155,6 +158,8 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         value = tracer.recorder.known_value(owner)
         if value is not None:
             return native(getattr(torch.Tensor, name), value, *args, **kwargs)
+        if tracer.recorder.data_numbers and name in ("item", "__int__", "__index__") and owner.dtype in _INTEGERS and owner.numel() == 1:
+            return tracer.world.torch_call(torch.Tensor.item, (owner,), {})
     if name == "numpy" and not args and not kwargs:
         return arrays.of_tensor(tracer.world, owner)
     tensors.refuse_method(name)

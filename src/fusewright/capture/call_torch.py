@@ -235,6 +235,29 @@ def _check_tensor(position: int) -> Row:
     return check
 
 
+def _check(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch._check of a size: stated, and so learnt; of one that depends on data it is checked at run time, where a call that fails it is
+    repeated eagerly for eager's own error. What fails now is interpreted."""
+    condition = args[0] if args else kwargs.get("cond")
+    if isinstance(condition, torch.SymBool):
+        condition = condition.node.expect_true("", 0)
+    if condition is True:
+        return None
+    check: Any = torch._check
+    return tracer.inline(check, (condition, *args[1:]), {name: value for name, value in kwargs.items() if name != "cond"})
+
+
+def _check_is_size(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    size = args[0] if args else kwargs.get("i")
+    if not isinstance(size, torch.SymInt):
+        check: Any = torch._check_is_size
+        return tracer.inline(check, args, kwargs)
+    most = kwargs.get("max")
+    for condition in (size >= 0, True if most is None else size <= most):
+        _check(tracer, (condition,), {})
+    return None
+
+
 def _interpreted(find: Callable[[Any], types.FunctionType]) -> Row:
     """A function of a module whose other functions are refused."""
     return lambda tracer, args, kwargs: tracer.inline(find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs)
@@ -307,6 +330,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.backends.mha", "get_fastpath_enabled"): _always(False),
     ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(getattr, torch._C._VariableFunctions, args[1]),
     ("torch", "is_tensor"): _is_tensor,
+    ("torch", "_check"): _check,
+    ("torch", "_check_is_size"): _check_is_size,
     ("torch", "_check_tensor_all"): _check_tensor(0),
     ("torch", "_check_tensor_all_with"): _check_tensor(1),
     ("torch", "is_storage"): _always(False),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fusewright.capture.settings import CaptureOptions
     from fusewright.graph.shape_env import ShapeEnv
     from fusewright.graph.sizes import Symbol
+    from fusewright.graph.types import Location
 
 
 def symbolic_dims(
@@ -45,24 +46,38 @@ def symbolic_dims(
         chosen[dim] = made = env.create(f"s{len(env.symbols)}", size, TensorSize(source, dim), lower or 0, upper)
         if dim in marked:
             env.promised.add(made)
+            env.declared[made] = (lower, upper)
     return chosen
 
 
 def check_marks(env: ShapeEnv | None) -> None:
-    """Raises DynamicMarkError for a size that is marked as dynamic and that the program has fixed."""
+    """Raises DynamicMarkError for a size that is marked as dynamic and that the program has fixed, or takes only a part of the range of."""
     if env is None:
         return
     for symbol in env.promised:
         value = env.simplify(symbol)
+        source: Any = env.symbols[symbol].source
+        name = source.base.name if isinstance(source.base, Local) else source.base.text()
         if isinstance(value, int):
-            source: Any = env.symbols[symbol].source
-            stack = env.fixed_at.get(symbol, ())
-            name = source.base.name if isinstance(source.base, Local) else source.base.text()
-            where = f" at {stack[-1]}" if stack else " while the graph was compiled"
             raise DynamicMarkError(
-                f"{name} is marked as dynamic in dimension {source.dim}, but the program fixes that size to {value}{where}. "
+                f"{name} is marked as dynamic in dimension {source.dim}, but the program fixes that size to {value}"
+                f"{_where(env.fixed_at.get(symbol, ()))}. "
                 "Change the line so that any size will do, use maybe_mark_dynamic, or do not mark it."
             )
+        (least, most), (low, high) = env.declared[symbol], env.range_of(symbol)
+        too_small = least is not None and low is not None and low > least
+        too_large = most is not None and high is not None and high < most
+        if too_small or too_large:
+            took = f"at least {low}" if too_small else f"at most {high}"
+            raise DynamicMarkError(
+                f"{name} is marked as dynamic in dimension {source.dim} with sizes {least or 0}..{'' if most is None else most}, but the "
+                f"program takes another path for sizes that are not {took}{_where(env.narrowed_at.get(symbol, ()))}. "
+                f"Mark it with {'min=' + str(low) if too_small else 'max=' + str(high)}, or change the line."
+            )
+
+
+def _where(stack: tuple[Location, ...]) -> str:
+    return f" at {stack[-1]}" if stack else " while the graph was compiled"
 
 
 def _marked(real: torch.Tensor, name: str) -> set[int]:

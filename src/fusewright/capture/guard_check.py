@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from fusewright import _native
-from fusewright.capture.guard_types import MISSING, Guard, Missing, TensorGuard
+from fusewright.capture.guard_types import ASKED_AT, MISSING, Guard, Missing, TensorGuard
 from fusewright.capture.sources import (
     Attribute,
     Closure,
@@ -505,7 +505,8 @@ def failure_text(guard: Guard, locals: tuple[object, ...], function: types.Funct
                     values.append(f"{_size_name(sources[symbol])} is {evaluate(sources[symbol], locals, function)}")
                 except SourceError:
                     values.append(f"{_size_name(sources[symbol])} is gone")
-            return f"{relation_text(tree, sources)} no longer holds: {', '.join(values)}"
+            line = f" ({guard.why})" if guard.why.startswith(ASKED_AT) else ""
+            return f"{relation_text(tree, sources)} no longer holds{line}: {', '.join(values)}"
     try:
         now = evaluate(guard.source, locals, function)
     except SourceError:

@@ -148,6 +148,12 @@ SMALL_SIZES = "a size of 0 or 1 may broadcast or vanish"
 """Why a size is guarded to be 2 or more. Such a guard is given up where the graph is shown to do the same (widening.py)."""
 
 
+ASKED_AT = "asked at "
+"""How the reason of a guard on sizes begins that the program has asked for; its line follows."""
+STRIDE = "a stride that follows from the sizes"
+"""Why a stride is guarded to be a product of sizes. Of a tensor without elements it need not be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """One fact about the outside world. `why` says what asked for it, where that was not the program."""

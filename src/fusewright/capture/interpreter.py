@@ -34,6 +34,7 @@ from fusewright.graph.recorder import Recorder
 from fusewright.graph.runtime_float import float_of_size
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.traced_tensor import TracedTensor, memory_root
+from fusewright.records import replace
 
 __all__ = ["Frame", "Tracer", "capture_frame"]
 
@@ -60,6 +61,8 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
                 return attempt.run()
             except _ImpureBackward:
                 custom_gradients = False
+            except _GradientThroughSize:
+                options = replace(options, data_shapes=False, data_numbers=False)
             except GraphBreak as signal:
                 if options.fullgraph:
                     raise
@@ -119,6 +122,10 @@ class _ImpureBackward(Signal):
     """The backward of a custom autograd function, or a hook, has effects: the frame is captured again with these as graph breaks."""
 
 
+class _GradientThroughSize(Signal):
+    """Gradients are wanted of a graph with sizes that depend on data: the frame is captured again with these operators as graph breaks."""
+
+
 class _Attempt:
     """One attempt. `broken` is the break in front of which it stops (None: it runs to the end)."""
 
@@ -136,6 +143,8 @@ class _Attempt:
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
         tracer.recorder = Recorder(options.level, env, tracer.stack)
         tracer.recorder.draws = Draws() if options.own_random else None
+        if options.level == "aten" and env is not None:
+            tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
         if env is not None and options.level == "aten":
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)
@@ -204,6 +213,8 @@ class _Attempt:
         recorder, options = self.tracer.recorder, self.tracer.options
         if options.follows_autograd or recorder.level == "torch" or not _wants_gradients(recorder, outputs):
             return None, outputs, ""
+        if recorder.env is not None and recorder.env.unbacked:
+            raise _GradientThroughSize
         if options.differentiate is None:
             return None, outputs, "the backend has no backward"
         return options.differentiate(recorder, outputs)

@@ -26,7 +26,7 @@ from fusewright.capture.values import cls as classes
 from fusewright.capture.values.array import TracedArray
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.dict import OutsideDict
-from fusewright.capture.values.symbolic import NUMBERS, SYMBOLIC, concrete, concrete_inside, stays_symbolic
+from fusewright.capture.values.symbolic import NUMBERS, SYMBOLIC, concrete, concrete_inside, is_open, stays_symbolic
 from fusewright.capture.values.text import TensorText, text_of
 from fusewright.graph import runtime_float
 from fusewright.records import dataclass
@@ -248,7 +248,8 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
     if left_type in SCALARS and right_type in SCALARS:
         if left_type not in NUMBERS or right_type not in NUMBERS:
             left, right = concrete(left), concrete(right)
-        return concrete(native(row.function, left, right))
+        answer = native(row.function, left, right)
+        return answer if is_open(answer) else concrete(answer)
     if left_type is TracedArray or right_type is TracedArray:
         return arrays.binary(world, op, left, right)
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):

@@ -32,8 +32,10 @@ from fusewright.capture.values import cls as classes
 from fusewright.capture.values.array import ArrayMethod, TracedArray
 from fusewright.capture.values.constant import FROZEN_TYPES
 from fusewright.capture.values.function import is_free_function
+from fusewright.capture.values.symbolic import is_open
 from fusewright.capture.values.text import TensorText
 from fusewright.graph.runtime_float import node_of
+from fusewright.graph.symint import size_of
 
 if TYPE_CHECKING:
     from fusewright.capture.finish import Code
@@ -454,6 +456,15 @@ def _build_view(method: str) -> Callable[[Code, Any], str]:
     return build_view
 
 
+def _build_comparison(code: Code, value: torch.SymBool) -> str:
+    """An answer that is guarded; of sizes that depend on data, the comparison itself."""
+    if not is_open(value):
+        return repr(value.node.guard_bool("", 0))
+    relation, env = value.node.value, value.node.env
+    left, right = (str(side) if isinstance(side, int) else code.output(size_of(side, env)) for side in (relation.left, relation.right))
+    return f"({left} {relation.op} {right})"
+
+
 BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     list: _build_list,
     dict: _build_dict,
@@ -478,7 +489,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     TensorText: _build_text,
     torch.SymInt: lambda code, value: code.output(value),
     torch.SymFloat: _build_float,
-    torch.SymBool: lambda code, value: repr(value.node.guard_bool("", 0)),
+    torch.SymBool: _build_comparison,
     InterpretedGenerator: _build_generator,
     AbsentTraceback: _refuse("a traceback"),
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),

@@ -35,6 +35,8 @@ class CaptureOptions:
                     backend runs operators that autograd follows by itself, or has no backward
     own_random      dropout draws from the kernels' own generator (graph/draws.py), not from PyTorch's
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
+    data_shapes     operators whose result has a size that depends on data are recorded, see graph/data_sizes.py; else they break the graph
+    data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
     size_history    sizes seen so far by (code, source), None where they differed: the one thing that captures add to
     """
 
@@ -50,4 +52,6 @@ class CaptureOptions:
     differentiate: Callable[..., Any] | None = None
     follows_autograd: bool = True
     own_random: bool = False
+    data_shapes: bool = False
+    data_numbers: bool = False
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

@@ -24,7 +24,7 @@ from fusewright.capture.aliasing import alias_guards
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.dynamic import check_marks
 from fusewright.capture.effects import Effects
-from fusewright.capture.guard_types import SMALL_SIZES
+from fusewright.capture.guard_types import ASKED_AT, SMALL_SIZES
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.native import native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
@@ -312,12 +312,13 @@ class World:
             for known in env.symbols.values():
                 if known.symbol in env.assumed:
                     sizes.append(Guard("SIZE", known.source, (Relation("<=", 2, known.symbol), sources), SMALL_SIZES))
-                if known.symbol.lower:
+                if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
                     bound = Relation("<=", known.symbol.lower, known.symbol)
                     sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
                 if known.symbol.upper is not None:
                     sizes.append(Guard("SIZE", known.source, (Relation("<=", known.symbol, known.symbol.upper), sources), "marked range"))
-            sizes += [Guard("SIZE", FunctionSource(), (relation, sources), "learnt from the program") for relation in env.guards]
+            for relation, stack in zip(env.guards, env.asked_at, strict=True):
+                sizes.append(Guard("SIZE", FunctionSource(), (relation, sources), f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass"))
             for _, source, traced in self.inputs:
                 sizes += tensor.stride_guards(self, source, traced)
         tensors = [

@@ -248,6 +248,8 @@ class _Builder:
         if extern.placement == "out":
             written += [buffer for buffer in extern.outputs if buffer is not None]
         self.before_writing(written)
+        empty = [name for name in sorted(names) if 0 in self.plan.buffers[name].shape and self.slots[self.slot_of(name)].kind == "fresh"]
+        self.before_writing(empty)  # no kernel writes what has no elements
         calls = encode_extern(extern, self, devices, self.available)
         touched = dict.fromkeys(slot for call in calls for slot in slots_of(call))
         self.steps.extend(SlotStep("window", slot) for slot in touched if self.slots[slot].kind == "window")

@@ -113,7 +113,7 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
     if "device" in kwargs or (not made and any(a.name == "device" for a in op._schema.arguments)):
         lowered_kwargs["device"] = META
     lowered_kwargs.pop("pin_memory", None)
-    if env is not None and env.symbols:
+    if env is not None and (env.symbols or env.unbacked):
         with torch._C._EnablePythonDispatcher():
             result = op(*lowered_args, **lowered_kwargs)
     else:

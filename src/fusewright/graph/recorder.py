@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak, Signal
-from fusewright.graph import draws, scalar_operands, shape_rules
+from fusewright.graph import data_sizes, draws, scalar_operands, shape_rules
 from fusewright.graph.draws import Draws
 from fusewright.graph.known_values import LITERAL, known_value
 from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, type_of
@@ -35,6 +35,7 @@ from fusewright.graph.runtime_float import float_of_tensor
 from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
+from fusewright.graph.strides import shares_elements, symbolic_strides
 from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata, replace_metadata
 from fusewright.graph.types import Location, TensorType
@@ -93,6 +94,7 @@ class Recorder:
     Set by the capture as it goes: custom_gradients (a custom autograd function or a hook has a part in the gradients), freed (the program
     has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]),
     draws (dropout draws from the kernels' own generator; None: from PyTorch's).
+    Set by its options: data_shapes, data_numbers (sizes that depend on data are recorded: graph/data_sizes.py).
     """
 
     def __init__(
@@ -117,10 +119,12 @@ class Recorder:
         self.freed = False
         self.recompute = False
         self.draws: Draws | None = None
+        self.data_shapes = self.data_numbers = False
+        self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}  # (version of the tensor, what nonzero or item gave for it)
 
     @property
     def symbolic(self) -> bool:
-        return self.env is not None and bool(self.env.symbols)
+        return self.env is not None and (bool(self.env.symbols) or self.data_shapes or self.data_numbers)
 
     # --- inputs
 
@@ -138,7 +142,7 @@ class Recorder:
         stride: tuple[Dim, ...] = tuple(tensor.stride())
         if symbolic_dims:
             shape = tuple(symbolic_dims.get(axis, size) for axis, size in enumerate(shape))
-            stride = _symbolic_strides(tensor, shape)
+            stride = symbolic_strides(tensor, shape)
         if requires_grad is None:
             requires_grad = tensor.requires_grad
         type_ = TensorType(shape, stride, tensor.dtype, tensor.device, requires_grad, 0)
@@ -308,6 +312,8 @@ class Recorder:
         form = _IN_PLACE_VIEWS.get(func)
         if form is not None:
             return self._view_in_place(func, form, args, kwargs)
+        if self.data_shapes and data_sizes.records(func, args):
+            return data_sizes.record(self, func, args, kwargs)
         self._refuse(func, args, kwargs)
         node_args, type_args = self._convert_sequence(args)
         node_kwargs: dict[str, object] = {}
@@ -343,6 +349,14 @@ class Recorder:
         node = self.graph.create_node("call_function", func, tuple(node_args), {})  # type: ignore[arg-type]
         node.meta.update(type=result_type, location=self._here)
         return self._results(facts(func), func, tuple(args), {}, node, result_type)
+
+    def node_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object) -> torch.fx.Node:
+        """The node of an aten-level operator whose arguments are nodes already."""
+        node = self.graph.create_node("call_function", func, args, kwargs)
+        node.meta.update(type=result_type, location=self._here)
+        if not torch.is_grad_enabled():
+            node.meta["no_grad"] = True
+        return node
 
     def submodule(self, module: torch.fx.GraphModule) -> torch.fx.Node:
         """A get_attr node for a graph that an operator of a torch-level graph takes."""
@@ -420,7 +434,7 @@ class Recorder:
     def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         for index in facts(func).written:
             target = argument(func, args, kwargs, index)
-            if type(target) is TracedTensor and _overlaps(target.tensor_type):
+            if type(target) is TracedTensor and shares_elements(target.tensor_type):
                 raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
             if self.level == "aten" and type(target) is TracedTensor:
                 read = [value.node for value in tree_leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
@@ -479,6 +493,8 @@ class Recorder:
         return value, value
 
     def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
+        if self.env is not None and self.env.has_equalities:
+            args, kwargs = self._simplified(args), {name: self._simplified(value) for name, value in kwargs.items()}
         try:
             found = shape_rules.by_rule(func, args, kwargs)
             if found is not NotImplemented:
@@ -488,6 +504,16 @@ class Recorder:
             raise
         except Exception as error:
             raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
+
+    def _simplified(self, value: Any) -> Any:
+        """A rule's argument with the sizes that guards have fixed since it was recorded."""
+        simplify = self.env.simplify  # type: ignore[union-attr]
+        if isinstance(value, TensorType):
+            shape, stride = tuple(map(simplify, value.shape)), tuple(map(simplify, value.stride))
+            return value if shape == value.shape and stride == value.stride else replace(value, shape=shape, stride=stride)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._simplified(item) for item in value])
+        return simplify(value) if isinstance(value, Expr) else value
 
     def _results(
         self,
@@ -659,9 +685,14 @@ def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
     value = recorder.known_value(tensor)
     if value is not None:
         return value.item()
+    if recorder.data_numbers and recorder.env is not None and isinstance(tensor, TracedTensor) and tensor.dtype in _INTEGERS:
+        return data_sizes.number_of(recorder, tensor)
     if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
         raise GraphBreak(*_BREAKS[aten._local_scalar_dense.default])
     return float_of_tensor(recorder, tensor)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
@@ -711,22 +742,6 @@ _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
 }
 
 
-def _overlaps(type_: TensorType) -> bool:
-    """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step over each other
-    (eager's answer then depends on the order of its loop)."""
-    dims = list(zip(type_.shape, type_.stride, strict=True))
-    if not all(isinstance(extent, int) for dim in dims for extent in dim):
-        return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
-    reach = 0
-    steps: list[Any] = sorted((stride, size) for size, stride in dims)  # type: ignore[type-var]
-    for stride, size in steps:
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
-
-
 def _out_tensors(kwargs: Mapping[str, object]) -> list[TracedTensor]:
     out = kwargs.get("out")
     if out is None:
@@ -755,19 +770,6 @@ def _refusal(func: OpOverload) -> tuple[str, str] | None:
             found = ("inplace-metadata", str(func))
         _refusals[func] = found
     return _refusals[func]
-
-
-def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is that product."""
-    sizes, strides = tensor.shape, tensor.stride()
-    result: list[Dim] = list(strides)
-    order = sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis))
-    for position, axis in enumerate(order):
-        for inner in reversed(order[:position]):
-            if sizes[inner] * strides[inner] == strides[axis] and sizes[inner] != 1:
-                result[axis] = shape[inner] * result[inner]
-                break
-    return tuple(result)
 
 
 # What a torch-level graph can hold as an argument besides tensors, sizes and containers of them.

@@ -14,10 +14,13 @@ from fusewright.capture.signals import GraphBreak
 from fusewright.graph.sizes import (
     Dim,
     Expr,
+    FloorDiv,
     Mod,
     Relation,
     Symbol,
+    Term,
     bounds,
+    eliminate,
     evaluate,
     free_symbols,
     is_multiple,
@@ -25,6 +28,7 @@ from fusewright.graph.sizes import (
     known_le,
     substitute,
     symbol,
+    term_key,
 )
 from fusewright.graph.types import Location
 from fusewright.records import dataclass
@@ -45,11 +49,16 @@ class ShapeEnv:
     def __init__(self, location: Callable[[], tuple[Location, ...]] | None = None) -> None:
         self.location = location or (lambda: ())
         self.promised: set[Symbol] = set()  # sizes that the user has marked as dynamic
+        self.declared: dict[Symbol, tuple[int | None, int | None]] = {}  # the ranges that the user has given with such a mark
+        self.narrowed_at: dict[Symbol, tuple[Location, ...]] = {}  # the user's stack where a size was last bounded
         self.fixed_at: dict[Symbol, tuple[Location, ...]] = {}  # the user's stack where an equality was learnt
         self.symbols: dict[Symbol, SizeSymbol] = {}
         self.guards: list[Relation] = []
+        self.asked_at: list[tuple[Location, ...]] = []  # for each guard, the user's stack where it was asked
         self.assumed: set[Expr] = set()  # symbols that are taken to be 2 or more
         self._larger: dict[Expr, Symbol] = {}  # symbol -> the same, 2 or more
+        self.unbacked: list[Symbol] = []  # sizes that depend on data: no source, no example value
+        self.asserted: list[Relation] = []  # what is taken for granted of those, checked at run time
         self.numbers: set[Symbol] = set()  # symbols that are Python ints of the program, not sizes of tensors
         self.float_of: Callable[[Expr], object] | None = None  # makes a run-time float (its node) from such numbers
         self._hints: dict[Expr, int] = {}
@@ -57,6 +66,9 @@ class ShapeEnv:
         self._divisors: dict[Symbol, int] = {}  # learnt: symbol is a multiple of this
         self._not_negative: list[Dim] = []  # learnt: these are >= 0
         self._different: set[Dim] = set()  # learnt: these are != 0
+        self._zero: dict[Dim, Term] = {}  # learnt: these are 0, and no symbol could be solved for; the term that the others replace
+        self._simplified: dict[Dim, Dim] = {}  # what `simplify` has answered since the last fact was learnt
+        self._narrow: dict[Expr, Symbol] = {}  # symbol -> the same, with the range that learnt facts leave it
 
     def create(self, name: str, hint: int, source: object, lower: int = 0, upper: int | None = None) -> Symbol:
         """A new symbol of at least `lower`. Raises ValueError when the hint is out of range."""
@@ -69,6 +81,33 @@ class ShapeEnv:
             self._larger[made] = symbol(f"{name}_2", 2, upper)
         return made
 
+    def create_unbacked(self, lower: int | None, upper: int | None) -> Symbol:
+        """A new symbol for a size that depends on data."""
+        name = f"u{len(self.unbacked)}"
+        made = symbol(name, lower, upper)
+        self.unbacked.append(made)
+        if upper is None or upper >= 2:
+            self._larger[made] = symbol(f"{name}_2", 2, upper)
+        return made
+
+    def expect(self, relation: Relation) -> bool:
+        """As `guard`, for what the program states (torch._check): of sizes that depend on data it is checked at run time."""
+        if self.known(relation) is not None or not self.is_unbacked(relation):
+            return self.guard(relation)
+        self.asserted.append(relation)
+        self._learn(Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right)))
+        return True
+
+    def is_unbacked(self, value: object) -> bool:
+        """Whether a size or a relation depends on data."""
+        if isinstance(value, Relation):
+            return self.is_unbacked(value.left) or self.is_unbacked(value.right)
+        return isinstance(value, Expr) and not free_symbols(value).isdisjoint(self.unbacked)
+
+    def assertions(self) -> tuple[Relation, ...]:
+        """All that is taken for granted of sizes that depend on data."""
+        return (*self.asserted, *(Relation("<=", 2, made) for made in self.unbacked if made in self.assumed))
+
     def hint(self, d: Dim) -> int:
         """The value of `d` in the example. Raises GraphBreak for a symbol that is not of this capture."""
         try:
@@ -79,16 +118,27 @@ class ShapeEnv:
     @property
     def has_equalities(self) -> bool:
         """Whether a guard has fixed a size or tied it to another."""
-        return bool(self._equal)
+        return bool(self._equal or self._zero)
 
     def simplify(self, d: Dim) -> Dim:
         """`d` with the learnt equalities applied."""
-        while self._equal:
+        if isinstance(d, int) or not (self._equal or self._zero):
+            return d
+        found = self._simplified.get(d)
+        if found is None:
+            found = self._simplified[d] = self._apply(d)
+        return found
+
+    def _apply(self, d: Dim) -> Dim:
+        while True:
             simpler = substitute(d, self._equal)
-            if simpler is d or simpler == d:
+            for zero, term in self._zero.items():
+                simpler = eliminate(simpler, zero, term)  # type: ignore[arg-type]
+            if simpler == d:
                 break
             d = simpler
-        return d
+        low, high = bounds(substitute(d, self._narrow))
+        return d if low is None or low != high else low
 
     def known(self, relation: Relation) -> bool | None:
         """Whether ranges and learnt facts decide the relation; adds no guard."""
@@ -96,8 +146,14 @@ class ShapeEnv:
         answer = known(relation)
         if answer is not None:
             return answer
+        if self._narrow:
+            answer = known(Relation(relation.op, substitute(relation.left, self._narrow), substitute(relation.right, self._narrow)))
+            if answer is not None:
+                return answer
         difference = relation.right - relation.left
         if relation.op in ("==", "!="):
+            if difference in self._zero or -difference in self._zero:
+                return relation.op == "=="
             unequal = difference in self._different or -difference in self._different
             if unequal or self._never_zero(difference):
                 return relation.op == "!="
@@ -117,6 +173,7 @@ class ShapeEnv:
         answer = Relation(relation.op, self.hint(relation.left), self.hint(relation.right)).holds({})
         fact = relation if answer else relation.negated()
         self.guards.append(fact)
+        self.asked_at.append(self.location())
         self._learn(Relation(fact.op, self.simplify(fact.left), self.simplify(fact.right)))
         return answer
 
@@ -129,11 +186,22 @@ class ShapeEnv:
             return answer
         relation = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
         symbols = (free_symbols(relation.left) | free_symbols(relation.right)) & self._larger.keys()
-        larger: dict[Expr, Dim] = {s: self._larger[s] for s in symbols}
+        larger: dict[Expr, Dim] = {**self._narrow, **{s: self._at_least_two(s) for s in symbols}}
         answer = known(Relation(relation.op, substitute(relation.left, larger), substitute(relation.right, larger)))
         if answer is not None:
             self.assumed |= symbols
         return answer
+
+    def _at_least_two(self, s: Expr) -> Symbol:
+        narrow = self._narrow.get(s)
+        if narrow is None:
+            return self._larger[s]
+        low, high = bounds(narrow)
+        return symbol(f"{s}_2", max(2, low or 0), high)
+
+    def range_of(self, s: Symbol) -> tuple[int | None, int | None]:
+        """(least, most) that the symbol's own range and the learnt facts leave it."""
+        return bounds(self._narrow.get(s, s))
 
     def specialise(self, d: Dim) -> int:
         """The value of `d` in the example, guarded."""
@@ -179,14 +247,44 @@ class ShapeEnv:
 
     def _learn(self, fact: Relation) -> None:
         difference = fact.right - fact.left
+        self._simplified.clear()
         if isinstance(difference, int):
             return
         if fact.op == "<=" or fact.op == "<":
-            self._not_negative.append(difference if fact.op == "<=" else difference - 1)
+            positive = difference if fact.op == "<=" else difference - 1
+            self._not_negative.append(positive)
+            self._learn_bound(positive)
         elif fact.op == "!=":
             self._different.add(difference)
+            for sign in (difference, -difference):  # not 0, and not below it
+                if self._certainly_not_negative(sign):
+                    self._learn_bound(sign - 1)
         else:
             self._learn_equality(difference)
+
+    def _learn_bound(self, positive: Dim) -> None:
+        """positive >= 0: a bound of a symbol, when it says no more than that."""
+        if isinstance(positive, int) or len(positive.terms) != 1 or len(positive.terms[0][0]) != 1:
+            return
+        ((atom,), count), constant = positive.terms[0], positive.constant
+        least = -(constant // count) if count > 0 else None  # count * atom >= -constant
+        most = constant // -count if count < 0 else None
+        if isinstance(atom, FloorDiv) and isinstance(atom.right, int) and atom.right > 0:
+            if least is not None:
+                self._learn_bound(atom.left - least * atom.right)
+            if most is not None:
+                self._learn_bound((most + 1) * atom.right - 1 - atom.left)
+        if not isinstance(atom, Symbol):
+            return
+        low, high = bounds(self._narrow.get(atom, atom))
+        if least is not None and (low is None or low < least):
+            low = least
+        if most is not None and (high is None or high > most):
+            high = most
+        if low is None or high is None or low <= high:
+            if (low, high) != bounds(self._narrow.get(atom, atom)):
+                self.narrowed_at[atom] = self.location()
+            self._narrow[atom] = symbol(f"{atom}_n", low, high)
 
     def _learn_equality(self, difference: Expr) -> None:
         """difference == 0: solved for a symbol when one stands alone in it, or read as divisibility."""
@@ -212,7 +310,10 @@ class ShapeEnv:
             if len(monomial) == 1 and isinstance(monomial[0], Symbol):
                 self._fix(monomial[0], -constant // count)
                 return
+        self._zero[difference] = max(difference.terms, key=lambda term: (len(term[0]), term_key(term)))
         self._not_negative.extend((difference, -difference))
+        self._learn_bound(difference)
+        self._learn_bound(-difference)
 
     def _fix(self, unknown: Symbol, value: Dim) -> None:
         self._equal[unknown] = value

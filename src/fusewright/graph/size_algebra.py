@@ -14,12 +14,10 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
-Bound = int | float  # an int, or plus or minus infinity
-Interval = tuple[Bound, Bound]
-INFINITY = math.inf
+from fusewright.graph.size_arithmetic import INFINITY, Bound, Interval, floor_corner, interval_product, monomial_quotient, shared_atoms
 
 
 class Expr:
@@ -184,13 +182,13 @@ class Sum(Expr):
         low: Bound = self._constant
         high: Bound = self._constant
         for monomial, coefficient_ in self._terms:
-            low_term, high_term = _interval_product([(coefficient_, coefficient_), *(interval(atom) for atom in monomial)])
+            low_term, high_term = interval_product([(coefficient_, coefficient_), *(interval(atom) for atom in monomial)])
             low, high = low + low_term, high + high_term
-        shared = _shared_atoms(self._terms) if len(self._terms) > 1 else ()
+        shared = shared_atoms(self._terms) if len(self._terms) > 1 else ()
         if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
-            counts = {_monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
+            counts = {monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
             quotient = _sum(counts, counts.pop((), 0))
-            low_product, high_product = _interval_product([interval(quotient), *(interval(atom) for atom in shared)])
+            low_product, high_product = interval_product([interval(quotient), *(interval(atom) for atom in shared)])
             low, high = max(low, low_product + self._constant), min(high, high_product + self._constant)
         if any(_is_relational(atom) for monomial, _ in self._terms for atom in monomial):
             low = max(low, _tighten(self, want_high=False))
@@ -225,7 +223,7 @@ class FloorDiv(_Binary):
                 return -INFINITY, INFINITY
             divisor_low = 1  # a divisor is never zero
             divisor_high = max(divisor_high, 1)
-        corners = [_floor_corner(a, b) for a in (low, high) for b in (divisor_low, divisor_high)]
+        corners = [floor_corner(a, b) for a in (low, high) for b in (divisor_low, divisor_high)]
         return min(corners), max(corners)
 
 
@@ -311,7 +309,8 @@ def sort_key(d: Dim) -> tuple[int, int, str]:
     return d._key
 
 
-def _monomial_key(term: tuple[Monomial, int]) -> tuple[tuple[int, int, str], ...]:
+def term_key(term: tuple[Monomial, int]) -> tuple[tuple[int, int, str], ...]:
+    """A total order of a sum's terms, by their monomials."""
     return tuple(sort_key(atom) for atom in term[0])
 
 
@@ -354,7 +353,7 @@ def _sum(terms: Mapping[Monomial, int], constant: int) -> Dim:
         joined = _join_division(terms, constant)
         if joined is not None:
             return joined
-        present.sort(key=_monomial_key)
+        present.sort(key=term_key)
     frozen = tuple(present)
 
     def build() -> Sum:
@@ -475,6 +474,8 @@ def floor_div(a: Dim, k: Dim) -> Dim:
     shared_a, shared_k, _ = _cancel(rest, k)
     if shared_k != k:
         return add(quotient, floor_div(shared_a, shared_k))
+    for factor, multiple, _ in _blocks(rest, k):
+        return add(quotient, floor_div(multiple, _quotient(k, factor)))
     block = _binary(FloorDiv, rest, k)
     low, high = interval(block)
     return add(quotient, int(low) if low == high else block)
@@ -526,6 +527,8 @@ def modulo(a: Dim, k: Dim) -> Dim:
     shared_a, shared_k, factor = _cancel(rest, k)
     if shared_k != k:
         return multiply(factor, modulo(shared_a, shared_k))
+    for factor, multiple, small in _blocks(rest, k):
+        return add(multiply(modulo(multiple, _quotient(k, factor)), factor), small)
     if floor_div(rest, k) == 0:
         return rest
     return _binary(Mod, rest, k)
@@ -604,14 +607,53 @@ def _fits(d: Dim, k: int) -> bool:
     return 0 <= low and high < k
 
 
-def _within(d: Dim, k: Expr) -> bool:
+def _within(d: Dim, k: Dim) -> bool:
     """0 <= d < k for certain."""
     return interval(d)[0] >= 0 and interval(add(add(k, -1), multiply(d, -1)))[0] >= 0
 
 
+def _blocks(a: Dim, k: Expr) -> Iterator[tuple[Dim, Dim, Dim]]:
+    """(f, q, r) with a == f*q + r and 0 <= r < f for a proper factor f of k, which is one product of sizes: a // k is then q // (k/f).
+    An index into flattened dimensions is such a sum: (i*256 + j) // (n*256) is i // n for j < 256."""
+    if isinstance(a, int) or len(k.terms) != 1 or k.constant or interval(k)[0] < 0:
+        return
+    ((monomial, count),) = k.terms
+    factors: dict[Dim, None] = {}
+    for other, other_count in a.terms:
+        common = shared_atoms([(monomial, count), (other, other_count)])
+        factors[multiply(product(common), math.gcd(count, other_count))] = None
+    for factor in sorted(factors, key=sort_key, reverse=True):
+        if factor == 1 or factor == k:
+            continue
+        multiple, small = _split_by(a, factor)
+        if multiple != 0 and _within(small, factor):
+            yield factor, multiple, small
+
+
+def _split_by(a: Expr, factor: Dim) -> tuple[Dim, Dim]:
+    """(q, r) with a == q*factor + r; the factor is one product, and r keeps the terms that it does not divide."""
+    if isinstance(factor, int):
+        return _split_constant(a, factor)
+    ((monomial, count),) = factor.terms
+    quotient: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for other, other_count in a.terms:
+        left_over = monomial_quotient(other, monomial)
+        if left_over is None or other_count % count:
+            rest[other] = other_count
+        else:
+            quotient[left_over] = other_count // count
+    return _sum(quotient, quotient.pop((), 0)), _sum(rest, a.constant)
+
+
+def _quotient(k: Expr, factor: Dim) -> Dim:
+    """k / factor, for a factor that `_blocks` gave."""
+    return _split_by(k, factor)[0]
+
+
 def _divide_symbolic(a: Dim, k: Expr) -> tuple[Dim, Dim]:
     """(q, r) with a == q*k + r, by long division on k's leading term; the division stops when no term is left to divide."""
-    lead, lead_count = max(k.terms, key=lambda term: (len(term[0]), _monomial_key(term)))
+    lead, lead_count = max(k.terms, key=lambda term: (len(term[0]), term_key(term)))
     quotient: Dim = 0
     rest: Dim = a
     for _ in range(16):  # long division over several variables may wander; what is left stays in r
@@ -625,40 +667,17 @@ def _divide_symbolic(a: Dim, k: Expr) -> tuple[Dim, Dim]:
 
 def _first_divisible(a: Expr, lead: Monomial, lead_count: int) -> Dim | None:
     for monomial, count in a.terms:
-        left_over = _monomial_quotient(monomial, lead)
+        left_over = monomial_quotient(monomial, lead)
         if left_over is not None and count % lead_count == 0:
             return _sum({left_over: count // lead_count}, 0) if left_over else count // lead_count
     return None
-
-
-def _monomial_quotient(monomial: Monomial, divisor: Monomial) -> Monomial | None:
-    left_over = list(monomial)
-    for atom in divisor:
-        if atom not in left_over:
-            return None
-        left_over.remove(atom)
-    return tuple(left_over)
-
-
-def _shared_atoms(terms: Sequence[tuple[Monomial, int]]) -> Monomial:
-    """The greatest common monomial of the terms."""
-    shared = list(terms[0][0])
-    for monomial, _ in terms[1:]:
-        pool = list(monomial)
-        kept = []
-        for atom in shared:
-            if atom in pool:
-                pool.remove(atom)
-                kept.append(atom)
-        shared = kept
-    return tuple(shared)
 
 
 def _cancel(a: Dim, k: Expr) -> tuple[Dim, Dim, Dim]:
     """(a/f, k/f, f) for the largest common factor f that every term of both shows; f is 1 when there is none."""
     terms = [term for term in (*_all_terms(a), *_all_terms(k)) if term[1]]
     number = math.gcd(*(count for _, count in terms))
-    shared = _shared_atoms(terms)
+    shared = shared_atoms(terms)
     if number == 1 and not shared:
         return a, k, 1
     factor = multiply(product(shared), number)
@@ -669,7 +688,7 @@ def _cancel(a: Dim, k: Expr) -> tuple[Dim, Dim, Dim]:
         counts: dict[Monomial, int] = {}
         for monomial, count in _all_terms(d):
             if count:
-                left_over = _monomial_quotient(monomial, shared)
+                left_over = monomial_quotient(monomial, shared)
                 assert left_over is not None
                 counts[left_over] = count // number
         return _sum(counts, counts.pop((), 0))
@@ -688,26 +707,6 @@ def interval(d: Dim) -> Interval:
     except AttributeError:
         d._interval = d._find_interval()
         return d._interval
-
-
-def _interval_product(intervals: Sequence[Interval]) -> Interval:
-    low, high = intervals[0]
-    for other_low, other_high in intervals[1:]:
-        corners = [_bound_product(x, y) for x in (low, high) for y in (other_low, other_high)]
-        low, high = min(corners), max(corners)
-    return low, high
-
-
-def _bound_product(a: Bound, b: Bound) -> Bound:
-    return 0 if a == 0 or b == 0 else a * b  # 0 * infinity is 0 here: infinity stands for "some large integer"
-
-
-def _floor_corner(a: Bound, b: Bound) -> Bound:
-    if abs(a) == INFINITY:
-        return a if b > 0 else -a
-    if abs(b) == INFINITY:
-        return 0 if a == 0 or (a > 0) == (b > 0) else -1
-    return a // b
 
 
 def _is_relational(atom: Expr) -> bool:
@@ -750,7 +749,7 @@ def split_atom(e: Expr, atom: Expr) -> tuple[Dim | None, Dim]:
         if occurrences > 1:
             return None, 0
         if occurrences:
-            left_over = _monomial_quotient(monomial, (atom,))
+            left_over = monomial_quotient(monomial, (atom,))
             assert left_over is not None
             scale[left_over] = count
         else:

@@ -30,11 +30,13 @@ from fusewright.graph.size_algebra import (
     interval,
     loop_symbol,
     modulo,
+    monomial_quotient,
     multiply,
     product,
     sort_key,
     split_atom,
     symbol,
+    term_key,
     total,
 )
 from fusewright.records import dataclass
@@ -49,9 +51,11 @@ __all__ = [
     "Relation",
     "Sum",
     "Symbol",
+    "Term",
     "bounds",
     "ceil_div",
     "coefficient",
+    "eliminate",
     "evaluate",
     "floor_div",
     "free_symbols",
@@ -69,6 +73,7 @@ __all__ = [
     "sort_key",
     "substitute",
     "symbol",
+    "term_key",
     "to_tuples",
     "total",
 ]
@@ -184,6 +189,32 @@ def substitute(d: Dim, mapping: Mapping[Expr, Dim]) -> Dim:
         )
     children = [substitute(child, mapping) for child in d._children()]
     return _REBUILD[type(d)](*children)
+
+
+Term = tuple[Monomial, int]
+
+
+def eliminate(d: Dim, zero: Expr, term: Term) -> Dim:
+    """`d`, where `zero` is known to be 0 and `term` is its greatest term (by degree and `term_key`): multiples of the term give way to the
+    others, also inside divisions and choices."""
+    if isinstance(d, int):
+        return d
+    if not isinstance(d, (Symbol, Sum)):
+        children = d._children()
+        changed = [eliminate(child, zero, term) for child in children]
+        if any(new != old for new, old in zip(changed, children)):
+            return eliminate(_REBUILD[type(d)](*changed), zero, term)
+    if isinstance(d, Sum):
+        parts = [multiply(product(eliminate(atom, zero, term) for atom in monomial), count) for monomial, count in d.terms]
+        d = total([d.constant, *parts])
+        if isinstance(d, int):
+            return d
+    greatest, factor = term
+    for monomial, count in d.terms:
+        left_over = monomial_quotient(monomial, greatest)
+        if left_over is not None and count % factor == 0:
+            return eliminate(d - multiply(product(left_over), count // factor) * zero, zero, term)
+    return d
 
 
 def evaluate(d: Dim, values: Mapping[Expr, int]) -> int:

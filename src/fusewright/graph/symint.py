@@ -87,7 +87,7 @@ class SymNode:
         return self.constant is None
 
     def has_hint(self) -> bool:
-        return True
+        return not self.env.unbacked or not self.env.is_unbacked(self.value)
 
     def maybe_as_int(self) -> int | None:
         return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
@@ -128,7 +128,10 @@ class SymNode:
             return bool(self.value)
         return self.env.guard(Relation("!=", self.value, 0))
 
-    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+    guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+
+    def expect_true(self, file: object, line: int) -> bool:
+        return self.env.expect(self.value) if isinstance(self.value, Relation) else self.guard_bool(file, line)
 
     def statically_known_true(self, file: object, line: int) -> bool:
         return self.env.known(self.value) is True if isinstance(self.value, Relation) else self.value is True

@@ -12,6 +12,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.graph.builder import argument_types, derive, same_strides
+from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Expr
@@ -42,6 +43,8 @@ def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = Fal
             symbols |= symbols_in(type_)
             continue
         _check_type(node, type_)
+        if GIVES in node.meta:
+            symbols.add(node.meta[GIVES][0])
         unknown = symbols_in(type_) - symbols
         if unknown:
             raise GraphError(f"{node.name}: {node.meta['type']} depends on {', '.join(map(str, unknown))}, which is no input's size")

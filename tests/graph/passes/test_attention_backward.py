@@ -42,8 +42,7 @@ def compiled_gradients(run: Callable[..., torch.Tensor], values: Tensors, weight
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["plain", "causal", "scaled"])
-@pytest.mark.parametrize(("rows", "columns"), [(7, 12), (12, 5)])
-@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("rows", "columns", "transposed"), [(7, 12, True), (12, 5, False)])
 def test_gradients_are_as_good_as_eagers(dtype: torch.dtype, form: str, rows: int, columns: int, transposed: bool) -> None:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=form == "causal", scale=0.7 if form == "scaled" else None)

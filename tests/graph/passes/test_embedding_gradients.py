@@ -28,13 +28,12 @@ class Tied(nn.Module):
         return functional.linear(x, self.embedding.weight).logsumexp(-1).sum() if self.tied else x.square().sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("padding", [None, 0, 4])
-def test_gradients_are_eagers(padding: int | None, layers: int, tied: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("padding", [None, 4])
+def test_gradients_are_eagers(padding: int | None, layers: int, tied: bool) -> None:
     torch.manual_seed(0)
-    net = Tied(padding, layers, tied).to(dtype)
+    net = Tied(padding, layers, tied)
     reference = copy.deepcopy(net)
     inputs = torch.randint(0, 11, (3, 5)), torch.tensor([[4, 0], [0, 4], [4, 4]])
     texts: list[str] = []
@@ -67,4 +66,19 @@ def test_a_gradient_that_is_read_before_it_is_added_to_stays() -> None:
         weight.grad = None
         run(weight).backward()
         results.append(weight.grad)
+    torch.testing.assert_close(*results)
+
+
+def test_a_view_of_another_gradient_is_not_written_to() -> None:
+    """The matrix that the embedding's gradient is added to is another tensor's gradient as well, in another shape."""
+    flat, index = torch.randn(28, requires_grad=True), torch.tensor([0, 3, 3])
+
+    def program(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        matrix = flat.exp().view(7, 4)
+        return functional.embedding(index, matrix).sum() + (matrix @ matrix.t()).sum(), matrix
+
+    results = []
+    for run in (fusewright.compile(program), program):
+        loss, matrix = run(flat)
+        results.append(torch.autograd.grad(loss + (matrix * 3).sum(), (flat, matrix), allow_unused=True)[0])
     torch.testing.assert_close(*results)

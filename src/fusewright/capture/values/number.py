@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SMALLEST, LARGEST = 2, 2**31 - 1
 """Ints below are what programs count and choose with, ints above may leave the 64 bits that native code computes in: both are captured by
-value."""
+value. Those below are served by the code for larger ones where that is shown to do the same (widening.py), as with sizes."""
 
 
 def _may_change(world: World) -> bool:
@@ -81,7 +81,7 @@ def load_int(world: World, real: int, source: Source) -> object:
     if known is not None:
         return known[0]
     env = world.recorder.env
-    symbol = env.create(f"n{len(env.symbols)}", real, source, SMALLEST, LARGEST)
+    symbol = env.create(f"n{len(env.symbols)}", real, source, 0, LARGEST)
     env.numbers.add(symbol)
     world.recorder.size_input(symbol, symbol.name)
     world.input_sources.append(source)

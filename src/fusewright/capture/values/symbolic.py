@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from fusewright.graph.runtime_float import has_root, is_share
+from fusewright.graph.sizes import Relation
+from fusewright.graph.symint import SymNode
 
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 NUMBERS: frozenset[type] = frozenset({int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool})
@@ -23,6 +25,14 @@ def concrete(value: Any) -> Any:
     """`value`, or the number that it stands for."""
     convert = SYMBOLIC.get(type(value))
     return value if convert is None else convert(value)
+
+
+def is_open(value: Any) -> bool:
+    """Whether this is a comparison of a size that depends on data, which nothing decides: it may be stated (torch._check), not asked."""
+    if type(value) is not torch.SymBool or not isinstance(value.node, SymNode):
+        return False
+    relation = value.node.value
+    return isinstance(relation, Relation) and not value.node.has_hint() and value.node.env.known(relation) is None
 
 
 def concrete_inside(value: Any, depth: int = 0) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from fusewright.capture.dynamic import symbolic_dims
+from fusewright.capture.guard_types import STRIDE
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.native import native
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
@@ -101,7 +102,7 @@ def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Gu
         if type(step) is not int:
             stride = symbol(f"stride{len(env.symbols)}_{len(guards)}")
             sources = {known.symbol.name: known.source for known in env.symbols.values()} | {stride.name: TensorStride(source, dim)}
-            guards.append(Guard("SIZE", source, (Relation("==", stride, dim_of(step)), sources), "a stride that follows from the sizes"))
+            guards.append(Guard("SIZE", source, (Relation("==", stride, dim_of(step)), sources), STRIDE))
     return guards
 
 

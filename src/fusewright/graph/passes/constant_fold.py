@@ -35,6 +35,13 @@ _FILLS: dict[OpOverload, Callable[[torch.fx.Node], object]] = {
     **{op: lambda node: 1 for op in (aten.ones.default, aten.ones_like.default, aten.new_ones.default)},
 }
 
+# Operators that count: of one element, it is where they start.
+_COUNTS: dict[OpOverload, Callable[[torch.fx.Node], object]] = {
+    aten.arange.default: lambda node: 0,
+    aten.arange.start: _given(0),
+    aten.arange.start_step: _given(0),
+}
+
 # Operators that only rearrange: the number stays.
 _REARRANGES = frozenset(
     {
@@ -106,12 +113,22 @@ def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
             number = _FILLS[node.target](node)
             if isinstance(number, (int, float, bool)):
                 numbers[node] = _rounded(number, type_.dtype)
+        elif node.target in _COUNTS:
+            number = _COUNTS[node.target](node)
+            if type_.shape == (1,) and isinstance(number, (int, float)):
+                numbers[node] = _rounded(number, type_.dtype)
         elif node.target in _REARRANGES:
             if node.args[0] in numbers:
                 numbers[node] = numbers[node.args[0]]
         elif node.target in _EXACT:
             result = _compute(node, type_, numbers)
             if result is None:
+                chosen = _chosen(node, type_, numbers)
+                if chosen is not None and node not in outside:
+                    if not rewrites.allow(f"constant_fold: {node.name} is {chosen.name}"):
+                        return graph
+                    node.replace_all_uses_with(chosen)
+                    graph.erase_node(node)
                 continue
             numbers[node] = result
             # A tensor that leaves the graph keeps its own operator's layout, and so do all others that are not row-major.
@@ -135,6 +152,17 @@ def _row_major(type_: TensorType) -> TensorType:
 
 def _rounded(number: Number, dtype: torch.dtype) -> Number:
     return torch.full((), number, dtype=dtype).item()
+
+
+def _chosen(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node, Number]) -> torch.fx.Node | None:
+    """What a choice by a known condition chooses, when that has the result's type."""
+    if node.target is not aten.where.self or node.args[0] not in numbers:
+        return None
+    chosen = node.args[1 if numbers[node.args[0]] else 2]  # type: ignore[index]
+    kind = chosen.meta["type"] if isinstance(chosen, torch.fx.Node) and not chosen.meta.get("private") else None
+    if not isinstance(kind, TensorType) or (kind.shape, kind.dtype, kind.device) != (type_.shape, type_.dtype, type_.device):
+        return None
+    return chosen if same_strides(kind, type_) else None  # type: ignore[return-value]
 
 
 def _compute(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node, Number]) -> Number | None:

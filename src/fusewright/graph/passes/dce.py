@@ -1,7 +1,7 @@
 """Dead code elimination: removes nodes that nothing uses.
 
-Takes and gives a functional graph. Always holds: inputs, epilogue copies, effects and random operators stay (removing a draw of random
-numbers would change every later one).
+Takes and gives a functional graph. Always holds: inputs, epilogue copies, effects, random operators (removing a draw of random
+numbers would change every later one) and what gives a size stay.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.schema import facts
 
@@ -19,7 +20,7 @@ def must_stay(node: torch.fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     meta = node.meta
-    if meta.get("epilogue") or meta.get("random") or meta.get("writes_private"):
+    if meta.get("epilogue") or meta.get("random") or meta.get("writes_private") or GIVES in meta:
         return True
     return isinstance(node.target, OpOverload) and facts(node.target).effect
 

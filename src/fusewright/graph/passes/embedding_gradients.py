@@ -12,7 +12,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.passes.escape import is_view
+from fusewright.graph.passes.escape import shares_memory
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.types import TensorType, contiguous_strides
 
@@ -55,7 +55,7 @@ def _other_term(total: Node, gradient: Node) -> Node | None:
         return None
     left, right = total.args
     other = right if left is gradient else left
-    if not isinstance(other, Node) or other.op != "call_function" or other is gradient or is_view(other):
+    if not isinstance(other, Node) or other.op != "call_function" or other is gradient or shares_memory(other):
         return None
     kinds: list[TensorType] = [one.meta["type"] for one in (other, gradient, total)]
     same = all(isinstance(kind, TensorType) and (kind.shape, kind.dtype) == (kinds[2].shape, kinds[2].dtype) for kind in kinds)

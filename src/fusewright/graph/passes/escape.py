@@ -18,8 +18,13 @@ def is_view(node: torch.fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and facts(node.target).is_view and not facts(node.target).written
 
 
-# Not views by their schema, but their result is their argument's memory.
-_SHARING = frozenset({torch.ops.aten._unsafe_view.default})
+# Not views by their schema, but their result is (or may be) their argument's memory.
+_SHARING = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default, torch.ops.aten._reshape_alias.default})
+
+
+def shares_memory(node: torch.fx.Node) -> bool:
+    """Whether the node's result may lie in its first argument's memory."""
+    return is_view(node) or node.target in _SHARING
 
 
 def escaping(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -28,6 +33,6 @@ def escaping(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     for node in reversed(graph.nodes):
         if node.op == "output" or node.meta.get("epilogue") or node.meta.get("writes_private"):
             found.update(node.all_input_nodes)
-        elif node in found and (is_view(node) or node.target in _SHARING) and node.args and isinstance(node.args[0], torch.fx.Node):
+        elif node in found and shares_memory(node) and node.args and isinstance(node.args[0], torch.fx.Node):
             found.add(node.args[0])
     return found

@@ -22,6 +22,7 @@ from torch._ops import OpOverload
 
 from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import Builder, env_of, is_dense, same_strides
+from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.schema import facts, functional_form
@@ -155,7 +156,10 @@ class _Functionaliser:
 
     def _emit(self, op: OpOverload, args: object, kwargs: object, like: torch.fx.Node | None = None) -> torch.fx.Node:
         """One pure operator; its type is that of the recorded node `like` when the arguments' types are the recorded ones."""
-        if like is not None and _types(args) == _types(like.args) and _types(kwargs) == _types(like.kwargs):
+        if like is not None and GIVES in like.meta:  # no meta kernel knows the size
+            made = self.build.node(op, args, kwargs, like.meta["type"])  # type: ignore[arg-type]
+            made.meta[GIVES] = like.meta[GIVES]
+        elif like is not None and _types(args) == _types(like.args) and _types(kwargs) == _types(like.kwargs):
             made = self.build.node(op, args, kwargs, like.meta["type"])  # type: ignore[arg-type]
         else:
             made = self.build.call(op, *args, **kwargs)  # type: ignore[arg-type, misc]

@@ -18,7 +18,7 @@ import torch.fx
 from fusewright.graph.builder import Builder, argument_types, derive, same_strides
 from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
-from fusewright.graph.rules.common import suggests_channels_last
+from fusewright.graph.rules.common import channels_last_strides, suggests_channels_last
 from fusewright.graph.schema import facts
 from fusewright.graph.types import TensorType, contiguous_strides
 
@@ -62,7 +62,15 @@ def _wants_channels_last(node: Node, joint: bool) -> bool:
     # other order of summation would show: batch norms over few elements make percents of rounding in gradients.
     half = kind.dtype in (torch.bfloat16, torch.float16)
     place = half or (kind.device.type == "cpu" and not joint)
-    return kind.ndim == 4 and place and not node.args[6] and all(isinstance(d, int) for d in (*kind.shape, *weight.shape))
+    static = (*(kind.shape if joint else kind.shape[1:2]), *weight.shape)
+    return kind.ndim == 4 and place and not node.args[6] and all(isinstance(d, int) for d in static)
+
+
+def _is_channels_last(type_: TensorType) -> bool:
+    """Whether operators take the type to be channels-last; of symbolic sizes, whether it is so for any size."""
+    if all(isinstance(d, int) for d in type_.shape):
+        return suggests_channels_last(type_)
+    return type_.stride == channels_last_strides(type_.shape)
 
 
 def _shape(node: Node) -> tuple[Any, ...]:
@@ -109,7 +117,7 @@ class _Layout:
 
     def channels_last(self, node: Node, reader: Node) -> Node:
         """`node` in channels-last format, in front of `reader`."""
-        if suggests_channels_last(node.meta["type"]):
+        if _is_channels_last(node.meta["type"]):
             return node
         found = self.converted.get(node)
         if found is None:

@@ -19,9 +19,10 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, TURNED, Choose, Linear, likely, ways_for
+from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, SMALLEST, TURNED, Choose, Linear, likely, ways_for
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
+from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType, contiguous_strides
 
 aten = torch.ops.aten
@@ -58,6 +59,12 @@ class _Packing:
         self.build = Builder(graph)
         self.stable = stable_nodes(graph)
         self.packed: dict[Any, Node] = {}
+
+    def example(self, size: Dim) -> int:
+        """A size as the library is told it when it chooses a layout, which any other size may then use too."""
+        if isinstance(size, int):
+            return size
+        return SMALLEST if self.build.env is None else self.build.env.hint(size)
 
     def is_stable(self, *nodes: Any) -> bool:
         return all(node is None or node in self.stable for node in nodes)
@@ -163,9 +170,9 @@ class _Packing:
             return
         if type_.dtype is torch.bfloat16 and not _has_bf16():
             return
-        if not all(isinstance(size, int) for size in (*type_.shape, *x.meta["type"].shape, *kind.shape)):  # type: ignore[union-attr]
+        if not all(isinstance(size, int) for size in kind.shape):
             return
-        if type_.numel() == 0 or not self.rewrites.allow(f"packed weight: {node.name}"):
+        if 0 in type_.shape or not self.rewrites.allow(f"packed weight: {node.name}"):
             return
         norm = self.norm_after(node) if type_.dtype is torch.float32 else None
         after = node
@@ -173,7 +180,9 @@ class _Packing:
             weight, bias = self.folded(node, norm, weight, bias)  # type: ignore[arg-type]
             after = next(iter(norm.users))
         made = None
-        if self.is_small_depthwise(node):
+        if not all(isinstance(size, int) for size in (*type_.shape, *x.meta["type"].shape)):  # type: ignore[union-attr]
+            pass  # any size of image: the library's convolution takes them all
+        elif self.is_small_depthwise(node):
             made = self.channels_side_by_side(node, after, x, weight, bias)  # type: ignore[arg-type]
         elif self.is_product(node):
             made = self.product_by_images(node, after, x, weight, bias)  # type: ignore[arg-type]
@@ -188,7 +197,7 @@ class _Packing:
     def packed_convolution(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node:
         """oneDNN's convolution in place of `after`. `node`: the convolution in the user's program."""
         stride, padding, dilation, groups = *node.args[3:6], node.args[8]
-        kind, sizes = weight.meta["type"], list(x.meta["type"].shape)
+        kind, sizes = weight.meta["type"], [self.example(size) for size in x.meta["type"].shape]
         reorder = torch.ops.mkldnn._reorder_convolution_weight.default
         packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
         operands: tuple[Any, ...] = (x, packed, bias, padding, stride, dilation, groups, "none", [], "")

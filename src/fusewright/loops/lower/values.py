@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, coefficient, free_symbols, known_eq, known_le, loop_symbol, product, substitute
+from fusewright.graph.sizes import Dim, Expr, coefficient, floor_div, free_symbols, known_eq, known_le, loop_symbol, product, substitute
 from fusewright.graph.types import Location, TensorType
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
@@ -111,9 +111,22 @@ def window(value: Value) -> BufferRef | None:
     return BufferRef(load.buffer, value.shape, placed, offset, value.dtype)
 
 
+def _is_forward(stride: Dim, shape: Shape) -> bool:
+    """Whether a stride is certainly not negative, as no size is: of n - 1 the algebra alone cannot tell."""
+    if known_le(0, stride):
+        return True
+    for position, size in enumerate(shape):
+        if isinstance(size, Expr) and not known_le(0, size):
+            times = floor_div(stride, size)
+            if times * size == stride and _is_forward(times, shape[:position] + shape[position + 1 :]):
+                return True
+    return False
+
+
 @lru_cache(maxsize=4096)
 def _affine(index: Dim, shape: Shape) -> tuple[tuple[Dim | None, ...], Dim] | None:
-    """(strides, None where the size is 1; offset) of an index over the canonical loop variables of `shape`, if it is affine in them."""
+    """(strides, None where the size is 1; offset) of an index over the canonical loop variables of `shape`, if it is affine in them and
+    never steps backwards."""
     symbols = axis_symbols(shape)
     loops = frozenset(sym for sym in symbols if isinstance(sym, Expr))
     strides: list[Dim | None] = []
@@ -123,7 +136,7 @@ def _affine(index: Dim, shape: Shape) -> tuple[tuple[Dim | None, ...], Dim] | No
             strides.append(None)
             continue
         stride = coefficient(index, sym)
-        if stride is None or known_le(0, stride) is not True or not loops.isdisjoint(free_symbols(stride)):
+        if stride is None or not _is_forward(stride, shape) or not loops.isdisjoint(free_symbols(stride)):
             return None
         strides.append(stride)
         zeros[sym] = 0

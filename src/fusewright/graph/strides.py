@@ -1,0 +1,42 @@
+"""What the strides of a tensor say: whether elements share memory, and which strides are products of symbolic sizes.
+
+Takes types and real tensors; gives answers about their layout. Always holds: of symbolic sizes nothing is asked that would be a guard.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusewright.graph.sizes import Dim
+from fusewright.graph.types import TensorType
+
+
+def shares_elements(type_: TensorType) -> bool:
+    """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step over each other
+    (eager's answer then depends on the order of its loop)."""
+    dims = list(zip(type_.shape, type_.stride, strict=True))
+    if not all(isinstance(extent, int) for dim in dims for extent in dim):
+        return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
+    reach = 0
+    steps: list[Any] = sorted((stride, size) for size, stride in dims)  # type: ignore[type-var]
+    for stride, size in steps:
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
+def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is that product."""
+    sizes, strides = tensor.shape, tensor.stride()
+    result: list[Dim] = list(strides)
+    order = sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis))
+    for position, axis in enumerate(order):
+        for inner in reversed(order[:position]):
+            if sizes[inner] * strides[inner] == strides[axis] and sizes[inner] != 1:
+                result[axis] = shape[inner] * result[inner]
+                break
+    return tuple(result)

@@ -1,0 +1,46 @@
+"""Sizes in a graph replaced by what they are known to be: in the types of its nodes and in their arguments.
+
+Takes a graph (which is changed) and what each size becomes; placeholders of sizes stay, since the sizes still arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.fx
+from torch.fx.node import map_aggregate
+
+from fusewright.graph.sizes import Dim, Expr
+from fusewright.graph.types import TensorType
+from fusewright.records import replace
+
+
+def write_sizes(graph: torch.fx.Graph, becomes: Callable[[Dim], Dim], allowed: Callable[[str], bool] = lambda text: True) -> torch.fx.Graph:
+    """`allowed` is asked for each node whether its arguments may be rewritten."""
+    known: dict[Dim, Dim] = {}
+
+    def dim(d: Dim) -> Dim:
+        found = known.get(d)
+        if found is None:
+            found = known[d] = becomes(d)
+        return found
+
+    def value(item: Any) -> Any:
+        return dim(item) if isinstance(item, Expr) else item
+
+    def type_(kind: Any) -> Any:
+        if isinstance(kind, TensorType):
+            return replace(kind, shape=tuple(map(dim, kind.shape)), stride=tuple(map(dim, kind.stride)), offset=dim(kind.offset))
+        if isinstance(kind, tuple):
+            return tuple(map(type_, kind))
+        return value(kind)
+
+    for node in graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("type"), Expr):
+            continue  # the size itself: it still arrives
+        if "type" in node.meta:
+            node.meta["type"] = type_(node.meta["type"])
+        if node.op != "placeholder" and allowed(f"specialise: {node.name}"):
+            node.args, node.kwargs = map_aggregate(node.args, value), map_aggregate(node.kwargs, value)
+    return graph
