@@ -68,10 +68,10 @@ bool read_indices(PyObject *tuple, int64_t low, int64_t high, std::vector<int32_
 
 // A run of `ndim` values starting at a value index.
 int32_t read_run(Reader &reader, int64_t ndim, int64_t values) {
-    return reader.index(0, ndim == 0 ? values + 1 : values - ndim + 1);
+    return reader.index(0, ndim <= 0 ? values + 1 : values - ndim + 1);
 }
 
-// (kind, needs pointer, where, dtype, itemsize, device type, device index, ndim, sizes, strides, offset)
+// (kind, needs pointer, where, dtype, itemsize, device type, device index, ndim or -1, sizes, strides, offset)
 bool read_slot(PyObject *tuple, const Limits &limits, Slot *slot) {
     Reader r(tuple);
     slot->kind = static_cast<SlotKind>(r.index(0, 7));
@@ -82,7 +82,7 @@ bool read_slot(PyObject *tuple, const Limits &limits, Slot *slot) {
     slot->itemsize = r.index(0, 65);
     slot->device = r.index(0, 256);
     slot->device_index = r.index(-1, 4096);
-    slot->ndim = r.index(0, 65);
+    slot->ndim = r.index(slot->kind == SlotKind::Returned ? -1 : 0, 65);
     slot->sizes = read_run(r, slot->ndim, limits.values);
     slot->strides = read_run(r, slot->ndim, limits.values);
     slot->offset = r.index(0, limits.values);

@@ -412,10 +412,11 @@ bool Runner::matches(Handle handle, const Slot &slot, bool *strides_match) {
     int64_t ndim = -1, *sizes, *strides;
     int32_t dtype = -1, device = -1;
     if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0) return false;
+    *strides_match = true;
+    if (slot.ndim < 0) return dtype == slot.dtype && device == slot.device;  // a shape that the data decide
     // A number that only operators read may lie anywhere: attention keeps its random state where it likes.
     bool anywhere = ndim == 0 && !slot.needs_pointer;
     if (ndim != slot.ndim || dtype != slot.dtype || (device != slot.device && !anywhere)) return false;
-    *strides_match = true;
     if (ndim == 0) return true;
     if (torch.sizes(handle, &sizes) != 0 || torch.strides(handle, &strides) != 0) return false;
     bool empty = false, same = true;

@@ -23,10 +23,20 @@ UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", 
 """Operators whose results hold whatever was in memory."""
 
 
+def _up_to_phase(result: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """What is determined of singular vectors and values (u, s, v): the vectors only up to a phase that each pair shares."""
+    u, s, v = result
+    return u.abs(), s, v.abs(), torch.einsum("...ik,...jk->...kij", u, v.conj())
+
+
+INVARIANTS: dict[str, Callable[[Any], Any]] = {"pca_lowrank": _up_to_phase, "svd_lowrank": _up_to_phase}
+"""Operators without a unique result."""
+
+
 @dataclass(slots=True)
 class Case:
     """`make(transform)(*args, **kwargs)` is what is compared, with `transform` the identity and then `fusewright.compile`; `name` says which
-    sample."""
+    sample. Of a result that is not determined by the arguments alone, `invariants` is what is compared, beside types and layouts."""
 
     name: str
     make: Callable[[Transform], Callable[..., Any]]
@@ -34,6 +44,7 @@ class Case:
     kwargs: dict[str, Any]
     values: bool = True
     gradients: bool = False  # the result is (the function's own result, gradients...)
+    invariants: Callable[[Any], Any] | None = None
 
 
 def operator_name(op: Any) -> str:
@@ -80,7 +91,9 @@ def operator_cases(op: Any, dtype: torch.dtype, form: str, limit: int = 0) -> It
         made = _FORMS[form](op, sample)
         if made is not None:
             make, args, kwargs = made
-            yield Case(f"{operator_name(op)} {str(dtype)[6:]} {form} #{index}", make, args, kwargs, values, form in ("gradient", "gradgrad"))
+            gradients = form in ("gradient", "gradgrad")
+            invariants = None if gradients else INVARIANTS.get(op.name)
+            yield Case(f"{operator_name(op)} {str(dtype)[6:]} {form} #{index}", make, args, kwargs, values, gradients, invariants)
 
 
 def _error_cases(op: Any, limit: int) -> Iterator[Case]:

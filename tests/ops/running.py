@@ -6,7 +6,6 @@ their own with the same layouts; nothing compiled for an earlier case is used.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from tests.ops.cases import Case
 from tests.ops.compare import alias_pattern, copy_tree, differences
 
 Kind = Literal["captured", "broke", "same error", "fell back", "wrong", "crashed", "error differs"]
-GOOD: frozenset[str] = frozenset({"captured", "broke", "same error", "known"})
-"""Outcomes that are no defects; "known" is the sweep's own: a difference that is listed with its cause."""
+GOOD: frozenset[str] = frozenset({"captured", "broke", "same error"})
+"""Outcomes that are no defects."""
 
 
 @dataclass(slots=True)
@@ -65,15 +64,16 @@ def attempt(function: Callable[..., Any], args: Any, kwargs: Any, seed: int) -> 
         return None, error
 
 
-def run_case(case: Case) -> Outcome:
-    """Runs a case eagerly and compiled."""
+def run_case(case: Case, **how: Any) -> Outcome:
+    """Runs a case eagerly and compiled; `how`: keyword arguments of `fusewright.compile`."""
     given = (case.args, case.kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         eager_arguments = copy_tree(given)
         eager, eager_error = attempt(case.make(_itself), *eager_arguments, seed=7)
         fusewright.reset()
-        compiled = case.make(functools.partial(fusewright.compile, options={"fallback_random": True}))
+        options = {"fallback_random": True, **how.pop("options", {})}
+        compiled = case.make(lambda function: fusewright.compile(function, options=options, **how))
         our_arguments = copy_tree(given)
         heard = Listener()
         with events.STREAM.listening(heard):
@@ -97,7 +97,9 @@ def judge(case: Case, eager_run: Any, our_run: Any, heard: Listener) -> Outcome:
         if type(eager_error) is type(our_error):
             return Outcome("same error", code)
         return Outcome("error differs", code, f"ours {our_error!r}, eager {eager_error!r}"[:600])
-    found = differences(ours, eager, lambda: precise_run(case)[0], case.values)
+    found = differences(ours, eager, lambda: precise_run(case)[0], case.values and case.invariants is None)
+    if not found and case.invariants is not None:
+        found = differences(case.invariants(ours), case.invariants(eager))
     if not found:
         found = [f"argument {text}" for text in differences(our_arguments, eager_arguments, lambda: precise_run(case)[1], case.values)]
     if not found:

@@ -7,6 +7,7 @@ and every defect, and writes the outcomes as JSON lines with --out. Exit status 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,6 @@ from tests.ops.opinfo import foreach_db, module_db, op_db
 from tests.ops.running import GOOD, run_case
 
 DTYPES = {name: getattr(torch, name) for name in "float32 int64 bool bfloat16 float16 float64 complex64 int32 uint8".split()}
-@dataclass(frozen=True)
-class Known:
-    """Differences that are understood and stay: (pattern of a case's name, why)."""
-
-    rows: tuple[tuple[str, str], ...]
-
-    def excuses(self, case: str) -> str:
-        """Why the case may differ; empty when it may not."""
-        return next((why for pattern, why in self.rows if re.fullmatch(pattern, case)), "")
-
-
-KNOWN = Known(
-    (
-        (r"ormqr \S+ (gradient|gradgrad) #\d+", "PyTorch takes another path for tensor subclasses: a gradient has other strides"),
-    )
-)  # fmt: skip
-
 Unit = tuple[str, str, str]
 """(form, dtype, entry): what is run together; entry is the key of an operator or a module class."""
 
@@ -90,23 +73,26 @@ def cases_of(unit: Unit, table: dict[str, Any], limit: int) -> Iterator[Case]:
     return operator_cases(info, DTYPES[dtype], form, limit)
 
 
-def run_unit(unit: Unit, table: dict[str, Any], limit: int) -> Iterator[dict[str, Any]]:
+HOW: dict[str, dict[str, Any]] = {"": {}, "eager": {"backend": "eager"}, "aot_eager": {"backend": "aot_eager"}, "dynamic": {"dynamic": True}}
+"""The ways to compile: the default, a backend that tests one half of the compiler, symbolic sizes."""
+
+
+def run_unit(unit: Unit, table: dict[str, Any], limit: int, how: str = "") -> Iterator[dict[str, Any]]:
     """The outcomes of one unit, as JSON data."""
     form, dtype, key = unit
     try:
         for case in cases_of(unit, table, limit):
             try:
-                outcome = run_case(case)
+                outcome = run_case(case, **HOW[how])
             except Exception as error:  # the harness's own trouble with a sample is an outcome too, never silence
-                yield {"form": form, "dtype": dtype, "entry": key, "case": case.name, "kind": "no verdict", "code": "", "detail": repr(error)[:600]}
+                yield {"form": form, "how": how, "dtype": dtype, "entry": key, "case": case.name, "kind": "no verdict", "code": "", "detail": repr(error)[:600]}
                 continue
-            excuse = KNOWN.excuses(case.name) if outcome.kind == "wrong" else ""
             yield {
-                "form": form, "dtype": dtype, "entry": key, "case": case.name,
-                "kind": "known" if excuse else outcome.kind, "code": outcome.code, "detail": outcome.detail,
+                "form": form, "how": how, "dtype": dtype, "entry": key, "case": case.name,
+                "kind": outcome.kind, "code": outcome.code, "detail": outcome.detail,
             }  # fmt: skip
     except Exception as error:
-        yield {"form": form, "dtype": dtype, "entry": key, "case": key, "kind": "no samples", "code": "", "detail": repr(error)[:600]}
+        yield {"form": form, "how": how, "dtype": dtype, "entry": key, "case": key, "kind": "no samples", "code": "", "detail": repr(error)[:600]}
 
 
 def work(options: argparse.Namespace) -> None:
@@ -116,21 +102,24 @@ def work(options: argparse.Namespace) -> None:
     torch.manual_seed = torch.default_generator.manual_seed
     for line in sys.stdin:
         unit = tuple(json.loads(line))
-        for outcome in run_unit(unit, table, options.limit):  # type: ignore[arg-type]
+        for outcome in run_unit(unit, table, options.limit, options.how):  # type: ignore[arg-type]
             print(json.dumps(outcome), flush=True)
         print(json.dumps({"done": unit}), flush=True)
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All outcomes of the selection; a child that dies is replaced, and the unit that it was at is an outcome of kind "died"."""
-    pending = units(options, entries())
+    """All outcomes of the selection; a child that dies is replaced, and the unit that it was at is an outcome of kind "died". Units that the
+    --out file has are not run again, and after --seconds no further one is begun: the same command again goes on."""
+    finished = done(Path(options.out)) if options.out else set()
+    pending = [unit for unit in units(options, entries()) if unit not in finished]
     total = len(pending)
     outcomes: list[dict[str, Any]] = []
     out = Path(options.out).open("a") if options.out else None
     started = time.monotonic()
-    while pending:
+    late = False
+    while pending and not late:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.ops.sweep", "--work", "--limit", str(options.limit)],
+            [sys.executable, "-m", "tests.ops.sweep", "--work", "--limit", str(options.limit), "--how", options.how],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, "FUSEWRIGHT_CACHE": "1" if options.cache else "0"},
         )  # fmt: skip
@@ -149,32 +138,66 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
                 continue
             pending.pop(0)
             if out:
+                out.write(line)
                 out.flush()
             if not options.quiet and not len(pending) % 50:
                 print(f"{total - len(pending)} of {total} in {time.monotonic() - started:.0f} s: {dict(Counter(o['kind'] for o in outcomes))}", flush=True)
-            if not pending:
+            late = bool(options.seconds) and time.monotonic() - started > options.seconds
+            if not pending or late:
                 break
             child.stdin.write(json.dumps(pending[0]) + "\n")
             child.stdin.flush()
         child.stdin.close()
         status = child.wait()
-        if pending:
+        if pending and not late:
             form, dtype, key = pending.pop(0)
-            outcomes.append({"form": form, "dtype": dtype, "entry": key, "case": key, "kind": "died", "code": "", "detail": f"exit status {status}"})
+            outcomes.append({"form": form, "how": options.how, "dtype": dtype, "entry": key, "case": key, "kind": "died", "code": "", "detail": f"exit status {status}"})
             if out:
-                out.write(json.dumps(outcomes[-1]) + "\n")
+                out.write(json.dumps(outcomes[-1]) + "\n" + json.dumps({"done": [form, dtype, key]}) + "\n")
+                out.flush()
+    if pending and not options.quiet:
+        print(f"{len(pending)} of {total} units are left", flush=True)
     return outcomes
+
+
+def done(path: Path) -> set[Unit]:
+    """The units that an --out file has the outcomes of."""
+    return {tuple(data["done"]) for data in lines_of(path) if "done" in data}
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """What an --out file holds; a line that was cut off when its sweep was stopped is left out (its unit is not done)."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
+
+
+def outcomes_of(files: list[Path]) -> list[dict[str, Any]]:
+    """The outcomes in --out files, of finished units only, each case once (the last one counts: a unit may have been cut off and run again)."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for path in files:
+        whole = done(path)
+        for data in lines_of(path):
+            if "done" not in data and (data["form"], data["dtype"], data["entry"]) in whole:
+                found[data["form"], data["how"], data["dtype"], data["entry"], data["case"]] = data
+    return list(found.values())
+
+
+def rows_of(outcomes: list[dict[str, Any]]) -> dict[tuple[str, str], Counter[str]]:
+    """(form, dtype) → how many cases of each kind."""
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for o in outcomes:
+        rows.setdefault((f"{o['form']}, {o['how']}" if o["how"] else o["form"], o["dtype"]), Counter())[o["kind"]] += 1
+    return rows
 
 
 def table_of(outcomes: list[dict[str, Any]]) -> str:
     """Counts by form and dtype, and the breaks by code."""
     kinds = list(dict.fromkeys(o["kind"] for o in outcomes))
-    rows: dict[tuple[str, str], Counter[str]] = {}
-    for o in outcomes:
-        rows.setdefault((o["form"], o["dtype"]), Counter())[o["kind"]] += 1
-    lines = [f"{'form':<10}{'dtype':<10}{'cases':>8}" + "".join(f"{kind:>15}" for kind in kinds)]
+    rows = rows_of(outcomes)
+    lines = [f"{'form':<20}{'dtype':<10}{'cases':>8}" + "".join(f"{kind:>15}" for kind in kinds)]
     for (form, dtype), counts in rows.items():
-        lines.append(f"{form:<10}{dtype:<10}{counts.total():>8}" + "".join(f"{counts[kind]:>15}" for kind in kinds))
+        lines.append(f"{form:<20}{dtype:<10}{counts.total():>8}" + "".join(f"{counts[kind]:>15}" for kind in kinds))
     codes = Counter(o["code"] for o in outcomes if o["kind"] == "broke")
     lines += [f"broke by {code}: {count}" for code, count in codes.most_common()]
     return "\n".join(lines)
@@ -185,9 +208,7 @@ SECTION = "## Operators"
 
 def record(path: Path, outcomes: list[dict[str, Any]], limit: int) -> None:
     """Writes the counts as the section `## Operators` of a Markdown file, replacing the one that is there."""
-    rows: dict[tuple[str, str], Counter[str]] = {}
-    for o in outcomes:
-        rows.setdefault((o["form"], o["dtype"]), Counter())[o["kind"]] += 1
+    rows = rows_of(outcomes)
     defects = [o for o in outcomes if o["kind"] not in GOOD]
     codes = Counter(o["code"] for o in outcomes if o["kind"] == "broke")
     lines = [
@@ -204,9 +225,9 @@ def record(path: Path, outcomes: list[dict[str, Any]], limit: int) -> None:
     share = 100 * total["captured"] / max(1, total["captured"] + total["broke"])
     lines += ["", f"Of the cases that eager accepts, {share:.1f}% are captured whole. Breaks: "]
     lines[-1] += ", ".join(f"`{code}` {count}" for code, count in codes.most_common()) + "."
-    if defects or total["known"]:
+    if defects:
         lines += ["", "Cases that differ:", ""]
-        lines += [f"- {o['case']}: {o['kind']}, {o['detail'].strip().splitlines()[-1][:140]}" for o in outcomes if o["kind"] == "known" or o in defects]
+        lines += [f"- {o['case']}: {o['kind']}, {o['detail'].strip().splitlines()[-1][:140]}" for o in defects]
     text = path.read_text() if path.exists() else "# Coverage\n"
     before, found, after = text.partition(SECTION)
     rest = after.partition("\n## ") if found else ("", "", "")
@@ -221,7 +242,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", nargs="*", default=["float32"], choices=list(DTYPES))
     parser.add_argument("--only", help="a regular expression for whole names")
     parser.add_argument("--limit", type=int, default=0, help="at most so many samples of one operator (0: all)")
-    parser.add_argument("--out", help="append the outcomes to this file")
+    parser.add_argument("--how", default="", choices=list(HOW), help="the way to compile")
+    parser.add_argument("--out", help="append the outcomes to this file, and go on where it ends")
+    parser.add_argument("--seconds", type=float, default=0, help="begin no further entry after so many seconds (0: no limit)")
     parser.add_argument("--cache", action="store_true", help="take compiled graphs from the disk cache, as a second run of a program does")
     parser.add_argument("--record", nargs="+", metavar="FILE", help="FILE.md OUTCOMES...: write the section of a report from --out files, and run nothing")
     parser.add_argument("--quiet", action="store_true")
@@ -232,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.record:
         report, *files = map(Path, options.record)
-        record(report, [json.loads(line) for file in files for line in file.read_text().splitlines()], options.limit)
+        record(report, outcomes_of(files), options.limit)
         return 0
     outcomes = run(options)
     print(table_of(outcomes))

@@ -276,6 +276,15 @@ def _attention(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return world.torch_call(torch.nn.functional.scaled_dot_product_attention, args, kwargs)
 
 
+def _checking(fn: Any) -> Row:
+    """A function of PyTorch's that reads a tensor in order to raise: the interpreter makes that a check in the graph."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        return tracer.inline(fn, args, kwargs) if tracer.recorder.level == "aten" else tracer.world.torch_call(fn, args, kwargs)
+
+    return call
+
+
 def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", kwargs.get("reason", args[0] if args else ""))))
 
@@ -370,6 +379,7 @@ ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     (torch.nn.functional.dropout, _dropout),
     (torch.nn.functional.scaled_dot_product_attention, _attention),
+    (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
     (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),
     # Methods of symbolic numbers are written in Python, and part of the border.

@@ -34,6 +34,7 @@ from fusewright.graph.recorder import Recorder
 from fusewright.graph.runtime_float import float_of_size
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.traced_tensor import TracedTensor, memory_root
+from fusewright.graph.unknown_shape import UnknownShapeUsed
 from fusewright.records import replace
 
 __all__ = ["Frame", "Tracer", "capture_frame"]
@@ -52,17 +53,20 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
         raise SkipFrame("transform-active", "a TorchDispatchMode is active")
     with _deep_recursion(options), _own_saved_tensors():
         found: GraphBreak | None = None
-        custom_gradients = True
+        custom_gradients = unknown_shapes = True
         stop_at = -1
         for _ in range(options.max_attempts + 1):
             attempt = _Attempt(function, arguments, options, stop_at, found)
             attempt.tracer.custom_gradients = custom_gradients
+            attempt.tracer.recorder.unknown_shapes = unknown_shapes and options.level == "aten"
             try:
                 return attempt.run()
             except _ImpureBackward:
                 custom_gradients = False
             except _GradientThroughSize:
                 options = replace(options, data_shapes=False, data_numbers=False)
+            except UnknownShapeUsed:
+                unknown_shapes = False
             except GraphBreak as signal:
                 if options.fullgraph:
                     raise

@@ -33,7 +33,7 @@ from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.extern_calls import encode_extern
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.size_values import ValueTable
-from fusewright.graph.sizes import Dim
+from fusewright.graph.sizes import Dim, free_symbols
 from fusewright.loops.externs import references
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
 from fusewright.records import dataclass, field, replace
@@ -157,6 +157,9 @@ class _Builder:
         return slot
 
     def frozen(self, slot: _Slot) -> SlotSpec:
+        # A shape that the data decide: the operator makes the tensor, and nobody asks.
+        unknown = slot.kind == "returned" and any(s not in self.plan.size_symbols for dim in slot.shape for s in free_symbols(dim))
+        shape, stride = ((), ()) if unknown else (slot.shape, slot.stride)
         return SlotSpec(
             slot.name,
             slot.kind,
@@ -165,9 +168,9 @@ class _Builder:
             slot.dtype,
             slot.device.type,
             -1 if slot.device.index is None else slot.device.index,
-            len(slot.shape),
-            self.values.run(slot.shape),
-            self.values.run(slot.stride),
+            -1 if unknown else len(shape),
+            self.values.run(shape),
+            self.values.run(stride),
             self.values.of(slot.offset),
         )
 

@@ -25,36 +25,41 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak, Signal
-from fusewright.graph import data_sizes, draws, scalar_operands, shape_rules
+from fusewright.graph import data_sizes, draws, eager_dtypes, scalar_operands, shape_rules
 from fusewright.graph.draws import Draws
-from fusewright.graph.known_values import LITERAL, known_value
+from fusewright.graph.known_values import known_value
 from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, type_of
 from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
-from fusewright.graph.runtime_float import float_of_tensor
 from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
+from fusewright.graph.special_operators import SCALAR_READ, SPECIAL
 from fusewright.graph.strides import shares_elements, symbolic_strides
 from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata, replace_metadata
 from fusewright.graph.types import Location, TensorType
-from fusewright.graph.unscale import check_and_unscale
+from fusewright.graph.unknown_shape import UnknownShape, UnknownShapeUsed, make_unknown, result_types
 
 MAX_DIMENSIONS = 64
 """Most of PyTorch's operators take no more."""
+_OWN = frozenset({"aten", "prim", "prims", "fusewright"})
+"""Namespaces of operators whose gradients are known below Python: they see the program's own grad mode."""
 Level = Literal["aten", "torch"]
 aten = torch.ops.aten
 
 # Operators whose result would need the data. The rest of them carry a tag (data_dependent_output, dynamic_output_shape).
 _BREAKS: dict[OpOverload, tuple[str, str]] = {
-    aten._local_scalar_dense.default: ("data-dependent-scalar", "a Python number is read from a tensor"),
-    aten.item.default: ("data-dependent-scalar", "a Python number is read from a tensor"),
+    aten._local_scalar_dense.default: SCALAR_READ,
+    aten.item.default: SCALAR_READ,
     aten.is_nonzero.default: ("data-dependent-scalar", "a Python bool is read from a tensor"),
     aten.set_.source_Tensor: ("inplace-metadata", "set_"),
     aten.set_.source_Storage_storage_offset: ("inplace-metadata", "set_"),
     aten.resize_as_.default: ("inplace-metadata", "resize_as_"),
 }
+
+# Operators whose gradient PyTorch computes by other formulas where a tensor subclass has a part: its layout is not eager's.
+_OTHER_GRADIENT: frozenset[OpOverload] = frozenset({aten.ormqr.default})
 
 
 class _RecordingMode(TorchDispatchMode):
@@ -93,8 +98,9 @@ class Recorder:
 
     Set by the capture as it goes: custom_gradients (a custom autograd function or a hook has a part in the gradients), freed (the program
     has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]),
-    draws (dropout draws from the kernels' own generator; None: from PyTorch's).
-    Set by its options: data_shapes, data_numbers (sizes that depend on data are recorded: graph/data_sizes.py).
+    draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes (results whose shape depends on data are
+    recorded as long as nothing reads it). Set by its options: data_shapes, data_numbers (sizes that depend on data are recorded:
+    graph/data_sizes.py).
     """
 
     def __init__(
@@ -115,12 +121,14 @@ class Recorder:
         self._inferred: Memo = {}
         self._here: tuple[Location, ...] = ()
         self._depth = 0
+        self._grad_mode = True  # as it was when the present call began
         self.custom_gradients = False
         self.freed = False
         self.recompute = False
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}  # (version of the tensor, what nonzero or item gave for it)
+        self.unknown_shapes = False
 
     @property
     def symbolic(self) -> bool:
@@ -238,6 +246,7 @@ class Recorder:
             return
         self._depth += 1
         self._here = self.location()
+        self._grad_mode = torch.is_grad_enabled()
         try:
             with _RecordingMode(self):
                 if self.symbolic:
@@ -294,7 +303,7 @@ class Recorder:
         """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
         if not isinstance(func, OpOverload):
             raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
-        special = _SPECIAL.get(func)
+        special = SPECIAL.get(func)
         if special is not None:
             return special(self, args, kwargs)
         known = facts(func)
@@ -314,12 +323,14 @@ class Recorder:
             return self._view_in_place(func, form, args, kwargs)
         if self.data_shapes and data_sizes.records(func, args):
             return data_sizes.record(self, func, args, kwargs)
-        self._refuse(func, args, kwargs)
+        of_unknown_shape = self._refuse(func, args, kwargs)
         node_args, type_args = self._convert_sequence(args)
         node_kwargs: dict[str, object] = {}
         type_kwargs: dict[str, object] = {}
         for name, value in kwargs.items():
             node_kwargs[name], type_kwargs[name] = self._convert(value)
+        if of_unknown_shape is not None:
+            return self._unknown_results(func, of_unknown_shape, node_args, node_kwargs)
         try:
             result_type = self._infer(func, type_args, type_kwargs)
         except MetadataChanged as error:
@@ -332,7 +343,8 @@ class Recorder:
             meta["location"] = self._here
             if known.random:
                 meta["random"] = True
-            if not torch.is_grad_enabled():
+            # The gradient of an extension's operator is an autograd function, whose forward runs without autograd.
+            if not torch.is_grad_enabled() and not (self._grad_mode and func.namespace not in _OWN):
                 meta["no_grad"] = True
                 for index in known.written:
                     written = argument(func, args, kwargs, index)
@@ -382,6 +394,9 @@ class Recorder:
                 node = self._size_node(dim_of(value))
                 values.append(node)
                 kinds.append(dim_of(value))
+            elif isinstance(value, UnknownShape):
+                values.append(value.node)
+                kinds.append(value.tensor_type)
             else:
                 node_value, kind = self._convert(value)
                 values.append(node_value)
@@ -431,7 +446,15 @@ class Recorder:
                 target.node, target.tensor_type = result.node, result.tensor_type
         return targets[0] if len(targets) == 1 else tuple(targets)
 
-    def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _unknown_results(self, func: OpOverload, types: tuple[TensorType, ...], args: list[object], kwargs: dict[str, object]) -> object:
+        node = self.graph.create_node("call_function", func, tuple(args), kwargs)  # type: ignore[arg-type]
+        node.meta.update(type=types[0] if len(types) == 1 else types, location=self._here)
+        items = [node] if len(types) == 1 else [self._getitem(node, index, item) for index, item in enumerate(types)]
+        made = [make_unknown(self, item, type_, func) for item, type_ in zip(items, types, strict=True)]
+        return made[0] if len(types) == 1 else tuple(made)
+
+    def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[TensorType, ...] | None:
+        """Raises GraphBreak for what cannot be recorded; gives the result types of what is recorded with a shape that nobody knows."""
         for index in facts(func).written:
             target = argument(func, args, kwargs, index)
             if type(target) is TracedTensor and shares_elements(target.tensor_type):
@@ -442,18 +465,23 @@ class Recorder:
                     raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
         if func is aten.as_strided.default and args[0].input_storage and argument(func, args, kwargs, 3) is not None:  # type: ignore[attr-defined]
             raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
+        if func in _OTHER_GRADIENT and self._grad_mode and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
+            raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
         refused = _refusal(func)
         if refused is None:
-            return
+            return None
         if func is aten.index.Tensor:
             indices = args[1]
             if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):  # type: ignore[attr-defined]
-                return
+                return None
         if func is aten._ctc_loss.default:
-            return  # the lengths are Python numbers
+            return None  # the lengths are Python numbers
         if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
-            return
-        raise GraphBreak(*refused)
+            return None
+        types = result_types(func, args, kwargs, f"unknown_{len(self.graph.nodes)}") if self.unknown_shapes else None
+        if types is None:
+            raise GraphBreak(*refused)
+        return types
 
     def _convert_sequence(self, values: Sequence[object]) -> tuple[list[object], list[object]]:
         nodes: list[object] = []
@@ -475,6 +503,8 @@ class Recorder:
                 value = self.constant(value)
             elif value.recorder is not self:
                 raise GraphBreak("operator-failed", "a tensor of another capture")
+            elif isinstance(value, UnknownShape):
+                raise UnknownShapeUsed(value.source)
             return value.node, value.tensor_type
         if isinstance(value, (list, tuple)):
             nodes, kinds = self._convert_sequence(value)
@@ -497,13 +527,16 @@ class Recorder:
             args, kwargs = self._simplified(args), {name: self._simplified(value) for name, value in kwargs.items()}
         try:
             found = shape_rules.by_rule(func, args, kwargs)
-            if found is not NotImplemented:
-                return found
-            return infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)
+            if found is NotImplemented:
+                found = infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)
         except (Signal, MetadataChanged):
             raise
         except Exception as error:
             raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
+        disagreement = eager_dtypes.disagreement(func, args, kwargs, found)
+        if disagreement:
+            raise GraphBreak("operator-failed", f"{func}: {disagreement}")
+        return found
 
     def _simplified(self, value: Any) -> Any:
         """A rule's argument with the sizes that guards have fixed since it was recorded."""
@@ -654,81 +687,6 @@ def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
         return fn
 
 
-def _resize(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """resize_ to the size that the tensor has: the factory functions' out= variants do so."""
-    tensor = args[0]
-    size = tuple(map(dim_of, args[1]))  # type: ignore[call-overload]
-    if not isinstance(tensor, TracedTensor) or kwargs.get("memory_format") is not None or size != tensor.tensor_type.shape:
-        raise GraphBreak("inplace-metadata", "resize_")
-    return tensor
-
-
-def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """The operator checks what the types already say."""
-
-
-def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """A tensor that native code just made from Python data: a constant, copied at each run since the program may write to it."""
-    tensor = args[0]
-    if isinstance(tensor, TracedTensor):
-        return tensor
-    made = recorder.dispatch(aten.clone.default, (tensor,), {})
-    if recorder.level == "aten":
-        made.node.meta[LITERAL] = True  # type: ignore[attr-defined]
-    return made
-
-
-def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """A tensor where a number is wanted: its value where the graph knows it, else (`add_(gradient, alpha=rate)`) a float that is known at
-    run time; whoever needs the value of that breaks the graph."""
-    tensor = args[0]
-    value = recorder.known_value(tensor)
-    if value is not None:
-        return value.item()
-    if recorder.data_numbers and recorder.env is not None and isinstance(tensor, TracedTensor) and tensor.dtype in _INTEGERS:
-        return data_sizes.number_of(recorder, tensor)
-    if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
-        raise GraphBreak(*_BREAKS[aten._local_scalar_dense.default])
-    return float_of_tensor(recorder, tensor)
-
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
-    """conj() and its kin give a view with a bit that kernels must heed; traced tensors have no such bit, so the values are computed. The
-    node is marked: for the functionalise pass it still is a view."""
-
-    def lazy(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        traced = recorder.dispatch(form, args, kwargs)
-        if recorder.level == "aten":
-            traced.node.meta["lazy_view"] = True  # type: ignore[attr-defined]
-        return traced
-
-    return lazy
-
-
-_SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
-    aten._assert_tensor_metadata.default: _drop,
-    aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
-    aten.lift_fresh.default: _lift_fresh,
-    aten.resize_.default: _resize,
-    aten._local_scalar_dense.default: _read_scalar,
-    aten._conj.default: _resolved(aten._conj_physical.default),
-    aten._neg_view.default: _resolved(aten.neg.default),
-    # With symbolic sizes some native code asks the dispatcher for them.
-    aten.size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
-    aten.size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]
-    aten.sym_size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
-    aten.sym_size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]
-    aten.stride.default: lambda recorder, args, kwargs: list(args[0].stride()),  # type: ignore[attr-defined]
-    aten.stride.int: lambda recorder, args, kwargs: args[0].stride(args[1]),  # type: ignore[attr-defined]
-    aten.sym_stride.default: lambda recorder, args, kwargs: list(args[0].stride()),  # type: ignore[attr-defined]
-    aten.sym_stride.int: lambda recorder, args, kwargs: args[0].stride(args[1]),  # type: ignore[attr-defined]
-    aten.numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
-    aten.sym_numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
-    aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
-}
 
 # In-place operators that change sizes and strides, and the views that they turn their tensor into.
 _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {

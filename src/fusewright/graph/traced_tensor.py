@@ -99,13 +99,18 @@ def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorTyp
         device=type_.device,
         requires_grad=requires_grad,
     )
+    prepare(traced, recorder, node, type_)
+    return traced
+
+
+def prepare(traced: TracedTensor, recorder: Recorder, node: torch.fx.Node | None, type_: TensorType) -> None:
+    """Makes a fresh wrapper stand for `node`."""
     traced.recorder = recorder
     traced.node = node  # type: ignore[assignment]
     traced.tensor_type = type_
     traced.original_class = torch.Tensor
     traced.input_storage = traced.is_input = traced.reshaped = False
     traced.viewed = None
-    return traced
 
 
 def move_metadata(traced: TracedTensor, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

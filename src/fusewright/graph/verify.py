@@ -17,6 +17,7 @@ from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Expr
 from fusewright.graph.types import TensorType, symbols_in
+from fusewright.graph.unknown_shape import OF_UNKNOWN_SHAPE
 
 
 class GraphError(Exception):
@@ -45,6 +46,8 @@ def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = Fal
         _check_type(node, type_)
         if GIVES in node.meta:
             symbols.add(node.meta[GIVES][0])
+        if node.target in OF_UNKNOWN_SHAPE:
+            symbols |= symbols_in(type_)  # sizes that the data decide
         unknown = symbols_in(type_) - symbols
         if unknown:
             raise GraphError(f"{node.name}: {node.meta['type']} depends on {', '.join(map(str, unknown))}, which is no input's size")

@@ -140,7 +140,8 @@ def analyse(program: LoopProgram) -> Dependencies:
         kept.update(name for name in entry.writes if program.buffers[name].role in ("input", "constant", "output"))
     operations, touches = _merge_duplicates(program, operations, touches, kept, shared)
     operations, touches = _drop_dead(operations, touches, kept)
-    return _edges(operations, touches, frozenset(kept), shared)
+    outside = frozenset(name for name, buffer in program.buffers.items() if buffer.role in ("input", "constant"))
+    return _edges(operations, touches, frozenset(kept), shared, outside)
 
 
 def _drop_dead(operations: list[Operation], touches: list[Touch], kept: set[str]) -> tuple[list[Operation], list[Touch]]:
@@ -241,7 +242,12 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
     return replace(operation, value=rewriter.visit(operation.value), finish=rewriter.visit(operation.finish))
 
 
-def _edges(operations: list[Operation], touches: list[Touch], kept: frozenset[str], shared: dict[str, frozenset[str]]) -> Dependencies:
+def _edges(
+    operations: list[Operation], touches: list[Touch], kept: frozenset[str], shared: dict[str, frozenset[str]], outside: frozenset[str]
+) -> Dependencies:
+    """`outside`: buffers that exist before the call. They are written to after every check has passed: a call that fails one is repeated
+    eagerly, and must not have changed anything."""
+    checks: list[int] = []
     last_writer: dict[str, int] = {}
     readers_since: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}
@@ -259,6 +265,10 @@ def _edges(operations: list[Operation], touches: list[Touch], kept: frozenset[st
                 before.add(last_writer[name])
             before.update(readers_since.get(name, ()))
             writers.setdefault(name, []).append(position)
+        if not outside.isdisjoint(entry.writes):
+            before.update(checks)
+        if isinstance(operation, Extern) and not entry.writes:
+            checks.append(position)
         if isinstance(operation, Extern) and operation.ordered:
             if last_ordered >= 0:
                 before.add(last_ordered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusewright.capture.assertions import truth
 from fusewright.capture.generators import InterpretedGenerator
 from fusewright.capture.opcodes.table import opcode
 from fusewright.capture.signals import UserException
@@ -50,14 +51,14 @@ def _spend_if_backward(frame: Any, target: int) -> None:
 @opcode("POP_JUMP_IF_TRUE")
 def pop_jump_if_true(frame: Any, target: int) -> None:
     value = frame.stack.pop()
-    if value is True or (value is not False and frame.world.truth(value)):
+    if value is True or (value is not False and truth(frame, value, frame.pc - 1)):
         _spend_if_backward(frame, target)
 
 
 @opcode("POP_JUMP_IF_FALSE")
 def pop_jump_if_false(frame: Any, target: int) -> None:
     value = frame.stack.pop()
-    if value is False or (value is not True and not frame.world.truth(value)):
+    if value is False or (value is not True and not truth(frame, value, frame.pc - 1)):
         _spend_if_backward(frame, target)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
+from fusewright.capture.assertions import truth
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.opcodes.table import Handler, opcode, row, user_error
 from fusewright.capture.signals import UserException
@@ -363,7 +364,7 @@ def unary_not(frame: Any, operand: object) -> None:
 @opcode("TO_BOOL")
 def to_bool(frame: Any, operand: object) -> None:
     stack = frame.stack
-    stack[-1] = frame.world.truth(stack[-1])
+    stack[-1] = truth(frame, stack[-1], frame.pc)
 
 
 @opcode("BINARY_OP")
@@ -390,7 +391,7 @@ def compare_op(frame: Any, symbol: str) -> None:
 @opcode("COMPARE_OP_BOOL")
 def compare_op_bool(frame: Any, symbol: str) -> None:
     compare_op(frame, symbol)
-    frame.stack[-1] = frame.world.truth(frame.stack[-1])
+    frame.stack[-1] = truth(frame, frame.stack[-1], frame.pc)
 
 
 @opcode("IS_OP")

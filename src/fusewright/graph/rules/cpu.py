@@ -149,6 +149,11 @@ def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
     return said if args[-1] else (*said[:3], None)
 
 
+def _multilabel_margin_loss(said: tuple[TensorType, TensorType], input: TensorType, *rest: Any) -> Any:
+    """One sample without a batch has a loss without dimensions, whatever the reduction."""
+    return (replace(said[0], shape=(), stride=()) if input.ndim <= 1 else said[0]), said[1]
+
+
 CORRECTIONS: dict[OpOverload, Correction] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
@@ -164,6 +169,8 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
     aten.mkldnn_rnn_layer.default: _rnn_layer,
+    aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.nonzero_static.default: lambda said, *args: _contiguous(said),
     aten._fft_r2c.default: _fft_r2c,
     aten._fft_c2c.default: _fft_c2c,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch._ops import OpOverload
 
@@ -14,6 +16,7 @@ from fusewright.graph.rules.common import (
     is_contiguous,
     is_integral,
     iterator_strides,
+    preserved_strides,
     promote,
     same_shape,
 )
@@ -30,6 +33,17 @@ def iterate(operands: list[object], dtype: torch.dtype) -> TensorType:
     shape = tensors[0].shape if len(tensors) == 1 else broadcast(*(t.shape for t in tensors))
     numbers = len(tensors) != len(operands)
     return TensorType(shape, iterator_strides(shape, tensors, numbers), dtype, common_device(*tensors))
+
+
+def promoting(operands: list[object], dtype: torch.dtype, computed: torch.dtype | None = None) -> TensorType:
+    """As `iterate`, where a CPU converts operands of another dtype than `computed` (by default the result's) first: what has gaps or
+    expanded dimensions then lies densely."""
+    wanted = dtype if computed is None else computed
+    return iterate([_converted(t, wanted) if isinstance(t, TensorType) and t.device.type == "cpu" else t for t in operands], dtype)
+
+
+def _converted(t: TensorType, dtype: torch.dtype) -> TensorType:
+    return t if t.dtype == dtype else replace(t, stride=preserved_strides(t))
 
 
 def _dtype(kind: str, *values: object) -> torch.dtype | None:
@@ -69,14 +83,14 @@ def binary(kind: str) -> Rule:
         dtype = _dtype(kind, self, other)
         if dtype is None or (isinstance(alpha, float) and is_integral(dtype)) or isinstance(alpha, (bool, complex)):
             return NotImplemented
-        return iterate([self, other], dtype)
+        return promoting([self, other], dtype, promote(self, other) if kind == "bool" else dtype)
 
     return rule
 
 
 def _subtract(self: object, other: object, alpha: object = 1) -> object:
     if any(isinstance(v, bool) or (isinstance(v, TensorType) and v.dtype == torch.bool) for v in (self, other)):
-        return NotImplemented
+        raise TypeError("subtraction is not defined for bool")  # PyTorch's meta kernel of sub.Scalar lets it pass
     return binary("any")(self, other, alpha=alpha)
 
 
@@ -87,7 +101,8 @@ def _divide_mode(self: object, other: object, *, rounding_mode: str | None = Non
 def _where(condition: TensorType, self: object, other: object) -> object:
     if not isinstance(self, TensorType) or not isinstance(other, TensorType) or condition.dtype != torch.bool:
         return NotImplemented
-    return iterate([condition, self, other], promote(self, other))
+    dtype = promote(self, other)
+    return iterate([condition, _converted(self, dtype), _converted(other, dtype)], dtype)
 
 
 def _clamp(self: TensorType, min: object = None, max: object = None) -> object:
@@ -118,7 +133,7 @@ def _addcmul(self: TensorType, tensor1: TensorType, tensor2: TensorType, *, valu
     dtype = promote(self, tensor1, tensor2)
     if not dtype.is_floating_point:
         return NotImplemented
-    return iterate([self, tensor1, tensor2], dtype)
+    return promoting([self, tensor1, tensor2], dtype)
 
 
 def _lerp(self: TensorType, end: TensorType, weight: object) -> object:
@@ -143,7 +158,7 @@ def _pow(self: object, exponent: object) -> object:
     dtype = promote(self, exponent)
     if dtype == torch.bool or dtype.is_complex or (is_integral(dtype) and not isinstance(exponent, TensorType)):
         return NotImplemented
-    return iterate([self, exponent], dtype)
+    return promoting([self, exponent], dtype)
 
 
 def _masked_fill(self: TensorType, mask: TensorType, value: object) -> object:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from fusewright.errors import CannotFunctionalise
+from fusewright.graph.schema import facts, list_of_views
 from fusewright.graph.sizes import Dim, Expr, Symbol, known_le, known_lt
 from fusewright.graph.types import Location, TensorType, contiguous_strides
 from fusewright.loops import ir
@@ -424,7 +426,23 @@ class Lowering:
         for value in values:
             if isinstance(value, Value) and window(value) is None:
                 self.realize(value)
+        self.check_aliases(flatten(node.args), values)
         return values
+
+    def check_aliases(self, nodes: Sequence[Any], values: Sequence[Any]) -> None:
+        """What shares memory in eager must be windows on one buffer: a view of an input, views of one result."""
+        shared: dict[Node, set[str]] = {}
+        for node, value in zip(nodes, values, strict=True):
+            if not isinstance(node, Node) or not isinstance(value, Value) or is_empty(value.shape):
+                continue
+            root = memory_of(node)
+            if getattr(root.meta.get("type"), "dtype", None) == value.dtype:  # the functionalise pass refuses other dtypes
+                shared.setdefault(root, set()).add(self.reference(value).buffer)
+        for root, buffers in shared.items():
+            stored = self.environment[root]
+            own = window(stored) if isinstance(stored, Value) and root.op in ("placeholder", "get_attr") else None
+            if len(buffers) > 1 or (own is not None and own.buffer not in buffers):
+                raise CannotFunctionalise(f"{root.name} is returned as a view that is no window on its memory")
 
     def output(self, value: Any) -> Output:
         if not isinstance(value, Value):
@@ -480,6 +498,20 @@ class Lowering:
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def memory_of(node: Node) -> Node:
+    """The node whose memory the node's is: itself, or what it is a view of."""
+    while node.op == "call_function":
+        source = node.args[0] if node.target is operator.getitem else node
+        target = source.target  # type: ignore[union-attr]
+        if not isinstance(target, torch._ops.OpOverload) or not source.args or source.meta.get("lazy_view"):  # type: ignore[union-attr]
+            break
+        place = list_of_views(target) if source is not node else next((a[1] for a in facts(target).returned if a and a[0] == "view"), None)
+        if place != 0:
+            break
+        node = source.args[0]  # type: ignore[union-attr, assignment]
+    return node
 
 
 def is_input_update(node: Node) -> bool:

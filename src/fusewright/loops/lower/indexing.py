@@ -272,14 +272,17 @@ def scatter_reduce(call: Call, self: Value, dim: int, index: Value, src: Value, 
     return scatter_along(call, self, dim, index, src, mode)
 
 
-def along_dim(call: Call, self: Value, dim: int, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], ex.Bindings]:
-    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place, bindings)."""
+def along_dim(
+    call: Call, self: Value, dim: int, index: Value, wrap: bool = False
+) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], ex.Bindings]:
+    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place, bindings).
+    `wrap`: negative indices count from the end."""
     if self.ndim == 0 or index.ndim == 0:
         raise Fallback("an index into a scalar")
     shape = (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :])
     symbols = axis_symbols(shape)
     place = list(symbols)
-    place[dim], bindings = indirect(call.lowering, index, (symbols[dim],), self.shape[dim])
+    place[dim], bindings = indirect(call.lowering, index, (symbols[dim],), self.shape[dim], wrap)
     return shape, symbols, place, bindings
 
 
@@ -306,7 +309,7 @@ def index_add(call: Call, self: Value, dim: int, index: Value, source: Value, *,
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
     dim = normalize_dim(dim, self.ndim)
-    shape, _, place, bindings = along_dim(call, self, dim, index)
+    shape, _, place, bindings = along_dim(call, self, dim, index, wrap=True)
     dtype = ex.compute_dtype(self.dtype)
     stored = call.lowering.read(value, (), dtype) if isinstance(value, Value) else ir.constant(value, dtype)
     return scattered(call, self, shape, place, stored, bindings)

@@ -18,7 +18,19 @@ from fusewright.loops import ir
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.registry import Fallback, find, lowers, operator
-from fusewright.loops.lower.values import Shape, Value, axis_symbols, flat_index, is_one, normalize_dim, same_shape, same_size, window
+from fusewright.loops.lower.values import (
+    Shape,
+    Value,
+    axis_symbols,
+    flat_index,
+    is_empty,
+    is_one,
+    normalize_dim,
+    same_shape,
+    same_size,
+    strided_load,
+    window,
+)
 
 
 def viewed(call: Call, self: Value, indices: Sequence[Dim]) -> Value:
@@ -82,7 +94,20 @@ def squeeze(call: Call, self: Value, dim: int | Sequence[int] | None = None) -> 
 
 @lowers("view", "_unsafe_view", "_reshape_alias", "reshape", view=True)
 def view(call: Call, self: Value, size: Sequence[Dim], *stride: Any) -> Value:
-    return viewed(call, self, reshape_indices(self.shape, call.type.shape, call.axes))
+    result = viewed(call, self, reshape_indices(self.shape, call.type.shape, call.axes))
+    return result if window(result) is not None else _view_in_memory(call, self) or result
+
+
+def _view_in_memory(call: Call, self: Value) -> Value | None:
+    """A view whose rows end elsewhere than the old ones: (8, 5) as (5, 8). Its strides are those that PyTorch found for memory laid out as
+    the type of `self` says; None when `self` lies otherwise, or nowhere."""
+    found = window(self)
+    if found is None or is_empty(self.shape):
+        return None
+    if not all(is_one(size) or same_size(a, b) for size, a, b in zip(self.shape, found.stride, self.type.stride)):
+        return None
+    load = strided_load(found.buffer, call.type.shape, call.type.stride, found.offset, found.dtype)
+    return Value(call.type, load, call.lowering.locations)
 
 
 @lowers("flatten.using_ints", "unflatten.int", "view.dtype", view=True)

@@ -1,0 +1,36 @@
+"""Dtypes that PyTorch's CPU kernels refuse, or answer otherwise than its meta kernels: compiled code does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.cases import Case
+from tests.ops.running import run_case
+
+BOOL, INT = torch.tensor([True, False]), torch.tensor([1, 2, 3])
+
+REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "abs of bool": (torch.abs, BOOL),
+    "a list's floor of bool": (lambda x: torch._foreach_floor([x]), BOOL),
+    "in place": (lambda x: torch._foreach_abs_([x]), BOOL),
+    "lerp of integers": (lambda x: torch._foreach_lerp([x], [x], 0.5), INT),
+    "frac of integers": (torch.frac, INT),
+    "subtraction of bool": (lambda x: x - x, BOOL),
+    "a number less a bool": (lambda x: torch.rsub(x, 1), BOOL),
+    "addcmul of bool": (lambda x: torch.addcmul(x, x, x), BOOL),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    function, x = REFUSED[name]
+    assert run_case(Case(name, lambda transform: transform(lambda x: function(x)), (x,), {})).kind == "same error"
+
+
+def test_another_dtype() -> None:
+    assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, True)), (BOOL,), {})).kind == "broke"
+    assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, 2)), (BOOL,), {})).kind == "captured"
