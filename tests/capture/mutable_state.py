@@ -307,7 +307,7 @@ KINDS: tuple[Kind, ...] = (
     # tensors
     Kind("tensor", "t$I", "t$I = torch.arange(6.0).view(2, 3)", "(t$I + 1, t$I.shape, t$I.stride(), t$I.dtype, t$I.is_contiguous())",
          ("t$I = torch.arange(6.0).view(3, 2)", "t$I = torch.arange(6.0).view(3, 2).t()", "t$I = t$I.double()", "t$I = t$I.clone()", "t$I = t$I.long()", "t$I = torch.arange(12.0).view(2, 6)[:, ::2]", "t$I = t$I.flatten()", "t$I.add_(1)",
-          "t$I = torch.ones(1, 3).expand(2, 3)", "t$I = torch.empty(0, 3)", "t$I = torch.ones(())", "t$I = t$I.bool()", "t$I.data = torch.zeros(2, 2)", "t$I.resize_(1, 3)", "t$I = t$I.to(torch.bfloat16)", "t$I.t_() if t$I.dim() == 2 else 0")),
+          "t$I = torch.ones(1, 3).expand(2, 3)", "t$I = torch.empty(0, 3)", "t$I = torch.ones(())", "t$I = t$I.bool()", "t$I.data = torch.zeros(2, 2)", "t$I.resize_(1, 3).fill_(2)", "t$I = t$I.to(torch.bfloat16)", "t$I.t_() if t$I.dim() == 2 else 0")),
     Kind("tensor or something else", "t$I", "t$I = torch.ones(2)", "isinstance(t$I, torch.Tensor)", ("t$I = None", "t$I = 1.0", "t$I = torch.nn.Parameter(torch.ones(2))", "t$I = [torch.ones(2)]", "t$I = np.ones(2)", "t$I = torch.ones(2)"), steady=False),
     Kind("requires grad", "t$I", "t$I = torch.ones(2)", "(t$I.requires_grad, (t$I * 2).requires_grad, t$I.is_leaf)", ("t$I.requires_grad_(True)", "t$I = torch.ones(2)", "t$I = torch.ones(2, requires_grad=True) * 1", "t$I = torch.nn.Parameter(torch.ones(2))", "t$I = t$I.detach()")),
     Kind("gradient", "t$I", "t$I = torch.ones(2, requires_grad=True)", "0 if t$I.grad is None else t$I.grad + 1", ("t$I.grad = torch.full((2,), 3.0)", "t$I.grad = None", "(t$I * 2).sum().backward()")),

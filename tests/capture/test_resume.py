@@ -150,7 +150,7 @@ def test_a_resumption_is_bound_once_for_the_same_globals_and_cells():
         return function
 
     info = decoded(example.__code__)
-    made = resume_code(info, Layout(nth(example, "LOAD_FAST", 2), (0, 1, 2, 3, 4, 5), ()))
+    made = resume_code(info, Layout(nth(example, "STORE_FAST", 0) + 1, (0, 1, 2, 3, 4, 5), ()))
     resumption = Resumption(made.code, wrap)
     for _ in range(3):
         assert resumption(example, (), 1, 2, 3, (), {}, 5) == (5, 10, (), 3, {})

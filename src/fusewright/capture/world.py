@@ -183,10 +183,11 @@ class World:
         """Registers what stands for a number. The same number elsewhere is another one, so it is not found by `real`."""
         self._by_value[id(value)] = Outside(real, source, value)
 
-    def replace_stand_in(self, real: Any, source: Source, value: Any) -> None:
+    def replace_stand_in(self, real: Any, value: Any) -> None:
         """A materialised dict takes over from its lazy stand-in (which stays alive: interpreted code may still hold it)."""
-        self._alive.append(self._by_real[id(real)].value)
-        record = Outside(real, source, value)
+        lazy = self._by_real[id(real)]
+        self._alive.append(lazy.value)
+        record = Outside(real, lazy.source, value)  # a proxy's stand-in reads from the dict behind it, and stands for the proxy
         self._by_real[id(real)] = record
         self._by_value[id(value)] = record
 

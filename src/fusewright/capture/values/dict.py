@@ -113,7 +113,7 @@ class OutsideDict:
             self.shadow = shadow
             if isinstance(self.real, dict):
                 self.world.effects.shadows.append(Shadow(self.real, self.source, shadow, before))
-            self.world.replace_stand_in(self.real, self.source, shadow)
+            self.world.replace_stand_in(self.real, shadow)
         return self.shadow
 
     # What a program may do with a dict by key alone stays lazy.

@@ -271,7 +271,11 @@ def generic_setattr(world: World, obj: object, name: str, value: object) -> None
         return
     namespace = instance_dict(world, obj)
     if namespace is None:
-        raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+        try:
+            object.__setattr__(object(), name, None)
+        except AttributeError as error:  # in the words of this version of CPython
+            text = str(error).replace("'object'", f"'{kind.__name__}'", 1)
+        raise UserException(AttributeError(text, name=name, obj=obj))
     namespace.store(name, value)
 
 

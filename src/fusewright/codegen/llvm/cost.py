@@ -37,4 +37,4 @@ def iteration_ns(shape: Shape, strategy: Strategy) -> float:
 
 def grain_of(shape: Shape, strategy: Strategy) -> int:
     """Fewest iterations that are worth a thread, at least 1."""
-    return max(1, round(THREAD_NS / max(iteration_ns(shape, strategy), 0.5)))
+    return max(1, int(THREAD_NS / max(iteration_ns(shape, strategy), 0.5) + 0.5))
