@@ -11,6 +11,7 @@ Symbolic sizes stand in aten-level arguments as `Expr`, in torch-level arguments
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -712,22 +713,18 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-_refusals: dict[OpOverload, tuple[str, str] | None] = {}
-
-
+@functools.cache
 def _refusal(func: OpOverload) -> tuple[str, str] | None:
     """The graph break that this operator may need: (code, detail)."""
-    if func not in _refusals:
-        tags = func.tags
-        found = _BREAKS.get(func)
-        if found is None and torch.Tag.data_dependent_output in tags:
-            found = ("data-dependent-scalar", f"{func} gives a Python value")
-        if found is None and torch.Tag.dynamic_output_shape in tags:
-            found = ("data-dependent-shape", f"{func} gives a shape that depends on data")
-        if found is None and torch.Tag.inplace_view in tags:
-            found = ("inplace-metadata", str(func))
-        _refusals[func] = found
-    return _refusals[func]
+    tags = func.tags
+    found = _BREAKS.get(func)
+    if found is None and torch.Tag.data_dependent_output in tags:
+        found = ("data-dependent-scalar", f"{func} gives a Python value")
+    if found is None and torch.Tag.dynamic_output_shape in tags:
+        found = ("data-dependent-shape", f"{func} gives a shape that depends on data")
+    if found is None and torch.Tag.inplace_view in tags:
+        found = ("inplace-metadata", str(func))
+    return found
 
 
 # What a torch-level graph can hold as an argument besides tensors, sizes and containers of them.

@@ -100,7 +100,7 @@ def guarded_lookup(world: World, cls: type, name: str) -> Any:
             if stored is None and name in base.__dict__:
                 break
     found = lookup(cls, name)
-    if not all(base.__flags__ & _IMMUTABLE for base in cls.__mro__):
+    if not cls.__flags__ & _IMMUTABLE or not all(base.__flags__ & _IMMUTABLE for base in cls.__mro__):
         world.guard_type_attribute(cls, name, found)
     return found
 
