@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+# PyTorch's threads spin between parallel regions. Where other processes want the same cores, each small operator then waits for a thread
+# that is not running: tests of tiny tensors take 15 times as long. It is read when the OpenMP library is loaded, so before PyTorch.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
