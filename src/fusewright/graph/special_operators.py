@@ -88,7 +88,10 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten._local_scalar_dense.default: _read_scalar,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
-    # With symbolic sizes some native code asks the dispatcher for them.
+    # With symbolic sizes some native code asks the dispatcher for them, and PyTorch writes a BatchNorm in evaluation otherwise.
+    aten._native_batch_norm_legit_no_training.default: lambda recorder, args, kwargs: recorder.dispatch(
+        aten.native_batch_norm.default, (*args[:5], False, *args[5:]), kwargs
+    ),
     aten.size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
     aten.size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]
     aten.sym_size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]

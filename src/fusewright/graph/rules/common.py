@@ -202,6 +202,12 @@ def suggests_channels_last(t: TensorType) -> bool:
     """t.suggest_memory_format() (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and 3d_s5)."""
     if t.ndim not in (4, 5) or t.stride[1] == 0:
         return False
+    channels = t.shape[1]
+    if isinstance(channels, int) and channels > 1 and not all(isinstance(size, int) for size in t.shape):
+        if t.stride == contiguous_strides(t.shape):  # whatever the sizes: the innermost step is below that of several channels
+            return False
+        if t.stride == channels_last_strides(t.shape):
+            return True
     least: Dim = 0
     for axis in (1, *range(t.ndim - 1, 1, -1), 0):
         size, stride = t.shape[axis], t.stride[axis]
