@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from fusewright.graph.builder import Builder, same_strides
 from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.sizes import Expr
 from fusewright.graph.types import TensorType, contiguous_strides
 
 aten = torch.ops.aten
@@ -171,6 +172,8 @@ def _compute(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node
         return None
     if any(source.meta["type"].dtype.is_complex for source in node.all_input_nodes):
         return None
+    if any(isinstance(argument, Expr) for argument in (*node.args, *node.kwargs.values())):
+        return None  # a number that is known at a call only
 
     def small(source: torch.fx.Node) -> torch.Tensor:
         # As many dimensions as the real one: a tensor without dimensions takes part in type promotion differently.
