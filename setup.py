@@ -8,8 +8,8 @@ from setuptools.command.build_ext import build_ext
 
 
 class BuildNative(build_ext):
-    """Compiles C and C++ files of one extension with the flags of each language; and, where the package is used in place, Python's bytecode,
-    as an ordinary installation does. (Where PYTHONDONTWRITEBYTECODE is set, each start would compile the sources: 0.4 s.)"""
+    """Compiles C and C++ files of one extension with the flags of each language, and, where the package is used in place, Python's
+    bytecode, as an ordinary installation does. (Where PYTHONDONTWRITEBYTECODE is set, each start would compile the sources: 0.4 s.)"""
 
     def run(self) -> None:
         super().run()

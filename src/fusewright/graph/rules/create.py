@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch._ops import OpOverload
 
-from fusewright.graph.draws import BERNOULLI
+from fusewright.graph.philox import BERNOULLI
 from fusewright.graph.rules.common import Rule, channels_last_strides, number_dtype, preserved_strides, suggested_strides
 from fusewright.graph.sizes import Dim, Expr, bounds, ceil_div
 from fusewright.graph.types import TensorType, contiguous_strides

@@ -1,4 +1,4 @@
-"""Random truths as arithmetic on an element's position: the generator of `graph/draws.py`, in int64 expressions.
+"""Random truths as arithmetic on an element's position: the generator of `graph/philox.py`, in int64 expressions.
 
 Takes the seed and the draw; gives a lazy value. Always holds: bit for bit the operator's own result on tensors; words are kept in int64
 without their upper halves, so that a product of two is a 32-bit multiplication to the machine.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusewright.graph.draws import MULTIPLIER, ROUNDS, WEYL, WORD, threshold
+from fusewright.graph.philox import MULTIPLIER, ROUNDS, WEYL, WORD, threshold
 from fusewright.graph.sizes import Dim
 from fusewright.graph.types import contiguous_strides
 from fusewright.loops import ir

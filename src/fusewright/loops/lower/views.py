@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fusewright.graph.rules.views import view_strides
 from fusewright.graph.sizes import Dim, bounds, known_eq, known_le, maximum, minimum
 from fusewright.graph.types import TensorType
 from fusewright.loops import ir
@@ -108,6 +109,9 @@ def _view_in_memory(call: Call, self: Value) -> Value | None:
         return None
     if not all(is_one(size) or same_size(a, b) for size, a, b in zip(self.shape, found.stride, self.type.stride)):
         return None
+    stride = view_strides(self.type, call.type.shape)
+    if stride is None or not same_shape(stride, call.type.stride):
+        return None  # a copy: reshape makes one where memory allows no view
     load = strided_load(found.buffer, call.type.shape, call.type.stride, found.offset, found.dtype)
     return Value(call.type, load, call.lowering.locations)
 
