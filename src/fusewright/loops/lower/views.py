@@ -96,9 +96,7 @@ def squeeze(call: Call, self: Value, dim: int | Sequence[int] | None = None) -> 
 @lowers("view", "_unsafe_view", "_reshape_alias", "reshape", view=True)
 def view(call: Call, self: Value, size: Sequence[Dim], *stride: Any) -> Value:
     result = viewed(call, self, reshape_indices(self.shape, call.type.shape, call.axes))
-    if window(result) is not None or call.target is torch.ops.aten.reshape.default:  # a reshape may be a copy
-        return result
-    return _view_in_memory(call, self) or result
+    return result if window(result) is not None else _view_in_memory(call, self) or result
 
 
 def _view_in_memory(call: Call, self: Value) -> Value | None:
