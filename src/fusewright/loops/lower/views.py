@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.rules.views import view_strides
 from fusewright.graph.sizes import Dim, bounds, known_eq, known_le, maximum, minimum
 from fusewright.graph.types import TensorType
 from fusewright.loops import ir
@@ -96,7 +95,9 @@ def squeeze(call: Call, self: Value, dim: int | Sequence[int] | None = None) -> 
 @lowers("view", "_unsafe_view", "_reshape_alias", "reshape", view=True)
 def view(call: Call, self: Value, size: Sequence[Dim], *stride: Any) -> Value:
     result = viewed(call, self, reshape_indices(self.shape, call.type.shape, call.axes))
-    return result if window(result) is not None else _view_in_memory(call, self) or result
+    if window(result) is not None or call.target is torch.ops.aten.reshape.default:  # a reshape may be a copy
+        return result
+    return _view_in_memory(call, self) or result
 
 
 def _view_in_memory(call: Call, self: Value) -> Value | None:
@@ -107,9 +108,6 @@ def _view_in_memory(call: Call, self: Value) -> Value | None:
         return None
     if not all(is_one(size) or same_size(a, b) for size, a, b in zip(self.shape, found.stride, self.type.stride)):
         return None
-    stride = view_strides(self.type, call.type.shape)
-    if stride is None or not same_shape(stride, call.type.stride):
-        return None  # a copy: reshape makes one where memory allows no view
     load = strided_load(found.buffer, call.type.shape, call.type.stride, found.offset, found.dtype)
     return Value(call.type, load, call.lowering.locations)
 
