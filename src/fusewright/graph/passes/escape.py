@@ -6,6 +6,8 @@ would make tensors share storage that are separate in eager.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 import torch.fx
 from torch._ops import OpOverload
@@ -33,6 +35,6 @@ def escaping(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     for node in reversed(graph.nodes):
         if node.op == "output" or node.meta.get("epilogue") or node.meta.get("writes_private"):
             found.update(node.all_input_nodes)
-        elif node in found and shares_memory(node) and node.args and isinstance(node.args[0], torch.fx.Node):
-            found.add(node.args[0])
+        elif node in found and (shares_memory(node) or node.target is operator.getitem):
+            found.update(node.all_input_nodes[:1])  # an operator of several results leaves with any of them
     return found
