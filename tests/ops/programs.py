@@ -125,7 +125,7 @@ class Writer:
     choose: random.Random
     values: list[Value] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    failed: bool = False
+    failed: str = ""  # the variable of the step that failed, the last one
 
     def pick(self, wanted: Callable[[Value], bool] = lambda v: True) -> Value | None:
         """One of the values, the latest the likeliest."""
@@ -148,7 +148,7 @@ class Writer:
             if self.choose.random() < 0.9 or any(v.tensor._version != version for v, version in zip(self.values, versions, strict=True)):
                 return False  # most failures are left out: one ends the program
             self.lines.append(line)
-            self.failed = True
+            self.failed = name
             return True
         if not isinstance(result, torch.Tensor) or result.numel() > LARGEST:
             return False
@@ -410,7 +410,7 @@ def make(choose: random.Random) -> Program:
             break
         choose.choices(kinds, weights)[0](writer)
     first = len(inputs)
-    made = [value.name for value in writer.values[first:]]
+    made = [value.name for value in writer.values[first:]] + [writer.failed] * bool(writer.failed)
     # Everything that nothing else reads is returned: eager raises the error of a dead operator, the compiler drops it.
     text = "\n".join(writer.lines)
     returned = made[-1:] + [name for name in made[:-1] if choose.random() < 0.4 or len(re.findall(rf"\b{name}\b", text)) == 1]
