@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.ops.cases import Case
+from tests.ops.cases import Case, Differentiated
 from tests.ops.programs import case_of, make, text_of
 from tests.ops.running import GOOD, run_case
 
@@ -70,6 +70,16 @@ FOUND = [equal_results_of_several, rows_that_end_elsewhere, two_views_of_a_resul
 def test_found_before(program: Callable[[torch.Tensor], object]) -> None:
     x = torch.arange(-20.0, 20.0).reshape(8, 5)
     assert run_case(Case("", lambda transform: transform(program), (x,), {})).kind == "captured"
+
+
+def test_a_gradient_that_is_zeros_without_memory() -> None:
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_()
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.sgn(x), x.exp()
+
+    case = Case("", lambda transform: Differentiated(transform(program), second=False), (x,), {}, gradients=True)
+    assert run_case(case).kind == "captured"
 
 
 @pytest.mark.sweep

@@ -84,6 +84,8 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten._assert_tensor_metadata.default: _drop,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.lift_fresh.default: _lift_fresh,
+    # Zeros without memory (the gradient of sgn): kernels read memory.
+    aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(aten.zeros.default, args, kwargs),
     aten.resize_.default: _resize,
     aten._local_scalar_dense.default: _read_scalar,
     aten._conj.default: _resolved(aten._conj_physical.default),
