@@ -21,6 +21,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "frac of integers": (torch.frac, INT),
     "subtraction of bool": (lambda x: x - x, BOOL),
     "a number less a bool": (lambda x: torch.rsub(x, 1), BOOL),
+    "deviation of integers": (lambda x: torch.std(x, 0), INT.to(torch.int16)),
+    "variance of bool": (lambda x: torch.var(x, -1), BOOL),
+    "softmax of integers": (lambda x: torch.softmax(x, 0), INT),
+    "pooling of bool": (lambda x: torch.nn.functional.max_pool1d(x[None], 2), BOOL),
     "addcmul of bool": (lambda x: torch.addcmul(x, x, x), BOOL),
 }
 

@@ -148,7 +148,7 @@ class Lowering:
     ) -> Any:
         """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
         row = registry.find(target)
-        if row is not None and (row.view or self.computable(args, kwargs, kind)):
+        if row is not None and (row.view or (self.computable(args, kwargs, kind) and not _for_floats(target, args))):
             try:
                 result = row.function(Call(self, target, kind, in_memory, written), *args, **kwargs)
             except Fallback:
@@ -512,6 +512,23 @@ def memory_of(node: Node) -> Node:
             break
         node = source.args[0]  # type: ignore[union-attr, assignment]
     return node
+
+
+# Operators that PyTorch refuses, or computes by other means, for integers and bool.
+_FOR_FLOATS = frozenset({
+    "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "_softmax", "_safe_softmax", "softmax", "_log_softmax",
+    "log_softmax", "logsumexp", "native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm",
+    "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "upsample_linear1d", "upsample_bilinear2d",
+})  # fmt: skip
+
+
+def _for_floats(target: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the call is left to the operator itself because its first argument holds no floats: it says what is wrong."""
+    first = next(iter(tensors_in(args[:1])), None)
+    if first is None or first.dtype.is_floating_point or not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target._schema.name.partition("::")[2] in _FOR_FLOATS
 
 
 def is_input_update(node: Node) -> bool:

@@ -71,6 +71,8 @@ def loaded(call: Call, self: Value, place: Sequence[Dim], inside: Expression | N
 
 
 def lowest(dtype: torch.dtype) -> float | int:
+    if dtype is torch.bool:
+        raise Fallback("a maximum of bools")
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
