@@ -9,7 +9,6 @@ would have; only where a value comes from differs.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from fusewright.autograd.recompute import can_recompute, elements, is_cheap, wor
 from fusewright.graph.builder import Builder
 from fusewright.graph.sizes import Expr
 from fusewright.graph.types import TensorType, symbols_in
+from fusewright.records import replace
 
 Node = torch.fx.Node
 

@@ -7,12 +7,12 @@ by the buffers that they write.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import torch
 
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
 from fusewright.loops.ir import Buffer, LoopProgram
+from fusewright.records import replace
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Kernel, Plan

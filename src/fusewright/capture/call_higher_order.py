@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -26,6 +25,7 @@ from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Expr, Symbol, free_symbols
 from fusewright.graph.traced_tensor import TracedTensor, make_traced
 from fusewright.graph.types import TensorType
+from fusewright.records import replace
 
 if TYPE_CHECKING:
     from fusewright.capture.tracer import Tracer

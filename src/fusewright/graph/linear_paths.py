@@ -8,9 +8,10 @@ measures them. Always holds: every way computes the same sums in the same precis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
+
+from fusewright.records import dataclass
 
 SMALLEST = 8
 """Smaller matrices are not worth a layout of their own."""

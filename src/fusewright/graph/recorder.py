@@ -16,7 +16,6 @@ import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -41,6 +40,7 @@ from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata, replace_metadata
 from fusewright.graph.types import Location, TensorType
 from fusewright.graph.unknown_shape import UnknownShape, UnknownShapeUsed, make_unknown, result_types
+from fusewright.records import replace
 
 MAX_DIMENSIONS = 64
 """Most of PyTorch's operators take no more."""

@@ -6,6 +6,7 @@ Takes a graph (which is changed) and what each size becomes; placeholders of siz
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch.fx
@@ -18,13 +19,7 @@ from fusewright.records import replace
 
 def write_sizes(graph: torch.fx.Graph, becomes: Callable[[Dim], Dim], allowed: Callable[[str], bool] = lambda text: True) -> torch.fx.Graph:
     """`allowed` is asked for each node whether its arguments may be rewritten."""
-    known: dict[Dim, Dim] = {}
-
-    def dim(d: Dim) -> Dim:
-        found = known.get(d)
-        if found is None:
-            found = known[d] = becomes(d)
-        return found
+    dim = cache(becomes)
 
     def value(item: Any) -> Any:
         return dim(item) if isinstance(item, Expr) else item

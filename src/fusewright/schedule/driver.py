@@ -5,9 +5,8 @@ Takes a `LoopProgram` and options; gives a `Plan`. Always holds: the program is 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fusewright.loops.ir import LoopProgram
+from fusewright.records import replace
 from fusewright.schedule.build import build_kernel
 from fusewright.schedule.dependencies import Dependencies, analyse, buffer_refs
 from fusewright.schedule.fuse import Group, fuse

@@ -6,14 +6,13 @@ of threads), so results are reproducible; sums gain accuracy, as in pairwise sum
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from fusewright.graph.sizes import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
 from fusewright.graph.types import contiguous_strides
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Reduction
+from fusewright.records import replace
 from fusewright.schedule.axes import hint
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.options import ScheduleOptions

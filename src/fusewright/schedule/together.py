@@ -8,9 +8,9 @@ bodies share their machine code anyway.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from fusewright.loops.ir import Buffer
+from fusewright.records import replace
 from fusewright.schedule.axes import hint
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.plan import Kernel, RunKernel, Step

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.records import replace
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -136,21 +136,21 @@ class _Packing:
             self.packed[weight] = dense
         return dense
 
-    def mkl(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
-        packed = self.packed.get((weight, MKL, linear.rows))
+    def reordered(self, operator: Any, weight: Node, linear: Linear, at: Node) -> Node:
+        """The weights in a library's own layout for that many rows; products that share them share it."""
+        packed = self.packed.get((weight, operator, linear.rows))
         if packed is None:
-            dense = self.by_rows(weight, node)
-            packed = self.new(torch.ops.mkl._mkl_reorder_linear_weight.default, (dense, linear.rows), dense.meta["type"], node)
-            self.packed[weight, MKL, linear.rows] = packed
+            dense = self.by_rows(weight, at)
+            packed = self.packed[weight, operator, linear.rows] = self.new(operator, (dense, linear.rows), dense.meta["type"], at)
+        return packed
+
+    def mkl(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+        packed = self.reordered(torch.ops.mkl._mkl_reorder_linear_weight.default, weight, linear, node)
         arguments = (x, packed, self.within(aten.t.default, weight, at=node), bias, linear.rows)  # the weight itself gives its sizes
         self.replace(node, self.new(torch.ops.mkl._mkl_linear.default, arguments, self.dense_result(node), node))
 
     def onednn(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
-        packed = self.packed.get((weight, ONEDNN, linear.rows))
-        if packed is None:
-            dense = self.by_rows(weight, node)
-            packed = self.new(torch.ops.mkldnn._reorder_linear_weight.default, (dense, linear.rows), dense.meta["type"], node)
-            self.packed[weight, ONEDNN, linear.rows] = packed
+        packed = self.reordered(torch.ops.mkldnn._reorder_linear_weight.default, weight, linear, node)
         made = self.new(torch.ops.mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""), self.dense_result(node), node)
         self.replace(node, made)
         self.fuse_activation(made, 3)

@@ -8,7 +8,6 @@ leaves the results of other devices alone. tests/graph/test_meta_kernels.py comp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch._ops import OpOverload
 from fusewright.graph.rules.common import Rule, fresh, is_channels_last, is_contiguous, same_shape, suggested_strides
 from fusewright.graph.sizes import Dim, minimum
 from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.records import replace
 
 aten = torch.ops.aten
 Correction = Callable[..., Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch._ops import OpOverload
@@ -13,6 +12,7 @@ from fusewright.graph.philox import BERNOULLI
 from fusewright.graph.rules.common import Rule, channels_last_strides, number_dtype, preserved_strides, suggested_strides
 from fusewright.graph.sizes import Dim, Expr, bounds, ceil_div
 from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.records import replace
 
 aten = torch.ops.aten
 _INDEX_FORMATS = (None, torch.contiguous_format)

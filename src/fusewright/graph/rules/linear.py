@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch._ops import OpOverload
@@ -24,6 +23,7 @@ from fusewright.graph.rules.common import (
 from fusewright.graph.rules.views import _transpose
 from fusewright.graph.sizes import Dim, floor_div, maximum
 from fusewright.graph.types import TensorType
+from fusewright.records import replace
 
 aten = torch.ops.aten
 
@@ -73,6 +73,12 @@ def _spread(values: Sequence[int] | int, rank: int) -> list[int]:
     return listed * rank if len(listed) == 1 else listed
 
 
+def _follows_arguments(input: TensorType) -> bool:
+    """Whether a 2-d convolution's results are channels-last where an argument is: on every CPU path (measured over dtypes, groups, sizes),
+    and by cuDNN, except in double precision."""
+    return input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)
+
+
 def _convolution(
     input: TensorType,
     weight: TensorType,
@@ -106,8 +112,7 @@ def _convolution(
     if any(isinstance(d, int) and d <= 0 for d in shape):
         return NotImplemented
     last = suggests_channels_last(input) or suggests_channels_last(weight)
-    # Every CPU path follows its arguments (measured over dtypes, groups, sizes), and so does cuDNN, except in double precision.
-    if rank == 2 and (input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)):
+    if rank == 2 and _follows_arguments(input):
         result = fresh(shape, input)
         return replace(result, stride=channels_last_strides(tuple(shape))) if last else result
     if last or not is_contiguous(input) or not is_contiguous(weight):
@@ -129,8 +134,7 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> object:
     """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups and kernels)."""
-    follows = input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)
-    if input.ndim != 4 or 0 in input.shape or not follows:
+    if input.ndim != 4 or 0 in input.shape or not _follows_arguments(input):
         return NotImplemented
     last = suggests_channels_last(input) or suggests_channels_last(weight)
     found: list[TensorType | None] = []

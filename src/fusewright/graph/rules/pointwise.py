@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch._ops import OpOverload
 
@@ -22,6 +20,7 @@ from fusewright.graph.rules.common import (
 )
 from fusewright.graph.sizes import Expr
 from fusewright.graph.types import TensorType
+from fusewright.records import replace
 
 aten = torch.ops.aten
 NUMBERS = (bool, int, float, complex, Expr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch._ops import OpOverload
@@ -11,6 +10,7 @@ from torch._ops import OpOverload
 from fusewright.graph.rules.common import Rule, Undecided, axis_of, fresh, less, same, same_shape
 from fusewright.graph.sizes import Dim, Expr, ceil_div, floor_div, product
 from fusewright.graph.types import TensorType
+from fusewright.records import replace
 
 aten = torch.ops.aten
 

@@ -6,11 +6,11 @@ Takes a finished `LoopProgram`, changes it in place. Always holds: what writes a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from fusewright.loops.ir import BufferRef, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
 from fusewright.loops.lower.expressions import loaded_buffers
+from fusewright.records import replace
 
 
 def reads(operation: Operation) -> set[str]:
