@@ -109,7 +109,7 @@ def test_only_a_change_prepares_again() -> None:
                 compiled(x)
             (plan,) = plans(compiled)
             assert plan.prepared == round  # type: ignore[attr-defined]
-            net.linear.weight.mul_(1.01)
+            net.conv.weight.mul_(1.01)
 
 
 def test_not_a_numbers_stay() -> None:
