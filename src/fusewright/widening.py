@@ -108,7 +108,7 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
     )
     updates = tuple((source(position), output) for position, output in backward.updates)
     gradients = tuple(map(source, backward.gradients))
-    return backward.outputs, backward.tangents, gradients, updates, rebuilt, backward.replayable, backward.freed
+    return backward.outputs, backward.tangents, gradients, updates, rebuilt, backward.user_code == (), backward.freed
 
 
 def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:

@@ -511,11 +511,68 @@ def custom_in_loop_dynamic(compiled: Compiled) -> list[Any]:
 
 @program
 def custom_double(compiled: Compiled) -> list[Any]:
+    return second_and_third_order(compiled(lambda a: (Sq.apply(a.exp(), 2.0) * a).sum()))
+
+
+def second_and_third_order(function: Any) -> list[Any]:
     a = random(4, 3)
-    y = compiled(lambda a: Sq.apply(a, 2.0).sum())(a)
+    y = function(a)
+    (g,) = torch.autograd.grad(y, a, create_graph=True)
+    (h,) = torch.autograd.grad(g.square().sum(), a, create_graph=True)
+    return [y, g, h, *torch.autograd.grad(h.sum(), a)]
+
+
+class SineGradient(torch.autograd.Function):
+    """The gradient of a sine with a gradient of its own, which is not the formula's."""
+
+    @staticmethod
+    def forward(ctx: Any, g: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(g, a)
+        return g * a.cos()
+
+    @staticmethod
+    def backward(ctx: Any, gg: torch.Tensor) -> Any:  # type: ignore[override]
+        g, a = ctx.saved_tensors
+        return 7 * gg * a.cos(), -5 * gg * g * a.sin()
+
+
+class Sine(torch.autograd.Function):
+    """Scale and sizes are given in a tuple."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, facts: tuple[float, torch.Size]) -> torch.Tensor:
+        ctx.save_for_backward(a)
+        return a.sin() * facts[0] * facts[1].numel()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+        return SineGradient.apply(g, *ctx.saved_tensors), None
+
+
+@program
+def custom_double_whose_backward_is_custom(compiled: Compiled) -> list[Any]:
+    return second_and_third_order(compiled(lambda a: (Sine.apply(Sq.apply(a * 2, 3.0), (0.5, a.shape)) * a).sum()))
+
+
+@program
+def hook_double(compiled: Compiled) -> list[Any]:
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        b = Sine.apply(a * a, (1.0, a.shape))
+        b.register_hook(lambda g: g * g)
+        return (b.sin() * a).sum()
+
+    return second_and_third_order(compiled(fn))
+
+
+@program
+def custom_double_with_a_write_beside(compiled: Compiled) -> list[Any]:
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        b = Sq.apply(a, 2.0)
+        b.mul_(2)
+        return (b * a).sum()
+
     try:
-        (g,) = torch.autograd.grad(y, a, create_graph=True)
-        g.sum().backward()
-        return ["done"]
-    except RuntimeError as e:
-        return ["done" if "not supported" in str(e) else str(e)]
+        return second_and_third_order(compiled(fn))
+    except RuntimeError as e:  # refused, and never wrong
+        assert "cannot be run again" in str(e)
+        return second_and_third_order(fn)

@@ -43,7 +43,7 @@ class Halves:
     """forward(*inputs) → (graph outputs..., further saved values...); backward(saved..., tangents...) → gradients.
 
     replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would not give their
-              gradients (a custom autograd function, a hook)
+              gradients (a custom autograd function or a hook that cannot be run again)
     random    the forward draws random numbers
     updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive), and not replayed
     outputs   number of graph outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
@@ -176,12 +176,13 @@ def _replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph
     if halves.replay is None and not create_graph:
         raise RuntimeError(
             "fusewright: the compiled backward could not finish, and cannot be repeated eagerly because of a custom autograd.Function or a "
-            "tensor hook in the compiled function. Keep that out of the compiled function."
+            "tensor hook in the compiled function that cannot be run again. Keep that out of the compiled function."
         )
     if halves.replay is None:
         raise RuntimeError(
-            "fusewright: gradients of gradients (create_graph=True) of a compiled function with a custom autograd.Function or a tensor "
-            "hook inside are not supported. Keep it out of the compiled function, or compile with fusewright.disable around it."
+            "fusewright: gradients of gradients (create_graph=True) need a custom autograd.Function or a tensor hook of the compiled "
+            "function once more, and it cannot be run again: it has side effects, takes an argument that may change, or stands beside an in-place "
+            "operation. Keep it out of the compiled function, or compile with fusewright.disable around it."
         )
     inputs = ctx.inputs
     if halves.updates or (inputs is not None and _versions(inputs) != ctx.versions):

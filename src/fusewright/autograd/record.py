@@ -98,7 +98,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         gradients=tuple(position for position, _ in pairs),
         updates=updates,
         rebuilt=None if plain else rebuilt,
-        replayable=not recorder.custom_gradients,
+        user_code=None if recorder.user_gradients is None else tuple(recorder.user_gradients),
         freed=freed,
     )
     return backward, (*results.values, *(gradient for _, gradient in pairs)), ""

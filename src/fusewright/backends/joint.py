@@ -41,7 +41,9 @@ def compile_joint(
     for stage, part, spent in parts:
         to_compile.notify(StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs"))
     function, notify = to_compile.function, to_compile.notify  # not `to_compile` itself, which holds the first call's inputs
-    again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants) if backward.replayable else None
+    again = None
+    if backward.user_code is not None:
+        again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
     in_parts = _parts(halves.backward, compile_half)
     compiled = Halves(
         forward=compile_half(halves.forward, "forward"),

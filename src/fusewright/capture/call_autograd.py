@@ -7,16 +7,23 @@ whose gradient is accumulated has no hooks (guarded); what would reach an autogr
 
 from __future__ import annotations
 
+import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
 
+from fusewright.capture.effects import stamp
 from fusewright.capture.native import Trampoline, unwatched
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Attribute
 from fusewright.capture.values import tensor as tensors
+from fusewright.graph.applications import Application, Hook
+from fusewright.graph.schema import facts
+from fusewright.graph.symint import dim_of
 from fusewright.graph.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -44,9 +51,42 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward has effects beyond its result")
     if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
         raise GraphBreak("autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients")
-    if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
-        tracer.recorder.custom_gradients = True
-    return unwatched(_stand_in(tracer, cls).apply, *(tracer.world.materialise(value) for value in values))
+    values = [tracer.world.materialise(value) for value in values]
+    recorder = tracer.recorder
+    if not (torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)):
+        return unwatched(_stand_in(tracer, cls).apply, *values)
+    recorder.custom_gradients = True
+    again = tuple(_argument_again(value) for value in values)
+    last, before = next(iter(reversed(recorder.graph.nodes)), None), stamp(tracer.world.effects)
+    result = unwatched(_stand_in(tracer, cls).apply, *values)
+    nodes = tuple(reversed(list(itertools.takewhile(lambda node: node is not last, reversed(recorder.graph.nodes)))))
+    outputs = tuple(one.node if isinstance(one, TracedTensor) else None for one in _flat(result))
+    in_place = any(node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).written for node in nodes)
+    repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
+    if not repeatable or any(node is not None and node not in nodes for node in outputs):
+        recorder.user_gradients = None
+    elif recorder.user_gradients is not None:
+        recorder.user_gradients.append(Application(cls.apply, again, nodes, outputs))
+    return result
+
+
+class _Varying:
+    """Stands for an argument that may be another object at another call."""
+
+
+def _argument_again(value: Any) -> Any:
+    """An argument as `Application` has it."""
+    if isinstance(value, TracedTensor):
+        return value.node
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return dim_of(value) if isinstance(value, torch.SymInt) else _Varying
+    if type(value) in (tuple, list):
+        items = [_argument_again(item) for item in value]
+        return _Varying if _Varying in items else type(value)(items)
+    return value if type(value) in _CONSTANT or value is None else _Varying
+
+
+_CONSTANT = frozenset({int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size})
 
 
 def _stand_in(tracer: Tracer, cls: type) -> Any:
@@ -204,7 +244,12 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak("autograd-call", "Tensor.register_hook() on an input, or a hook with effects beyond its result")
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
-        tracer.recorder.custom_gradients = True
+        recorder = tracer.recorder
+        recorder.custom_gradients = True
+        if not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
+            recorder.user_gradients = None  # what it holds may be of this call alone
+        elif recorder.user_gradients is not None:
+            recorder.user_gradients.append(Hook(tensor.node, hook))
     return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
 
 

@@ -111,3 +111,22 @@ def changed(shadow: Shadow) -> bool:
     """Whether a shadow's content is no longer what was loaded (by identity, so that an equal but new element counts)."""
     now = contents(shadow.value)
     return len(now) != len(shadow.items) or any(a is not b for a, b in zip(now, shadow.items, strict=False))
+
+
+def stamp(effects: Effects) -> tuple[object, ...]:
+    """What there is to replay, by identity: equal before and after some interpreted code ran if that had no effect."""
+    written = []
+    for shadow in effects.shadows:
+        if changed(shadow) or attributes_changed(shadow):
+            attributes = object.__getattribute__(shadow.value, "__dict__") if shadow.attributes is not None else {}
+            written.append((id(shadow), tuple(map(id, contents(shadow.value))), tuple(map(id, attributes.values()))))
+    slots = tuple((key, id(store.value)) for key, store in effects.slots.items())
+    return tuple(written), slots, tuple((key, id(store.value)) for key, store in effects.cells.items()), len(effects.calls)
+
+
+def attributes_changed(shadow: Shadow) -> bool:
+    """Whether the attributes of a shadow that has some (a container's subclass) are no longer those that were loaded."""
+    if shadow.attributes is None:
+        return False
+    now = object.__getattribute__(shadow.value, "__dict__")
+    return now.keys() != shadow.attributes.keys() or any(now[name] is not value for name, value in shadow.attributes.items())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.continuation import RESULT, Continuation
-from fusewright.capture.effects import DELETED, Shadow, changed
+from fusewright.capture.effects import DELETED, Shadow, attributes_changed, changed
 from fusewright.capture.rebuild import ATOMS, BASE_BUILDERS, BUILDERS, FUNCTION, atom, build_object, content_text, parts
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Constant, Item, Local, Source
@@ -50,7 +50,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     world.reserve_names(continuation.constants)
     code = Code(world, dict(continuation.constants))
     state = world.final_state()
-    writes = [shadow for shadow in world.effects.shadows if changed(shadow) or _attributes_changed(shadow)]
+    writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
     plain = (
         not (writes or world.written_dicts() or world.effects.slots or world.effects.cells or world.effects.calls) and state == world.state
     )
@@ -86,7 +86,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
 def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
     """What `build` would see, by identity: equal before and after some interpreted code ran if that had no effect on it."""
     world = tracer.world
-    writes = [shadow for shadow in world.effects.shadows if changed(shadow) or _attributes_changed(shadow)]
+    writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
     found: list[object] = [len(world.effects.calls)]
     seen: set[int] = set()
     pending = [*continuation.values, *_written_values(world, writes)]
@@ -112,13 +112,6 @@ def _argument_names(tracer: Tracer) -> list[str]:
     for index, name in enumerate(names):
         used.append(Local(index, name).text())
     return used
-
-
-def _attributes_changed(shadow: Shadow) -> bool:
-    if shadow.attributes is None:
-        return False
-    now = object.__getattribute__(shadow.value, "__dict__")
-    return now.keys() != shadow.attributes.keys() or any(now[name] is not value for name, value in shadow.attributes.items())
 
 
 def _written_values(world: World, writes: list[Shadow]) -> list[object]:
@@ -187,7 +180,7 @@ def _write_back(code: Code, shadow: Shadow) -> list[str]:
         base = next(base for base in _WRITERS if isinstance(value, base))
         content = code.temporary(content_text(code, value))
         lines += [line.format(target=target, content=content, base=code.bind(base.__name__, base)) for line in _WRITERS[base]]
-    if _attributes_changed(shadow):
+    if attributes_changed(shadow):
         attributes = object.__getattribute__(value, "__dict__")
         text = ", ".join(f"{name!r}: {code.expression(attribute)}" for name, attribute in attributes.items())
         made = code.temporary(f"{{{text}}}")

@@ -9,6 +9,7 @@ import torch.fx
 
 from fusewright.capture.guards import Guard
 from fusewright.capture.sources import Source
+from fusewright.graph.applications import Application, Hook
 from fusewright.graph.types import Location
 from fusewright.records import dataclass, field
 
@@ -50,7 +51,8 @@ class Backward:
     updates    (input, output) positions: an input that was written to with its history kept; it is to be given the output's value under
                autograd, after the graph
     rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they are
-    replayable gradients of gradients may run the recorded operators again under autograd (they are all that the gradients rest on)
+    user_code  the custom autograd functions and hooks that have a part in the gradients. Gradients of gradients run them and the recorded
+               operators again under autograd; None: one of them cannot be run again
     freed      the program has freed the outputs' graph already: their backward raises what eager raises
     """
 
@@ -60,7 +62,7 @@ class Backward:
     gradients: tuple[int, ...]
     updates: tuple[tuple[int, int], ...] = ()
     rebuilt: tuple[Rebuilt, ...] | None = None
-    replayable: bool = True
+    user_code: tuple[Application | Hook, ...] | None = ()
     freed: bool = False
 
 

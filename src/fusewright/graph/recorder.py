@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak, Signal
 from fusewright.graph import data_sizes, draws, eager_dtypes, scalar_operands, shape_rules
+from fusewright.graph.applications import Application, Hook
 from fusewright.graph.draws import Draws
 from fusewright.graph.known_values import known_value
 from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, type_of
@@ -97,7 +98,8 @@ class Recorder:
     env        the symbolic sizes of the capture; None when every size is static
     location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
 
-    Set by the capture as it goes: custom_gradients (a custom autograd function or a hook has a part in the gradients), freed (the program
+    Set by the capture as it goes: custom_gradients (a custom autograd function or a hook has a part in the gradients), user_gradients
+    (which they are; None when one of them cannot be called again), freed (the program
     has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]),
     draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes (results whose shape depends on data are
     recorded as long as nothing reads it). Set by its options: data_shapes, data_numbers (sizes that depend on data are recorded:
@@ -124,6 +126,7 @@ class Recorder:
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
         self.custom_gradients = False
+        self.user_gradients: list[Application | Hook] | None = []
         self.freed = False
         self.recompute = False
         self.draws: Draws | None = None
