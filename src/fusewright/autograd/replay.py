@@ -126,7 +126,8 @@ def _apply(application: Application, environment: dict[torch.fx.Node, Any], size
         if not same or not torch.equal(value.nan_to_num(), recorded.nan_to_num()):
             raise RuntimeError(
                 f"fusewright: gradients of gradients (create_graph=True) need the forward of {application.function.__qualname__} once "
-                "more, and it computes something else now. Keep it out of the compiled function, or compile with fusewright.disable around it."
+                "more, and it computes something else now. Keep it out of the compiled function, or compile with fusewright.disable around "
+                "it."
             )
         environment[node] = value
 
