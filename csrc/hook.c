@@ -10,6 +10,8 @@
 // Always holds: the evaluator is ours only while fw_hook_regions > 0; on a thread without a region, under sys.settrace or sys.setprofile, for generators,
 // coroutines, class bodies and throws, the earlier evaluator decides. This file is the only one that knows CPython's frame layout.
 #define Py_BUILD_CORE 1
+#include <Python.h>
+#include <frameobject.h>
 #include "entry.h"
 
 #include <internal/pycore_frame.h>
@@ -301,6 +303,27 @@ static PyObject *call_paused(PyObject *self, PyObject *const *args, Py_ssize_t n
     return result;
 }
 
+static PyObject *call_handling(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    if (nargs < 2 || !PyExceptionInstance_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "call_handling(error, fn, *args, **kwargs) takes an exception and a callable");
+        return NULL;
+    }
+    PyObject *before = PyErr_GetHandledException();
+    PyErr_SetHandledException(args[0]);
+    PyObject *result = PyObject_Vectorcall(args[1], args + 2, nargs - 2, kwnames);
+    PyErr_SetHandledException(before);
+    Py_XDECREF(before);
+    return result;
+}
+
+static PyObject *traceback_frame(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 2 || !PyCode_Check(args[0]) || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "traceback_frame(code, globals) takes a code object and a dict");
+        return NULL;
+    }
+    return (PyObject *)PyFrame_New(PyThreadState_Get(), (PyCodeObject *)args[0], args[1], NULL);
+}
+
 static PyObject *set_interceptor(PyObject *self, PyObject *callable) {
     if (callable != Py_None && !PyCallable_Check(callable)) {
         PyErr_SetString(PyExc_TypeError, "the interceptor is a callable or None");
@@ -397,6 +420,10 @@ static PyMethodDef functions[] = {
      "call_eager(fn, /, *args, **kwargs): calls fn with the frame hook on for this thread, so that the frames it runs are compiled."},
     {"call_paused", (PyCFunction)(void (*)(void))call_paused, METH_FASTCALL | METH_KEYWORDS,
      "call_paused(fn, /, *args, **kwargs): calls fn with the frame hook off for this thread."},
+    {"call_handling", (PyCFunction)(void (*)(void))call_handling, METH_FASTCALL | METH_KEYWORDS,
+     "call_handling(error, fn, /, *args, **kwargs): calls fn while error is the exception being handled."},
+    {"traceback_frame", (PyCFunction)(void (*)(void))traceback_frame, METH_FASTCALL,
+     "traceback_frame(code, globals) -> a frame that never runs, for a line of a traceback."},
     {"set_interceptor", set_interceptor, METH_O,
      "set_interceptor(callable or None) -> the one before. interceptor(function, locals) -> (result,), or for all frames of this code None: run\n"
      "natively; False: run natively, and so does what they call."},

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusewright.capture.arguments import bind
-from fusewright.capture.bytecode import NULL
 from fusewright.capture.continuation import Continuation
 from fusewright.capture.cutting import _Cut, _State, cut
 from fusewright.capture.pending import Pending
@@ -33,9 +32,7 @@ def run(continuation: Continuation, function: Any) -> object:
 def resume_here(frame: Any) -> Continuation:
     """Goes on at the very instruction, without performing it first: legal at almost every one."""
     builder = _Cut(frame)
-    if frame.tracer.handled_exception() is not None:
-        raise CannotCut("inside an exception handler")
-    stack = [None if value is NULL else f"__stack{depth}" for depth, value in enumerate(frame.stack)]
+    stack = builder.source.stack
     variables = {slot: f"__local{slot}" for slot in builder.held if slot not in builder.info.cells}
     line = f"return {builder._resume(_State(builder.index, stack, variables, frozenset()))}"
     return Continuation(tuple(builder.values.values()), tuple(builder.values), (line,), dict(builder.source.constants))

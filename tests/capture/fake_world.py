@@ -10,7 +10,7 @@ import operator
 import types
 from typing import Any
 
-from fusewright.capture.absent import TRACEBACK
+from fusewright.capture.absent import AbsentTraceback
 from fusewright.capture.effects import DELETED
 from fusewright.capture.native import native
 from fusewright.capture.settings import CaptureOptions
@@ -37,6 +37,9 @@ UNARY = {"+": operator.pos, "-": operator.neg, "~": operator.invert}
 class FakeWorld:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
+
+    def guard_answer(self, *question: object) -> None:
+        pass
 
     def load_default(self, function: Any, key: Any) -> object:
         return function.__defaults__[key] if isinstance(key, int) else function.__kwdefaults__[key]
@@ -71,7 +74,7 @@ class FakeWorld:
         return native(getattr, obj, name)
 
     def setattr(self, obj: Any, name: str, value: object) -> None:
-        if value is not TRACEBACK:
+        if type(value) is not AbsentTraceback:
             native(setattr, obj, name, value)
 
     def delattr(self, obj: Any, name: str) -> None:
@@ -138,7 +141,7 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return tracer.call(function.__func__, (function.__self__, *args), kwargs)
     if isinstance(function, types.FunctionType):
         return tracer.inline(function, args, kwargs)
-    return native(function, *(None if value is TRACEBACK else value for value in args), **kwargs)
+    return native(function, *(None if type(value) is AbsentTraceback else value for value in args), **kwargs)
 
 
 def tracer_for(function: Any, arguments: tuple[Any, ...], stop_at: int = -1, options: CaptureOptions | None = None) -> Tracer:

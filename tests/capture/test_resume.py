@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import traceback
 import types
 import weakref
@@ -13,7 +14,8 @@ import pytest
 from fusewright.capture.bytecode import decoded
 from fusewright.capture.cutting import cut
 from fusewright.capture.liveness import live_slots
-from fusewright.capture.resume import CannotCut, Layout, Resumption, origin_of, resume_code
+from fusewright.capture.resume import PASSED, CannotCut, Layout, Resumption, origin_of, resume_code
+from fusewright.capture.signals import SkipFrame
 
 from .cut_everywhere import chained, results, resume_here, run, steps
 from .fake_world import tracer_for
@@ -87,7 +89,7 @@ def example(a, b=2, *args, c=3, **kwargs):
 def test_a_resume_function_keeps_names_lines_and_file():
     info = decoded(example.__code__)
     index = nth(example, "STORE_FAST", 1)
-    made = resume_code(info, Layout(index, (0, 1, 2, 3, 4, 5), (True,)))
+    made = resume_code(info, Layout(index, (0, 1, 2, 3, 4, 5), (PASSED,)))
     code = made.code
     assert (code.co_name, code.co_qualname, code.co_filename) == ("example", "example", __file__)
     assert code.co_varnames[:7] == ("a", "b", "c", "args", "kwargs", "x", "__held0")
@@ -99,15 +101,15 @@ def test_a_resume_function_keeps_names_lines_and_file():
 def test_one_layout_gives_one_code_object():
     info = decoded(example.__code__)
     index = nth(example, "STORE_FAST", 1)
-    layout = Layout(index, (0, 5), (True,))
-    assert resume_code(info, layout) is resume_code(info, Layout(index, (0, 5), (True,)))
-    assert resume_code(info, Layout(index, (0, 1, 5), (True,))) is not resume_code(info, layout)
+    layout = Layout(index, (0, 5), (PASSED,))
+    assert resume_code(info, layout) is resume_code(info, Layout(index, (0, 5), (PASSED,)))
+    assert resume_code(info, Layout(index, (0, 1, 5), (PASSED,))) is not resume_code(info, layout)
 
 
 def test_the_origin_of_a_resume_function_is_the_original():
     info = decoded(example.__code__)
     index = nth(example, "STORE_FAST", 1)
-    made = resume_code(info, Layout(index, (0, 5), (True,)))
+    made = resume_code(info, Layout(index, (0, 5), (PASSED,)))
     origin = origin_of(made.code)
     assert origin.info is info
     assert index in origin.indices
@@ -118,7 +120,7 @@ def test_resume_code_dies_with_the_original():
     scope: dict = {}
     exec("def f(a):\n    b = a + 1\n    return b\n", scope)
     code = scope["f"].__code__
-    made = resume_code(decoded(code), Layout(nth(scope["f"], "STORE_FAST"), (0,), (True,)))
+    made = resume_code(decoded(code), Layout(nth(scope["f"], "STORE_FAST"), (0,), (PASSED,)))
     watcher = weakref.ref(made.code)
     del code, made
     scope.clear()
@@ -135,7 +137,7 @@ def test_arguments_on_the_stack_are_not_kept_alive():
         return watcher() is None
 
     # The value is on the stack in front of POP_TOP, and must be gone afterwards.
-    made = resume_code(decoded(f.__code__), Layout(nth(f, "POP_TOP"), (0,), (True,)))
+    made = resume_code(decoded(f.__code__), Layout(nth(f, "POP_TOP"), (0,), (PASSED,)))
     resumed = types.FunctionType(made.code, globals())
     things = [Thing()]
     gone = resumed(weakref.ref(things[0]), things.pop())
@@ -222,20 +224,25 @@ def test_a_return_right_behind_the_break_needs_no_resume_function():
     assert run(continuation, f) == 5
 
 
-def test_breaks_in_handlers_are_refused():
-    def in_handler(value):
+def test_a_handler_goes_on_with_the_exception_that_it_handles():
+    def in_handlers(value):
         try:
-            raise ValueError
+            raise ValueError("outer")
         except ValueError:
-            return abs(value)
+            try:
+                raise KeyError("inner")
+            except KeyError:
+                seen = repr(sys.exception())
+                text = str(abs(value))
+            return seen, text, repr(sys.exception())
 
-    reasons = set()
-    for step in range(steps(in_handler, (1,))):
+    for step in range(steps(in_handlers, (-3,))):
         try:
-            tracer_for(in_handler, (1,), step).run(lambda real, slot, name: real, cut)
-        except CannotCut as error:
-            reasons.add(str(error))
-    assert any("handler" in text for text in reasons)
+            continuation = tracer_for(in_handlers, (-3,), step).run(lambda real, slot, name: real, cut)
+        except (CannotCut, SkipFrame):
+            continue
+        assert run(continuation, in_handlers) == ("KeyError('inner')", "3", "ValueError('outer')")
+        assert sys.exception() is None
 
 
 def test_super_without_arguments_in_a_resume_function():

@@ -477,6 +477,11 @@ def _big_endian(value: int) -> bytes:
     return bytes([group | 64 for group in reversed(groups[1:])] + groups[:1])
 
 
+def offset_of(code: types.CodeType, name: str) -> int:
+    """Where the first instruction `name` of a code object stands, in bytes (as tracebacks count)."""
+    return next(2 * (after - 1 - _CACHES.get(found, 0)) for _, found, _, after in _raw_instructions(code) if found == name)
+
+
 def constant_body(code: types.CodeType) -> types.CodeType:
     """A code object with the signature of `code` and a body that returns None (binds arguments as CPython does, and nothing else)."""
     items = [Item("COPY_FREE_VARS", len(code.co_freevars))] if code.co_freevars else []

@@ -15,14 +15,20 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from fusewright.capture.bytecode import NULL, CodeInfo, Instruction
+from fusewright import _native
+from fusewright.capture.bytecode import NULL, CodeInfo, Handler, Instruction
 from fusewright.capture.continuation import Continuation
-from fusewright.capture.eager_step import CALL, PAUSED, Source, load_global, perform
+from fusewright.capture.eager_step import CALL, HANDLING, PAUSED, Source, load_global, perform
 from fusewright.capture.liveness import live_slots
 from fusewright.capture.opcodes.calls import FRAME_CALLS
 from fusewright.capture.pending import Pending
 from fusewright.capture.resume import (
+    EMPTY,
+    HANDLED,
+    PASSED,
     CannotCut,
+    Entry,
+    LastInstruction,
     Layout,
     Resumption,
     Tail,
@@ -31,6 +37,7 @@ from fusewright.capture.resume import (
     raising_code,
     resume_code,
 )
+from fusewright.capture.tracebacks import Place, Saved
 from fusewright.records import dataclass, replace
 
 SCALARS = frozenset({bool, int, float})
@@ -39,7 +46,7 @@ TAIL = "__tail"
 # Loops in which a part between two breaks works on tensors, by their first instruction.
 _tensor_loops: weakref.WeakKeyDictionary[CodeInfo, set[int]] = weakref.WeakKeyDictionary()
 _FOLLOWED = 48  # instructions that are followed right behind the break
-_VALUE_NAME = re.compile(r"__(?:local|cell|stack)\d+\b")
+_VALUE_NAME = re.compile(r"__(?:local|cell|stack|handled)\d+\b")
 
 
 @dataclass(slots=True)
@@ -85,23 +92,46 @@ class _Cut:
         self.values: dict[str, object] = {}
         for slot, value in self.held.items():
             self.values[f"__{'cell' if slot in self.info.cells else 'local'}{slot}"] = value
-        for depth, value in enumerate(frame.stack):
-            if value is not NULL:
-                self.values[f"__stack{depth}"] = value
+        self.entries: dict[str, Entry] = {}  # what the stack's expressions are, where they are no plain values
+        stack = self._stack()
         self.known = dict(self.values)
         self.resumptions: dict[Layout, str] = {}
-        stack: list[str | None] = [None if value is NULL else f"__stack{depth}" for depth, value in enumerate(frame.stack)]
         self.source = Source(stack, frame.function)
         options = self.options
         self.source.constants[CALL] = options.call_paused if code in UNDISTURBED else options.call_eager
         self.source.constants[PAUSED] = options.call_paused
+        self.source.constants[HANDLING] = _native.call_handling
+
+    def _stack(self) -> list[str | None]:
+        """The stack as expressions. A handler has saved the exception that was handled before it: what counts is the one that it handles,
+        which the next handler has saved, or which is being handled now."""
+        stack: list[str | None] = []
+        saved = ""
+        for depth, value in enumerate(self.frame.stack):
+            name = f"__stack{depth}"
+            if type(value) is Saved:
+                if saved:
+                    self.values[saved] = value.error
+                name = saved = f"__handled{depth}"
+                self.entries[name] = HANDLED
+            elif type(value) is LastInstruction:
+                name = f"__raised_at{depth}"
+                self.entries[name] = value.positions
+            elif value is not NULL:
+                self.values[name] = value
+            stack.append(None if value is NULL else name)
+        if saved:
+            self.values[saved] = self.frame.tracer.handling.error
+        return stack
+
+    def _handled(self, state: _State) -> str:
+        """The exception that is being handled."""
+        return next((value for value in reversed(state.stack) if value is not None and self.entries.get(value) == HANDLED), "")
 
     def build(self) -> Continuation:
         instruction = self.info.instructions[self.index] if self.index >= 0 else None
         if instruction is None:
             raise CannotCut("the break is in the prologue of a resume function")
-        if self.frame.tracer.handled_exception() is not None:
-            raise CannotCut("the break is inside an exception handler")
         self._check_loop(instruction)
         self._check_callee(instruction)
         scalars = frozenset(name for name, value in self.values.items() if type(value) in SCALARS)
@@ -109,6 +139,7 @@ class _Cut:
         texts = frozenset(name for name, value in self.values.items() if type(value) is str)
         before = _State(self.index, list(self.source.stack), dict(variables), scalars, texts)
         step: list[str] = []
+        self.source.handled = self._handled(before)
         if instruction.action in _BRANCHES:
             lines = self._branch(before)
         elif instruction.action == "FOR_ITER":
@@ -227,6 +258,7 @@ class _Cut:
         """Performs an instruction that follows the break; what it pushes counts as fresh."""
         source = self.source
         saved, source.stack, source.lines = (source.stack, source.lines), state.stack, lines
+        source.handled = self._handled(state)
         before = set(state.stack)
         made_by = self._callee(state, instruction)
         perform(source, instruction)
@@ -256,6 +288,7 @@ class _Cut:
         saved = self.source.lines
         lines: list[str] = []
         self.source.lines = lines
+        self.source.handled = self._handled(state)
         condition = self.source.apply(bool, value)
         self.source.lines = saved
         keeps, jumps_when = _BRANCHES[instruction.action]
@@ -281,10 +314,11 @@ class _Cut:
     def _guarded(self, step: list[str], before: _State) -> list[str]:
         """The step, with its exceptions raised inside a function that stands where the step stood: a resume function where the frame
         handles them, otherwise one that raises and has the user's name and line for the traceback."""
-        handler = self.info.handlers[self.index]
+        handler = self._handler()
+        namespace = self.frame.function.__globals__
+        place = self.source.constant(Place(self.info, self.index, namespace))
         if handler is None:
-            raiser = types.FunctionType(raising_code(self.info, self.index), self.frame.function.__globals__)
-            again = f"{self.source.constant(raiser)}(__error)"
+            again = f"{self.source.constant(types.FunctionType(raising_code(self.info, self.index), namespace))}(__error)"
         else:
             again = self._resume(_State(self.index, before.stack[: handler.depth], before.variables), "__error")
         return [
@@ -292,13 +326,29 @@ class _Cut:
             "try:",
             *_indented(step),
             "except BaseException as __caught:",
-            "    __error = __caught.with_traceback(__caught.__traceback__.tb_next)",
+            f"    __error = {place}.catches(__caught)",
             "if __error is not None:",
             "    try:",
             f"        return {again}",
             "    finally:",
             "        del __error",
         ]
+
+    def _handler(self) -> Handler | None:
+        """What handles an exception of the step in this frame; None where all that would run tidies up and raises it again."""
+        handler = self.info.handlers[self.index]
+        index = -1 if handler is None else handler.target
+        for _ in range(_FOLLOWED):
+            if index < 0 or self.info.instructions[index].action not in _TIDYING:
+                break
+            if self.info.instructions[index].action == "RERAISE":
+                outer = self.info.handlers[index]
+                if outer is None:
+                    return None
+                index = outer.target
+            else:
+                index += 1
+        return handler
 
     # -----------------------------------------------------------------------------------------------------------------
     # The call of a resume function
@@ -307,7 +357,8 @@ class _Cut:
         handler = self.info.handlers[state.index] if error else None
         live = self.live[handler.target if handler is not None else state.index]
         slots = tuple(slot for slot in sorted(state.variables) if live >> slot & 1)
-        layout = Layout(state.index, slots, tuple(value is not None for value in state.stack), bool(error))
+        entries = tuple(EMPTY if value is None else self.entries.get(value, PASSED) for value in state.stack)
+        layout = Layout(state.index, slots, entries, bool(error))
         made = resume_code(self.info, layout)
         name = self.resumptions.get(layout)
         if name is None:
@@ -315,7 +366,7 @@ class _Cut:
             self.source.constants[name] = Resumption(made.code, self.options.wrap_resume)
         arguments = [state.variables[slot] for slot in slots]
         arguments += [self._cell(slot) for slot in made.cells]
-        arguments += [value for value in state.stack if value is not None]
+        arguments += [self._text(state.stack[depth]) for depth in layout.given()]
         closure = "".join(f"__function.__closure__[{self._free_index(slot)}], " for slot in made.free)
         given = ["__function", f"({closure})", *arguments, *([error] if error else [])]
         if not self.resumed:
@@ -355,8 +406,10 @@ _BRANCHES: dict[str, tuple[bool, bool]] = {
     "JUMP_IF_FALSE_OR_POP": (True, False),
 }
 
+# How cleanup code leaves a frame: the exception that was handled, and the handler's name, are put back.
+_TIDYING = frozenset({"NOP", "COPY", "SWAP", "POP_TOP", "POP_EXCEPT", "LOAD_CONST", "STORE_FAST", "DELETE_FAST", "RERAISE"})
 _RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
-_SETTLING = frozenset({"NOP", "POP_TOP", "STORE_FAST"})
+_SETTLING = frozenset({"NOP", "POP_TOP", "STORE_FAST", "POP_EXCEPT"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "NULL_LOAD_GLOBAL", "LOAD_GLOBAL_NULL"})
 _METHODS = frozenset({"LOAD_ATTR", "NULL_LOAD_ATTR", "LOAD_ATTR_NULL"})
 _MAY_FAIL = frozenset({"/", "//", "%", "**", "<<", ">>", "@", "&", "|", "^"})  # an error must show the user's line
@@ -533,6 +586,7 @@ def _move_tuple(cut: _Cut, state: _State, count: Any) -> bool:
 _MOVES = {
     "NOP": _move_nothing,
     "POP_TOP": _move_pop,
+    "POP_EXCEPT": _move_pop,  # the lines run outside of the handler, each eager call within the right one
     "LOAD_CONST": _move_load_const,
     "LOAD_FAST": _move_load_fast,
     "STORE_FAST": _move_store_fast,

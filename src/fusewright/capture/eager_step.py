@@ -17,6 +17,7 @@ from fusewright.capture.resume import CannotCut
 
 CALL = "__call"  # with the frame hook installed
 PAUSED = "__paused"  # without it
+HANDLING = "__handling"  # while an exception is being handled
 
 _BINARY: dict[str, Callable[..., object]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
@@ -41,6 +42,7 @@ class Source:
         self.stack = stack
         self.constants: dict[str, object] = {}
         self.function = function
+        self.handled = ""  # the exception that is being handled
         self._results = 0
 
     def constant(self, value: object) -> str:
@@ -63,7 +65,8 @@ class Source:
         """A line that calls `function`; the name of its result."""
         name = self.next_result()
         self._results += 1
-        self.lines.append(f"{name} = {caller}({', '.join((function, *arguments))})")
+        called = (HANDLING, self.handled, caller) if self.handled else (caller,)
+        self.lines.append(f"{name} = {called[0]}({', '.join((*called[1:], function, *arguments))})")
         return name
 
     def next_result(self) -> str:
@@ -366,6 +369,14 @@ def _before_with(source: Source, operand: object) -> None:
     enter = source.apply(special_method, manager, "'__enter__'")
     leave = source.apply(special_method, manager, "'__exit__'")
     source.stack += [leave, source.call(enter)]
+
+
+@_row("WITH_EXCEPT_START")
+def _with_except_start(source: Source, operand: object) -> None:
+    error, leave = source.stack[-1], source.stack[-4]
+    if error is None or leave is None:
+        raise CannotCut("an instruction takes an empty stack slot")
+    source.stack.append(source.call(leave, f"{error}.__class__", error, f"{error}.__traceback__"))
 
 
 @_row("IMPORT_NAME")

@@ -21,6 +21,7 @@ from fusewright.capture.effects import DELETED, Shadow, attributes_changed, chan
 from fusewright.capture.rebuild import ATOMS, BASE_BUILDERS, BUILDERS, FUNCTION, atom, build_object, content_text, parts
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Constant, Item, Local, Source
+from fusewright.capture.tracebacks import Place
 from fusewright.capture.values import context
 from fusewright.capture.values.dict import OutsideDict
 from fusewright.records import dataclass, field
@@ -52,7 +53,9 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     state = world.final_state()
     writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
     plain = (
-        not (writes or world.written_dicts() or world.effects.slots or world.effects.cells or world.effects.calls) and state == world.state
+        not (writes or world.written_dicts() or world.effects.slots or world.effects.cells or world.effects.calls)
+        and not tracer.grown_tracebacks()
+        and state == world.state
     )
     if plain and continuation.names == (RESULT,) and continuation.lines == (f"return {RESULT}",):
         (value,) = continuation.values
@@ -143,6 +146,9 @@ class _Contents:
 def _replay(world: World, code: Code, writes: list[Shadow]) -> list[str]:
     """The effects, as lines; the values they need are computed (into code.lines) before any of them runs."""
     lines: list[str] = []
+    for raised in world.tracer.grown_tracebacks():
+        error = code.temporary(code.expression(raised.error))
+        lines += [f"{code.bind('place', Place(*left))}({error})" for left in raised.left]
     for shadow in writes:
         lines += _write_back(code, shadow)
     for namespace in world.written_dicts():

@@ -571,12 +571,12 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
             for element in dict.items(value) if isinstance(value, dict) else tuple(value):
                 text_ready(world, element, depth + 1)
         return concrete_inside(for_native(world, value))
+    if world.is_raw(value):
+        raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
     if isinstance(value, BaseException):
         for argument in value.args:
             text_ready(world, argument, depth + 1)
         return value
-    if world.is_raw(value):
-        raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
     if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):
         _check_inside(world, value, depth)
     return value

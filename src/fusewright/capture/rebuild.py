@@ -13,6 +13,7 @@ import functools
 import gc
 import inspect
 import itertools
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from fusewright.capture.pending import Pending
 from fusewright.capture.protocols import SequenceIterator
 from fusewright.capture.signals import GraphBreak
 from fusewright.capture.sources import Local
+from fusewright.capture.tracebacks import Place, chain
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.array import ArrayMethod, TracedArray
 from fusewright.capture.values.constant import FROZEN_TYPES
@@ -107,6 +109,7 @@ def parts(value: Any) -> Any:
         yield from _state_parts(value.__reduce__())
     elif isinstance(value, BaseException):
         yield from value.args
+        yield from (_held(field, value) for field in _exception_fields(kind))
     elif kind is InterpretedGenerator and _is_waiting(value):
         yield from (value.frame.function, *value.frame.locals[: _argument_count(value.frame.function.__code__)])
     if (
@@ -393,8 +396,6 @@ def _build_partial(code: Code, value: functools.partial) -> str:
 
 def _build_exception(code: Code, value: BaseException) -> str:
     kind = type(value)
-    if code.world.tracer.was_raised(value):
-        raise GraphBreak("cannot-rebuild", f"a {kind.__qualname__} that was raised and caught: its traceback would be lost")
     arguments = ", ".join(code.expression(argument) for argument in value.args)
     name = code.start(value, f"{code.expression(kind)}.__new__({', '.join(filter(None, (code.expression(kind), arguments)))})")
     code.lines.append(f"{name}.args = ({arguments}{',' if len(value.args) == 1 else ''})")
@@ -402,9 +403,45 @@ def _build_exception(code: Code, value: BaseException) -> str:
         linked = getattr(value, link)
         if linked is not None:
             code.lines.append(f"{name}.{link} = {code.expression(linked)}")
-    if value.__suppress_context__:
-        code.lines.append(f"{name}.__suppress_context__ = True")
+    if value.__suppress_context__ != (value.__cause__ is not None):
+        code.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
+    for field in _exception_fields(kind):
+        held = _held(field, value)
+        if held is not None:
+            code.lines.append(f"{code.bind(field.__name__, field)}.__set__({name}, {code.expression(held)})")
+    traceback = code.world.tracer.traceback_of(value)
+    if id(value) in code.world.tracer.open_contexts and value.__context__ is None:
+        code.lines.append(f"{name}.__context__ = {code.bind('exception', sys.exception)}()")
+    if traceback is not None:
+        code.lines.append(f"{name}.__traceback__ = {code.expression(traceback)}")
     return _with_attributes(code, value, name)
+
+
+def _exception_fields(kind: type) -> Any:
+    """Descriptors of what an exception holds beside its arguments: fields of builtin classes (`AttributeError.obj`) and slots."""
+    if issubclass(kind, BaseExceptionGroup):  # its fields follow from its arguments, and cannot be written
+        return
+    for base in kind.__mro__:
+        for field in vars(base).values():
+            if type(field) is types.MemberDescriptorType and field.__name__ not in _OF_ALL_EXCEPTIONS:
+                yield field
+
+
+def _held(field: Any, value: BaseException) -> object:
+    try:
+        return field.__get__(value)
+    except AttributeError:  # an empty slot
+        return None
+
+
+_OF_ALL_EXCEPTIONS = frozenset(vars(BaseException))
+
+
+def _build_traceback(code: Code, value: AbsentTraceback) -> str:
+    source = code.world.source_of(value.error)
+    inner = "None" if source is None else f"{code.source(source)}.__traceback__"
+    places = [code.bind("place", Place(*left)) for left in value.left]
+    return code.keep(value, code.temporary(f"{code.bind('chain', chain)}({', '.join([inner, *places])})"))
 
 
 def _build_class(code: Code, value: type) -> str:
@@ -491,7 +528,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     torch.SymFloat: _build_float,
     torch.SymBool: _build_comparison,
     InterpretedGenerator: _build_generator,
-    AbsentTraceback: _refuse("a traceback"),
+    AbsentTraceback: _build_traceback,
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),

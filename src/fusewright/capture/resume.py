@@ -23,6 +23,7 @@ from fusewright.capture.bytecode import (
     Handler,
     Instruction,
     Item,
+    Positions,
     assemble,
     decoded,
     never_falls_through,
@@ -42,6 +43,12 @@ _PAIRS = {
 }
 
 
+# What a stack entry of a resume function is: NULL; a value that is passed; the exception that a handler saved, for which the one that it
+# handles is passed. An instruction's positions stand for CPython's note of where a passing exception was raised.
+EMPTY, PASSED, HANDLED = "empty", "passed", "handled"
+Entry = str | Positions
+
+
 class CannotCut(Exception):
     """The code cannot be cut here; the message says why."""
 
@@ -52,13 +59,17 @@ class Layout:
 
     index      the instruction to go on at; with `raising`, the one that raises
     variables  the slots of plain variables that are passed
-    stack      for each stack entry whether it is passed (False: it is NULL)
+    stack      what each stack entry is
     """
 
     index: int
     variables: tuple[int, ...]
-    stack: tuple[bool, ...]
+    stack: tuple[Entry, ...]
     raising: bool = False
+
+    def given(self) -> list[int]:
+        """The stack entries for which a value is passed."""
+        return [depth for depth, entry in enumerate(self.stack) if entry in (PASSED, HANDLED)]
 
 
 @dataclass(eq=False, slots=True)
@@ -113,7 +124,8 @@ _raising: dict[int, tuple[weakref.ref[types.CodeType], dict[int, types.CodeType]
 
 
 def raising_code(info: CodeInfo, index: int) -> types.CodeType:
-    """A function of one argument that raises it, and looks in a traceback as if instruction `index` of the original had."""
+    """A function of one argument that raises it again, at the line (and columns) of instruction `index` of the original, whose name and
+    file it has. The exception's traceback and context stay as they are."""
     original = info.code
     key = id(original)
     if key not in _raising:
@@ -121,7 +133,7 @@ def raising_code(info: CodeInfo, index: int) -> types.CodeType:
     made = _raising[key][1]
     if index not in made:
         here = info.instructions[index].positions
-        items = [Item("RESUME", 0, positions=here), *_move(0, here), Item("RAISE_VARARGS", 1, positions=here)]
+        items = [Item("RESUME", 0, positions=here), *_move(0, here), Item("RERAISE", 0, positions=here)]
         bytecode, lines, exceptions = assemble(items, original.co_firstlineno)
         made[index] = original.replace(
             co_argcount=1,
@@ -210,6 +222,20 @@ def referenced_cells(info: CodeInfo, indices: set[int]) -> tuple[int, ...]:
 _FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
 
 
+class LastInstruction(int):
+    """What CPython pushes below an exception that is only passing through: where it was raised, for the line number of the frame.
+
+    As an int it is the offset, in code units, in the resume function that it stands in (0 in interpreted frames); `positions` are those of
+    the instruction."""
+
+    positions: Positions
+
+    def __new__(cls, positions: Positions, offset: int = 0) -> LastInstruction:
+        made = super().__new__(cls, offset)
+        made.positions = positions
+        return made
+
+
 class _Cutter:
     """Makes one resume code object."""
 
@@ -225,6 +251,7 @@ class _Cutter:
         used = referenced_cells(info, set(self.kept))
         self.cells = tuple(slot for slot in used if slot < info.first_free)
         self.free = tuple(slot for slot in used if slot >= info.first_free)
+        self.raised_at: list[LastInstruction] = []
         self._check_cells()
 
         before = [info.instructions[max(layout.index - back, 0)].name for back in (1, 2)]
@@ -247,7 +274,7 @@ class _Cutter:
     def cut(self) -> ResumeCode:
         info, layout = self.info, self.layout
         passed = (*layout.variables, *self.cells)
-        extra = [f"__held{depth}" for depth, is_passed in enumerate(layout.stack) if is_passed] + [ERROR] * layout.raising
+        extra = [f"__held{depth}" for depth in layout.given()] + [ERROR] * layout.raising
         others = [slot for slot in range(info.first_free) if slot not in info.cells and slot not in layout.variables]
         variables = [*(info.slots[slot] for slot in passed), *extra, *(info.slots[slot] for slot in others)]
         free = [info.slots[slot] for slot in self.free]
@@ -266,7 +293,8 @@ class _Cutter:
             co_cellvars=(),
             co_freevars=tuple(free),
             co_flags=(info.code.co_flags | CO_FAST_KINDS) & ~(CO_VARARGS | CO_VARKEYWORDS),
-            co_stacksize=info.code.co_stacksize + 2,
+            co_stacksize=info.code.co_stacksize + 3,
+            co_consts=(*info.code.co_consts, *self.raised_at),
             co_code=bytecode,
             co_linetable=lines,
             co_exceptiontable=exceptions,
@@ -280,11 +308,23 @@ class _Cutter:
         here = info.instructions[layout.index].positions
         prefix = [Item("COPY_FREE_VARS", free)] if free else []
         prefix.append(Item("RESUME", 0, positions=here))
-        for depth, passed in enumerate(layout.stack):
-            prefix += _move(slot_of[f"__held{depth}"], here) if passed else [Item("PUSH_NULL", positions=here)]
+        raised_at = [entry for entry in layout.stack if isinstance(entry, tuple)]
+        for positions in raised_at:  # an instruction of that line, which stands where the note says
+            self.raised_at.append(LastInstruction(positions, len(prefix)))
+            prefix.append(Item("NOP", positions=positions))
+        noted = iter(range(len(info.code.co_consts), len(info.code.co_consts) + len(raised_at)))
+        for depth, entry in enumerate(layout.stack):
+            if entry == EMPTY:
+                prefix.append(Item("PUSH_NULL", positions=here))
+            elif isinstance(entry, tuple):
+                prefix.append(Item("LOAD_CONST", next(noted), positions=here))
+            else:
+                prefix += _move(slot_of[f"__held{depth}"], here)
+            if entry == HANDLED:
+                prefix += [Item("PUSH_EXC_INFO", positions=here), Item("POP_TOP", positions=here)]
         if layout.raising:
             prefix += _move(slot_of[ERROR], here)
-            prefix.append(Item("RAISE_VARARGS", 1, positions=here))
+            prefix.append(Item("RERAISE", 0, positions=here))  # it has been raised: traceback and context are as they should be
         else:
             prefix.append(Item("JUMP_FORWARD", positions=here))
         kept = set(self.kept)

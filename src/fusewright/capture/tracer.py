@@ -7,10 +7,12 @@ the user's exception tables; signals pass through; anything else is a defect and
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+from fusewright.capture.absent import AbsentTraceback
 from fusewright.capture.arguments import bind
 from fusewright.capture.bytecode import CO_ASYNC, CO_FAST_KINDS, CO_GENERATOR, NULL, CodeInfo, decoded
 from fusewright.capture.continuation import Continuation, returning
@@ -20,9 +22,10 @@ from fusewright.capture.liveness import live_slots
 from fusewright.capture.native import native
 from fusewright.capture.opcodes import HANDLERS, unsupported
 from fusewright.capture.pending import Pending
-from fusewright.capture.resume import origin_of
+from fusewright.capture.resume import LastInstruction, origin_of
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
+from fusewright.capture.tracebacks import Raised
 from fusewright.graph.types import Location
 
 # Instructions that only move values, compare classes of exceptions, or leave.
@@ -86,10 +89,6 @@ class Frame:
         self.back: Frame | None = None
         self._callers: tuple[Location, ...] | None = None
 
-    def raises_given(self) -> bool:
-        """Whether the instruction is the one of a resume function that raises the exception that it was given: it was raised before."""
-        return self.back is None and origin_of(self.info.code).indices[self.pc - 1] < 0
-
     def local(self, slot: int) -> Any:
         """What a variable holds (NULL: nothing); an argument is loaded when it is first read."""
         value = self.locals[slot]
@@ -117,17 +116,18 @@ class Frame:
         """Goes to the handler of the instruction that raised, or raises on."""
         if isinstance(error, RecursionError):
             raise SkipFrame("recursion", "a RecursionError, which depends on the depth of the interpreter itself")
-        self.tracer.set_context(error, False)
         index = self.pc - 1
         handler = self.info.handlers[index]
+        instruction = self.info.instructions[index]
+        if instruction.action != "RERAISE" and (instruction.action != "RAISE_VARARGS" or instruction.operand != 0):
+            self.tracer.note_raised(error, self)
         self.tracer.forget_traceback(error)
         if handler is None:
             raise UserException(error)
-        self.tracer.note_raised(error)
         stack = self.stack
         del stack[handler.depth :]
         if handler.lasti:
-            stack.append(index)
+            stack.append(LastInstruction(instruction.positions))
         stack.append(error)
         self.pc = handler.target
 
@@ -169,12 +169,15 @@ class Tracer:
         self.root: Frame | None = None
         self.step = 0
         self.handling = Handling()
+        self._around = sys.exception()  # what a caller of the root frame is handling
         self._call = call
         self._budget = options.instruction_budget
         self._depth = 0
         self._cells: dict[int, types.CellType] = {}
         self._guarded: set[InterpretedGenerator] = set()
-        self._raised: dict[int, BaseException] = {}
+        self._raised: dict[int, Raised] = {}
+        # Exceptions raised where the frame handles nothing: their context is what its callers handle.
+        self.open_contexts: dict[int, BaseException] = {}
         self._load_argument: Callable[[object, int, str], object]
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -247,6 +250,7 @@ class Tracer:
         self.locals = ()
         self._cells.clear()
         self._guarded.clear()
+        self.open_contexts.clear()
         self._raised.clear()  # an exception holds the frames that it passed
         self.handling = Handling()
 
@@ -376,15 +380,33 @@ class Tracer:
         state: Handling | None = self.handling
         while state is not None and state.error is None:
             state = state.previous
+        if state is None:
+            self.ask_around()
         return None if state is None else state.error
+
+    def ask_around(self) -> None:
+        """The program looks at what is handled by the callers of the root frame: it is guarded that they handle nothing."""
+        if self._around is not None:
+            raise GraphBreak("frame-access", "the exception that a caller of the compiled function is handling")
+        self.world.guard_answer(sys.exception, (), None, True)
 
     def set_context(self, error: BaseException, replace: bool = True) -> None:
         """Chains an exception that is being raised to the one being handled, as CPython does.
 
         With `replace` False (raised by a native operation, or on its way out) a context that it already has stays."""
-        handled = self.handled_exception()
+        outside = self.world.source_of(error) is not None
+        if self._around is not None and error.__context__ is self._around and not outside:
+            error.__context__ = None  # native code raised it, for which nothing else is being handled
+        state: Handling | None = self.handling
+        while state is not None and state.error is None:
+            state = state.previous
+        handled = None if state is None else state.error
+        if handled is None and error.__context__ is None and not outside:
+            self.open_contexts[id(error)] = error
         if handled is None or handled is error or (error.__context__ is not None and not replace):
             return
+        if outside:
+            raise SkipFrame("outside-exception", "raises an exception object that existed before (raising changes it)")
         link = handled
         while link.__context__ is not None:  # no cycles
             if link.__context__ is error:
@@ -393,9 +415,13 @@ class Tracer:
             link = link.__context__
         error.__context__ = handled
 
-    def note_raised(self, error: BaseException) -> None:
-        """An exception has been caught: in eager it holds a traceback from now on."""
-        self._raised[id(error)] = error
+    def note_raised(self, error: BaseException, frame: Frame) -> None:
+        """An exception leaves the instruction at which `frame` stands: its traceback grows by that line."""
+        self.set_context(error, False)
+        raised = self._raised.get(id(error))
+        if raised is None:
+            raised = self._raised[id(error)] = Raised(error)
+        raised.left += ((frame.info, frame.pc - 1, frame.function.__globals__),)
 
     def forget_traceback(self, error: BaseException | None) -> None:
         """Tracebacks of exceptions made inside would show, and keep alive, frames of the interpreter. (None is stored also where there is
@@ -404,9 +430,43 @@ class Tracer:
             error.__traceback__ = None
             error = error.__context__ if error.__context__ is not None and error.__context__.__traceback__ is not None else None
 
-    def was_raised(self, error: object) -> bool:
-        """Whether interpreted code has caught this exception object."""
-        return id(error) in self._raised
+    def traceback_of(self, error: BaseException) -> AbsentTraceback | None:
+        """What stands for the traceback that an exception has now. (One from outside is taken to have one.)"""
+        raised = self._raised.get(id(error))
+        if raised is None:
+            if self.world.source_of(error) is None:
+                return None
+            raised = self._raised[id(error)] = Raised(error)
+        elif not raised.left and self.world.source_of(error) is None:
+            return None
+        known = raised.traceback
+        if type(known) is not AbsentTraceback or known.left != raised.left:
+            known = raised.traceback = AbsentTraceback(error, raised.left)
+        return known
+
+    def copy_traceback(self, error: BaseException, part: BaseException) -> None:
+        """A part that was split off a group has the group's traceback."""
+        raised = self._raised.get(id(error))
+        if raised is not None and part is not error:
+            self._raised[id(part)] = copied = Raised(part)
+            copied.left = raised.left
+
+    def set_traceback(self, error: BaseException, traceback: AbsentTraceback) -> None:
+        """Gives an exception back a traceback that it had."""
+        self._raised[id(error)].left = traceback.left
+
+    def is_handled(self, error: object) -> bool:
+        """Whether interpreted code is handling the exception."""
+        state: Handling | None = self.handling
+        while state is not None:
+            if state.error is error:
+                return True
+            state = state.previous
+        return False
+
+    def grown_tracebacks(self) -> list[Raised]:
+        """The exceptions from outside whose tracebacks have grown."""
+        return [raised for raised in self._raised.values() if raised.left and self.world.source_of(raised.error) is not None]
 
     def note_suspension(self, generator: InterpretedGenerator, guarded: bool) -> None:
         """A generator has been suspended (or resumed): `guarded` if closing it there would run the user's handlers."""

@@ -9,7 +9,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fusewright.capture.absent import TRACEBACK
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.class_body import build_class
 from fusewright.capture.opcodes.build import callable_text, merge_keywords
@@ -244,7 +243,7 @@ def _dir(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
 
 def _exc_info(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     error = frame.tracer.handled_exception()
-    return (None, None, None) if error is None else (type(error), error, TRACEBACK)
+    return (None, None, None) if error is None else (type(error), error, frame.tracer.traceback_of(error))
 
 
 def _exception(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:

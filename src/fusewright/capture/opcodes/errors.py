@@ -5,22 +5,22 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from fusewright.capture.absent import TRACEBACK
 from fusewright.capture.opcodes.table import opcode, user_error
 from fusewright.capture.signals import SkipFrame, UserException
+from fusewright.capture.tracebacks import Saved
 
 
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(frame: Any, operand: object) -> None:
     state = frame.tracer.handling
     stack = frame.stack
-    stack.insert(-1, state.error)
+    stack.insert(-1, Saved(state.error))
     state.error = stack[-1]
 
 
 @opcode("POP_EXCEPT")
 def pop_except(frame: Any, operand: object) -> None:
-    frame.tracer.handling.error = frame.stack.pop()
+    frame.tracer.handling.error = frame.stack.pop().error
 
 
 @opcode("RERAISE")
@@ -50,8 +50,6 @@ def raise_varargs(frame: Any, count: int) -> None:
     cause = stack.pop() if count == 2 else None
     error = _instance(frame, stack.pop(), "exceptions must derive from BaseException")
     if frame.world.source_of(error) is not None:
-        if count == 1 and frame.raises_given():
-            raise UserException(error)
         raise SkipFrame("outside-exception", "raises an exception object that existed before (raising changes it)")
     if count == 2:
         error.__cause__ = None if cause is None else _instance(frame, cause, "exception causes must derive from BaseException")
@@ -89,6 +87,9 @@ def check_group_match(frame: Any, operand: object) -> None:
         rest, match = error, None
     stack.append(rest)
     stack.append(match)
+    for part in (rest, match):
+        if part is not None:
+            frame.tracer.copy_traceback(error, part)
     if match is not None:
         frame.tracer.handling.error = match
 
@@ -151,4 +152,4 @@ def before_with(frame: Any, operand: object) -> None:
 def with_except_start(frame: Any, operand: object) -> None:
     stack = frame.stack
     error = stack[-1]
-    stack.append(frame.tracer.call(stack[-4], (type(error), error, TRACEBACK)))
+    stack.append(frame.tracer.call(stack[-4], (type(error), error, frame.tracer.traceback_of(error))))

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture.absent import TRACEBACK
+from fusewright.capture.absent import AbsentTraceback
 from fusewright.capture.effects import DELETED
 from fusewright.capture.guard_types import HoldsValue
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import native
-from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
+from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Constant, InstanceDict, Source
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import function as functions
@@ -118,10 +118,11 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
     """`object.__getattribute__(obj, name)`: data descriptor, instance dictionary, then whatever the class holds."""
     kind = type(obj)
     if name in _TRACEBACKS and issubclass(kind, BaseException):
-        if name == "__traceback__" and (world.tracer.was_raised(obj) or world.is_raw(obj)):
-            return TRACEBACK
-        if name != "__traceback__":
-            raise SkipFrame("frame-access", f"{name} of an exception: interpreted frames leave no traceback")
+        if name != "__traceback__" or (world.is_raw(obj) and not world.tracer.is_handled(obj)):
+            raise GraphBreak("frame-access", f"{name} of an exception: interpreted frames leave no traceback")
+        return world.tracer.traceback_of(obj)  # type: ignore[arg-type]
+    if name == "__context__" and issubclass(kind, BaseException) and id(obj) in world.tracer.open_contexts and obj.__context__ is None:  # type: ignore[attr-defined]
+        world.tracer.ask_around()
     found = classes.guarded_lookup(world, kind, name)
     if found is not MISSING and is_data_descriptor(world, found):
         return bind(world, found, obj, kind, name)
@@ -245,8 +246,13 @@ def setattr_object(world: World, obj: object, name: str, value: object) -> None:
 def generic_setattr(world: World, obj: object, name: str, value: object) -> None:
     """`object.__setattr__(obj, name, value)`."""
     kind = type(obj)
-    if name == "__traceback__" and value is TRACEBACK and issubclass(kind, BaseException):
-        return  # as contextlib does it: to what it was
+    if name == "__traceback__" and issubclass(kind, BaseException):
+        if type(value) is not AbsentTraceback or value.error is not obj:
+            raise GraphBreak("frame-access", "an exception is given another traceback")
+        world.tracer.set_traceback(obj, value)
+        return
+    if name == "__context__":
+        world.tracer.open_contexts.pop(id(obj), None)
     found = classes.guarded_lookup(world, kind, name)
     raw = world.is_raw(obj)
     if found is not MISSING and is_data_descriptor(world, found):
