@@ -125,8 +125,9 @@ def checked(engine: str, module: torch.nn.Module, inputs: dict[str, Any], autoca
     reference = copy.deepcopy(module)
     compiled, _ = compile_with(engine, module)
     got, expected = gradients(compiled, module, inputs, autocast), gradients(reference, reference, inputs, autocast)
-    least = 1e-6 * max(value.norm().item() for value in expected)  # a gradient that is zero but for rounding
-    worst = max((mine - value).norm().item() / max(value.norm().item(), least) for mine, value in zip(got, expected))
+    largest = max(value.norm().item() for value in expected)
+    sizes = [norm if (norm := value.norm().item()) > 1e-6 * largest else largest for value in expected]  # some are zero but for rounding
+    worst = max((mine - value).norm().item() / size for mine, value, size in zip(got, expected, sizes))
     module.load_state_dict(reference.state_dict())  # running statistics
     curves = zip(losses(compiled, module, inputs, autocast), losses(reference, reference, inputs, autocast))
     pairs = list(curves)

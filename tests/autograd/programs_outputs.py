@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from tests.autograd.programs import Compiled, program, random
 
@@ -468,3 +469,21 @@ def setitem_param(compiled: Compiled) -> list[Any]:
     y = compiled(fn)(a, buf)
     y.sum().backward()
     return [y, buf, a.grad]
+
+
+@program
+def sparse_gradients_outlive_later_calls(compiled: Compiled) -> list[Any]:
+    """A sparse gradient holds the indices' memory."""
+    x = torch.randint(0, 9, (4, 5), generator=torch.Generator().manual_seed(0))
+    r = []
+    for fn, w in (
+        (lambda w: nn.functional.embedding(x, w, sparse=True).sin(), random(9, 3)),
+        (lambda w: torch.gather(w, 1, x, sparse_grad=True).sin(), random(4, 9)),
+        (lambda w: nn.functional.embedding_bag(x, w, sparse=True).sin(), random(9, 3)),
+    ):
+        f = compiled(fn)
+        found = [torch.autograd.grad(f(w).square().sum(), w)[0] for _ in range(3)]
+        with torch.no_grad():
+            r.append(f(w))
+        r += [part for g in found for part in (g.is_sparse, g.to_dense())]
+    return r

@@ -15,6 +15,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from fusewright.capture.native import unwatched
+from fusewright.graph.fused_optimizers import FUSED_NAMES, FUSED_OPTIMIZERS
 from fusewright.graph.runtime_float import float_of_tensor
 
 if TYPE_CHECKING:
@@ -94,7 +95,23 @@ def _by_device_and_dtype(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return groups
 
 
-ROWS: list[tuple[Any, Row]] = [(torch._C._group_tensors_by_device_and_dtype, _by_device_and_dtype)]
+def _fused(function: Callable[..., Any], operator: Any) -> Row:
+    """An update of a fused optimizer: the operator's own signature would fix a rate that changes."""
+
+    def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        if tracer.recorder.level != "aten" or not any(isinstance(value, torch.SymFloat) for value in (*args, *kwargs.values())):
+            return tracer.world.torch_call(function, args, kwargs)
+        overload = operator.tensor_lr if isinstance(kwargs.get("lr"), torch.Tensor) else operator.default
+        record = FUSED_OPTIMIZERS[overload]
+        return unwatched(tracer.recorder.call, lambda: record(tracer.recorder, args, kwargs), (), {})
+
+    return run
+
+
+ROWS: list[tuple[Any, Row]] = [
+    (torch._C._group_tensors_by_device_and_dtype, _by_device_and_dtype),
+    *((getattr(torch, name), _fused(getattr(torch, name), getattr(torch.ops.aten, name))) for name in FUSED_NAMES),
+]
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.optim.optimizer", "_stack_if_compiling"): _as_list,
     ("torch.optim.optimizer", "_get_value"): _value,

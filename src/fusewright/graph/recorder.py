@@ -472,6 +472,8 @@ class Recorder:
         if func in _OTHER_GRADIENT and self._grad_mode and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
             raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
         refused = _refusal(func)
+        if self._grad_mode and self.level == "aten" and _has_sparse_gradient(func, args, kwargs):
+            raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
         if refused is None:
             return None
         if func is aten.index.Tensor:
@@ -714,6 +716,19 @@ def _out_tensors(kwargs: Mapping[str, object]) -> list[TracedTensor]:
 def _version(tensor: torch.Tensor) -> int:
     """How often it was written to; inference tensors do not count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+@functools.cache
+def _sparse_flags(func: OpOverload) -> tuple[int, ...]:
+    return tuple(i for i, a in enumerate(func._schema.arguments) if a.name in ("sparse", "sparse_grad"))
+
+
+def _has_sparse_gradient(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether the operator's gradient, if one is asked for, is a sparse tensor: no type of the graph's says so."""
+    flags = _sparse_flags(func)
+    if not any(argument(func, args, kwargs, index) is True for index in flags):
+        return False
+    return any(isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point() for value in (*args, *kwargs.values()))
 
 
 @functools.cache

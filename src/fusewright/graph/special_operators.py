@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph import data_sizes
+from fusewright.graph.fused_optimizers import FUSED_OPTIMIZERS
 from fusewright.graph.known_values import LITERAL
 from fusewright.graph.runtime_float import float_of_tensor
 from fusewright.graph.symint import dim_of
@@ -83,6 +84,7 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
+    **FUSED_OPTIMIZERS,
     aten.lift_fresh.default: _lift_fresh,
     # Zeros without memory (the gradient of sgn): kernels read memory.
     aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(aten.zeros.default, args, kwargs),

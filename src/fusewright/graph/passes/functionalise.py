@@ -207,7 +207,8 @@ class _Functionaliser:
                 if self.refs[target].type.dtype != value.meta["type"].dtype:  # type: ignore[index]
                     raise CannotFunctionalise(f"{op} into a tensor of another dtype, which may compute in that dtype or be refused")
         fresh, new_values = values[:extra], values[extra:]
-        assert len(new_values) == len(written), f"{op}: {len(new_values)} new values for {len(written)} arguments"
+        if len(new_values) != len(written):
+            raise CannotFunctionalise(f"{op}: {len(new_values)} new values for {len(written)} arguments")
         for target, value in zip(written, new_values, strict=True):  # type: ignore[assignment]
             self._write(self.refs[target], self._conform(value, self.refs[target].type))  # type: ignore[index]
         self._returns(node, written, fresh)
