@@ -25,6 +25,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "variance of bool": (lambda x: torch.var(x, -1), BOOL),
     "softmax of integers": (lambda x: torch.softmax(x, 0), INT),
     "pooling of bool": (lambda x: torch.nn.functional.max_pool1d(x[None], 2), BOOL),
+    "a loss over other dtypes": (lambda x: torch.nn.functional.huber_loss(x, x.float()), BOOL),
+    "a loss of integers": (lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"), INT),
     "addcmul of bool": (lambda x: torch.addcmul(x, x, x), BOOL),
 }
 
@@ -36,5 +38,7 @@ def test_refused(name: str) -> None:
 
 
 def test_another_dtype() -> None:
+    dropped = Case("", lambda transform: transform(lambda x: torch.ops.aten.native_dropout_backward(x, x, 2.0)), (BOOL,), {})
+    assert run_case(dropped).kind == "captured"  # a bool gradient, and a float result
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, True)), (BOOL,), {})).kind == "broke"
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, 2)), (BOOL,), {})).kind == "captured"

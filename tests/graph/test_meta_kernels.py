@@ -6,6 +6,7 @@ and of a spread of the others; `pytest -m sweep` watches all.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter
 
@@ -102,6 +103,38 @@ def test_corrected_operators(name: str) -> None:
                 watch(op, dtype, 8, seen)
     assert not seen.wrong
     assert any(op in CORRECTIONS or op in RULES for op in seen.seen) or name == "histogram"
+
+
+LAYOUTS = {
+    "dense": lambda: torch.rand(4, 3),
+    "transposed": lambda: torch.rand(3, 4).t(),
+    "row": lambda: torch.rand(3),
+    "column": lambda: torch.rand(4, 1),
+    "gaps": lambda: torch.rand(4, 6)[:, ::2],
+    "expanded": lambda: torch.rand(1, 3).expand(4, 3),
+}
+ITERATED = (
+    aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logical_and.default, aten.xlogy.Tensor,
+    aten.special_xlog1py.default, aten.logit_backward.default, aten.native_dropout_backward.default, aten.pow.Scalar,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ITERATED, ids=str)
+def test_operands_laid_out_otherwise(op: torch._ops.OpOverload) -> None:
+    seen = Watch()
+    for first, second in itertools.product(LAYOUTS.values(), repeat=2):
+        a, b = first(), second()
+        with seen:
+            if op is aten.pow.Scalar:
+                op(2.0, b)
+            elif op is aten.native_dropout_backward.default:
+                op(a, b > 0.5, 2.0)
+            else:
+                op(a, b)
+                if op not in (aten.heaviside.default, aten.logaddexp.default, aten.logit_backward.default):
+                    op(a, b.long())
+    assert not seen.wrong
+    assert seen.seen[op]
 
 
 def test_a_spread_of_operators() -> None:

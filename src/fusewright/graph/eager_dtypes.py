@@ -40,7 +40,15 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
 def _is_pointwise(func: OpOverload) -> bool:
     """Without random numbers: asking must change nothing."""
     tags = (functional_form(func) or func).tags  # in-place forms are not all tagged
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags) or func in _LOSSES
+
+
+# Losses go over their operands as pointwise operators do, and then reduce.
+_LOSSES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
+    for name in (loss, f"{loss}_backward")
+)
 
 
 def _kind(value: object) -> object:

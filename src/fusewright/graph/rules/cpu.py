@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from fusewright.graph.rules.common import Rule, fresh, is_channels_last, is_contiguous, same_shape, suggested_strides
+from fusewright.graph.rules.common import (
+    Rule,
+    Undecided,
+    fresh,
+    is_channels_last,
+    is_contiguous,
+    promote,
+    same_shape,
+    suggested_strides,
+)
+from fusewright.graph.rules.pointwise import promoting
 from fusewright.graph.sizes import Dim, minimum
 from fusewright.graph.types import TensorType, contiguous_strides
 from fusewright.records import replace
@@ -144,6 +154,24 @@ def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, 
     return said
 
 
+def _iterated(said: TensorType, *args: Any) -> TensorType:
+    """Operators of TensorIterator whose meta kernel is a composition of others, which lays the result out otherwise."""
+    operands = [value for value in args if isinstance(value, TensorType)]
+    numbers = [value for value in args[:2] if isinstance(value, (bool, int, float))]
+    computed = promote(*operands, *numbers)
+    if not computed.is_floating_point and said.dtype.is_floating_point:
+        computed = said.dtype
+    try:
+        return replace(said, stride=promoting([*operands, *numbers], said.dtype, computed).stride)
+    except Undecided:
+        return said
+
+
+def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
+    """A product of gradient and mask, and then of the scale."""
+    return _iterated(said, gradient, mask)
+
+
 def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
     """In training the workspace travels as a view of no elements (graph/grad_mode.py); else there is none."""
     return said if args[-1] else (*said[:3], None)
@@ -169,6 +197,16 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
     aten.mkldnn_rnn_layer.default: _rnn_layer,
+    **dict.fromkeys(
+        (
+            aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default, aten.logical_and.default,
+            aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default, aten.xlogy.Tensor,
+        ),
+        _iterated,
+    ),
+    aten.logit_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
+    aten.native_dropout_backward.default: _dropout_backward,
+    aten.pow.Scalar: lambda said, *args: _contiguous(said),
     aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.nonzero_static.default: lambda said, *args: _contiguous(said),

@@ -221,8 +221,16 @@ def leaky_relu_backward(call: Call, grad_output: Value, self: Value, negative_sl
 
 @lowers("hardtanh_backward")
 def hardtanh_backward(call: Call, grad_output: Value, self: Value, min_val: float, max_val: float) -> Value:
+    if _stops_at_nan(call):
+        inside = lambda x: ex.both(ex.gt(x, min_val), ex.lt(x, max_val))  # noqa: E731
+        return elementwise(call, lambda g, x: ex.where(inside(x), g, 0), (grad_output, self))
     outside = lambda x: ex.either(ex.le(x, min_val), ex.ge(x, max_val))  # noqa: E731
     return elementwise(call, lambda g, x: ex.where(outside(x), 0, g), (grad_output, self))
+
+
+def _stops_at_nan(call: Call) -> bool:
+    """Whether a NaN gets no gradient: so the CPU's vectorised kernels decide (all but the last few elements); a GPU's let it pass."""
+    return call.type.device.type == "cpu"
 
 
 @lowers("hardsigmoid_backward")
@@ -266,6 +274,9 @@ def log_sigmoid_backward(call: Call, grad_output: Value, self: Value, buffer: Va
 
 @lowers("hardshrink_backward", "softshrink_backward")
 def shrink_backward(call: Call, grad_output: Value, self: Value, lambd: float) -> Value:
+    if _stops_at_nan(call):
+        outside = lambda x: ex.either(ex.lt(x, -lambd), ex.gt(x, lambd))  # noqa: E731
+        return elementwise(call, lambda g, x: ex.where(outside(x), g, 0), (grad_output, self))
     inside = lambda x: ex.both(ex.ge(x, -lambd), ex.le(x, lambd))  # noqa: E731
     return elementwise(call, lambda g, x: ex.where(inside(x), 0, g), (grad_output, self))
 
@@ -304,6 +315,6 @@ def glu_backward(call: Call, grad_output: Value, self: Value, dim: int) -> Value
 
 @lowers("native_dropout_backward")
 def native_dropout_backward(call: Call, grad_output: Value, mask: Value, scale: float) -> Value:
-    dtype = ex.compute_dtype(grad_output.dtype)
+    dtype = ex.compute_dtype(call.type.dtype)
     kept = operand(call, mask, torch.bool)
     return call.result(ex.mul(ex.mul(operand(call, grad_output, dtype), ir.cast(kept, dtype)), float(scale)))
