@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training_models import MODELS, TRANSFORMERS, Case, bert, build, convnext, gpt2, llama, lstm, resnet, vit
+from training_models import MODELS, TRANSFORMERS, Case, bert, build, convnext, gpt2, llama, lstm, mobilenet_v2, resnet, vit
 
 import fusewright
 from fusewright.events import STREAM, Broken, Captured, Event, FellBack, InternalError, Skipped, StageDone
@@ -116,6 +116,8 @@ def curve(module: Any, parameters: Any, inputs: dict[str, Any], steps: int) -> l
 
 def check_curves(make: Callable[[float], Case], steps: int) -> None:
     module, inputs = build(make)
+    if make is mobilenet_v2:  # normalising 16 values at a time, eager in float32 is 3e-2 off its own curve in float64
+        module, inputs = module.double(), {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     reference = copy.deepcopy(module)
     got = curve(fusewright.compile(module, fullgraph=True), module.parameters(), inputs, steps)
     expected = curve(reference, reference.parameters(), inputs, steps)
