@@ -90,6 +90,8 @@ def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: A
         if getattr(cls, "__abstractmethods__", None) or initialiser is object.__init__:
             return native(cls.__new__, cls, *args, **kwargs)  # CPython's own complaint, if there is one
         return native(object.__new__, cls)
+    if issubclass(cls, property) and isinstance(initialiser, types.FunctionType):
+        return native(maker, cls)
     if issubclass(cls, _BUILTIN_BASES):
         if isinstance(initialiser, types.FunctionType) and issubclass(cls, (dict, list, set, collections.deque)):
             return native(maker, cls)

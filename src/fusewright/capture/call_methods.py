@@ -70,7 +70,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     row = (
         _OBJECT_ROWS.get(name) if defined_by in (object, type) or issubclass(type(owner), (types.FunctionType, types.ModuleType)) else None
     )
-    if row is None and type(owner) is property:
+    if row is None and isinstance(owner, property) and defined_by is property:
         row = _PROPERTY_ROWS.get(name)
     if row is not None:
         return row(tracer, owner, args, kwargs)
@@ -261,7 +261,14 @@ def _property_delete(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs
     tracer.call(tracer.world.load(owner.fdel, tracer.world.constant(owner.fdel, "fdel")), args)
 
 
+def _property_init(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> None:
+    if tracer.world.is_raw(owner):
+        raise GraphBreak("opaque-object", "property.__init__ of an object from outside")
+    native(property.__init__, owner, *args, **kwargs)
+
+
 _PROPERTY_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    "__init__": _property_init,
     "__get__": _property_get,
     "__set__": _property_set,
     "__delete__": _property_delete,

@@ -154,6 +154,8 @@ def bind(world: World, found: object, obj: object, kind: type, name: str) -> obj
     descriptor = world.load(found, world.constant(found, name))
     if isinstance(getter, types.FunctionType):
         return world.tracer.call(getter, (descriptor, obj, kind))
+    if getter is property.__get__:
+        return _BINDERS[property](world, found, obj, kind, name)
     if world.is_raw(obj):
         raise GraphBreak("opaque-object", f"{kind.__qualname__}.{name} is a descriptor written in C ({type(found).__qualname__})")
     return native(getter.__get__(found), obj, kind)
