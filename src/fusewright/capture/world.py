@@ -124,6 +124,8 @@ class World:
         self._by_value: dict[int, Outside] = {}
         self._alive: list[object] = []
         self._inside_classes: set[int] = set()
+        self.looked_up: dict[tuple[type, str], Any] = {}  # guarded look-ups in classes, as long as the program stores to none
+        self.dict_kinds: dict[type, tuple[bool, bool]] = {}  # see values/object.py
         self._inside_functions: dict[int, types.FunctionType] = {}
         self._constants: dict[int, Constant] = {}
         self._constant_names: set[str] = set(tracer.function.__code__.co_varnames)
@@ -197,6 +199,11 @@ class World:
         if known is not None:
             return known.value
         return self.stand_in(real, source, OutsideDict(self, real, source))
+
+    def known_stand_in(self, real: object) -> Any:
+        """What stands for `real` if it has been met, else None."""
+        known = self._by_real.get(id(real))
+        return None if known is None else known.value
 
     def outside(self, value: object) -> Outside | None:
         """The record of an outside object's stand-in, None for what was made inside."""
@@ -562,6 +569,7 @@ class World:
         """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have to wait for
         the collector."""
         tables: tuple[Any, ...] = (
+            self.looked_up, self.dict_kinds,
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
             self._inside_functions, self.inputs, self.input_sources, self.tensor_attributes, self.numbers, self.recorder.inputs,
         )  # fmt: skip

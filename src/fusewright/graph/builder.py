@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from fusewright.graph import shape_rules
 from fusewright.graph.meta_kernels import infer
+from fusewright.graph.nodes import add_call
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.types import Location, TensorType
@@ -63,7 +64,7 @@ class Builder:
 
     def node(self, op: object, args: Sequence[object], kwargs: dict[str, object], type_: object) -> torch.fx.Node:
         """One operator whose type is known already."""
-        made = self.graph.create_node("call_function", op, tuple(args), kwargs)  # type: ignore[arg-type]
+        made = add_call(self.graph, op, tuple(args), kwargs)  # type: ignore[arg-type]
         made.meta["type"] = type_
         made.meta["location"] = self.location
         made.meta.update(self.marks)

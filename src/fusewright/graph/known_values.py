@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
+from fusewright.graph.nodes import leaves
 from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Expr
 
@@ -62,7 +62,7 @@ def _is_fixed(node: torch.fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     known, type_ = facts(node.target), node.meta.get("type")
-    if known.written or known.random or known.effect or any(isinstance(leaf, Expr) for leaf in tree_leaves((node.args, node.kwargs))):
+    if known.written or known.random or known.effect or any(isinstance(leaf, Expr) for leaf in leaves((node.args, node.kwargs))):
         return False
     shape = getattr(type_, "shape", None)
     if shape is None or not all(isinstance(size, int) for size in shape) or node.target.overloadpacket in _UNINITIALISED:

@@ -22,7 +22,6 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak, Signal
 from fusewright.graph import data_sizes, draws, eager_dtypes, scalar_operands, shape_rules
@@ -30,6 +29,7 @@ from fusewright.graph.applications import Application, Hook
 from fusewright.graph.draws import Draws
 from fusewright.graph.known_values import known_value
 from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, type_of
+from fusewright.graph.nodes import add_call, leaves
 from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
 from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
@@ -248,9 +248,7 @@ class Recorder:
         if self._depth:
             yield
             return
-        self._depth += 1
-        self._here = self.location()
-        self._grad_mode = torch.is_grad_enabled()
+        self._begin()
         try:
             with _RecordingMode(self):
                 if self.symbolic:
@@ -260,6 +258,11 @@ class Recorder:
                     yield
         finally:
             self._depth -= 1
+
+    def _begin(self) -> None:
+        self._depth += 1
+        self._here = self.location()
+        self._grad_mode = torch.is_grad_enabled()
 
     def call(self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
         """Run a torch function, method or OpOverload on traced arguments, recording it; returns what it returns, traced.
@@ -276,8 +279,16 @@ class Recorder:
         before = [(t, t.node, _version(t)) for t in outs]
         last = next(iter(reversed(self.graph.nodes)), None) if outs else None
         try:
-            with self.recording():
-                result = fn(*args, **kwargs)
+            if self._depth or self.symbolic:
+                with self.recording():
+                    result = fn(*args, **kwargs)
+            else:  # the same, without the cost of a generator
+                self._begin()
+                try:
+                    with _RecordingMode(self):
+                        result = fn(*args, **kwargs)
+                finally:
+                    self._depth = 0
         except Signal:
             raise
         except Exception as error:
@@ -341,7 +352,7 @@ class Recorder:
             return self._resized_out(func, args, kwargs, error)
         node = None
         if self.level == "aten":
-            node = self.graph.create_node("call_function", func, tuple(node_args), node_kwargs)  # type: ignore[arg-type]
+            node = add_call(self.graph, func, tuple(node_args), node_kwargs)
             meta = node.meta
             meta["type"] = result_type
             meta["location"] = self._here
@@ -362,13 +373,13 @@ class Recorder:
         """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""
         self._here = self.location()
         node_args, _ = self._convert_sequence(args)
-        node = self.graph.create_node("call_function", func, tuple(node_args), {})  # type: ignore[arg-type]
+        node = add_call(self.graph, func, tuple(node_args))
         node.meta.update(type=result_type, location=self._here)
         return self._results(facts(func), func, tuple(args), {}, node, result_type)
 
     def node_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object) -> torch.fx.Node:
         """The node of an aten-level operator whose arguments are nodes already."""
-        node = self.graph.create_node("call_function", func, args, kwargs)
+        node = add_call(self.graph, func, args, kwargs)
         node.meta.update(type=result_type, location=self._here)
         if not torch.is_grad_enabled():
             node.meta["no_grad"] = True
@@ -451,7 +462,7 @@ class Recorder:
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     def _unknown_results(self, func: OpOverload, types: tuple[TensorType, ...], args: list[object], kwargs: dict[str, object]) -> object:
-        node = self.graph.create_node("call_function", func, tuple(args), kwargs)  # type: ignore[arg-type]
+        node = add_call(self.graph, func, tuple(args), kwargs)
         node.meta.update(type=types[0] if len(types) == 1 else types, location=self._here)
         items = [node] if len(types) == 1 else [self._getitem(node, index, item) for index, item in enumerate(types)]
         made = [make_unknown(self, item, type_, func) for item, type_ in zip(items, types, strict=True)]
@@ -464,7 +475,7 @@ class Recorder:
             if type(target) is TracedTensor and shares_elements(target.tensor_type):
                 raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
             if self.level == "aten" and type(target) is TracedTensor:
-                read = [value.node for value in tree_leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
+                read = [value.node for value in leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
                 if read and shares_in_part(target.node, read):
                     raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
         if func is aten.as_strided.default and args[0].input_storage and argument(func, args, kwargs, 3) is not None:  # type: ignore[attr-defined]
@@ -598,7 +609,7 @@ class Recorder:
         return size_of(value, self.env) if isinstance(value, Expr) else value
 
     def _getitem(self, node: torch.fx.Node, index: int, type_: TensorType) -> torch.fx.Node:
-        item = self.graph.create_node("call_function", operator.getitem, (node, index))
+        item = add_call(self.graph, operator.getitem, (node, index))
         item.meta.update(type=type_, location=self._here)
         return item
 

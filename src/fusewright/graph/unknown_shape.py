@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 from fusewright.capture.signals import GraphBreak
+from fusewright.graph.nodes import leaves
 from fusewright.graph.sizes import symbol
 from fusewright.graph.traced_tensor import TracedTensor, prepare
 from fusewright.graph.types import TensorType
@@ -46,7 +46,7 @@ def result_types(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     on the CPU, or has a gradient to keep (its shape is unknown as well)."""
     dtypes = OF_UNKNOWN_SHAPE.get(func)
     first = args[0] if args else None
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, TracedTensor)]
+    tensors = [t for t in leaves((args, kwargs)) if isinstance(t, TracedTensor)]
     if dtypes is None or not isinstance(first, TracedTensor) or any(t.device.type != "cpu" for t in tensors):
         return None
     if func is aten.bincount.default and len(tensors) > 1:
@@ -85,7 +85,7 @@ class UnknownShape(TracedTensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func not in _ANSWERED:
-            raise UnknownShapeUsed(next(t.source for t in tree_leaves((args, kwargs)) if isinstance(t, UnknownShape)))
+            raise UnknownShapeUsed(next(t.source for t in leaves((args, kwargs)) if isinstance(t, UnknownShape)))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 

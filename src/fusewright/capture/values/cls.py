@@ -90,9 +90,16 @@ def slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:
     ]
 
 
+_UNKNOWN = object()
+
+
 def guarded_lookup(world: World, cls: type, name: str) -> Any:
     """`lookup`, guarded, and through the overlay of stores to classes."""
-    if world.effects.slots:
+    if not world.effects.slots:
+        found = world.looked_up.get((cls, name), _UNKNOWN)
+        if found is not _UNKNOWN:
+            return found
+    else:
         for base in cls.__mro__:
             stored = world.effects.read_slot(base, name)
             if stored is not None and stored.value is not DELETED:
@@ -102,6 +109,8 @@ def guarded_lookup(world: World, cls: type, name: str) -> Any:
     found = lookup(cls, name)
     if not cls.__flags__ & _IMMUTABLE or not all(base.__flags__ & _IMMUTABLE for base in cls.__mro__):
         world.guard_type_attribute(cls, name, found)
+    if not world.effects.slots and not world.is_inside_class(cls):
+        world.looked_up[cls, name] = found
     return found
 
 

@@ -48,9 +48,10 @@ class OutsideDict:
         """The value of `key` inside, or MISSING; guards just that."""
         if self.shadow is not None:
             return dict.get(self.shadow, key, MISSING)
-        if not _is_plain_key(key):
-            return native(dict.get, self.materialise(), key, MISSING)
-        self.world.guard_identity(key)
+        if type(key) is not str:  # a string is guarded by value where it comes from
+            if not _is_plain_key(key):
+                return native(dict.get, self.materialise(), key, MISSING)
+            self.world.guard_identity(key)
         if key in self.stores:
             stored = self.stores[key]
             return MISSING if stored is DELETED else stored

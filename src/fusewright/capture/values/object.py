@@ -65,11 +65,17 @@ def instance_dict(world: World, obj: object) -> Any:
     record = world.outside(obj)
     if issubclass(kind, enum.Enum) and not world.is_inside_class(kind):
         return world.dict_stand_in(_raw_dict(obj), InstanceDict(world.constant(obj, kind.__name__)))
-    namespace = object.__getattribute__(obj, "__dict__") if "__dict__" not in _shadowed(kind) else _raw_dict(obj)
+    facts = world.dict_kinds.get(kind)
+    if facts is None:
+        facts = "__dict__" in _shadowed(kind), isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
+        if not world.is_inside_class(kind):
+            world.dict_kinds[kind] = facts
+    shadowed, hooked = facts
+    namespace = _raw_dict(obj) if shadowed else object.__getattribute__(obj, "__dict__")
     if record is None or record.real is not obj:
         return namespace
-    hooked = isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
-    return world.dict_stand_in(namespace, InstanceDict(record.source, hooked))
+    known = world.known_stand_in(namespace)
+    return world.dict_stand_in(namespace, InstanceDict(record.source, hooked)) if known is None else known
 
 
 def _shadowed(kind: type) -> tuple[str, ...]:
@@ -137,9 +143,17 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
 _TRACEBACKS = ("__traceback__", "with_traceback")
 
 
+# Immutable types of what classes hold most: none of them has __set__ or __delete__.
+_NO_DATA = frozenset(
+    {types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, str, int, bool, type(None), tuple, list, dict}
+)
+
+
 def is_data_descriptor(world: World, found: object) -> bool:
     """Whether the descriptor comes before the instance dictionary."""
     kind = type(found)
+    if kind in _NO_DATA:
+        return False
     return any(classes.guarded_lookup(world, kind, name) is not MISSING for name in ("__set__", "__delete__"))
 
 

@@ -64,7 +64,8 @@ def placeholder_name(source: Source) -> str:
     while at is not None:
         name = (at.key_name() or at.key) if isinstance(at, Item) else getattr(at, "name", None)
         if name is not None and name not in ("_parameters", "_buffers", "_modules"):
-            parts.append(_NO_IDENTIFIER.sub("_", str(name)).strip("_"))
+            text = str(name)
+            parts.append((text if text.isidentifier() else _NO_IDENTIFIER.sub("_", text)).strip("_"))
         at = getattr(at, "base", None)
     return "_".join(reversed([part for part in parts if part])) or "input"
 

@@ -9,8 +9,8 @@ import operator
 
 import torch
 import torch.fx
-from torch.utils._pytree import tree_leaves
 
+from fusewright.graph.nodes import leaves
 from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Expr
 
@@ -23,7 +23,7 @@ def is_pure(node: torch.fx.Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if any(isinstance(leaf, Expr) for leaf in tree_leaves((node.args, node.kwargs))):
+    if any(isinstance(leaf, Expr) for leaf in leaves((node.args, node.kwargs))):
         return False
     known = facts(node.target)
     return not (known.written or known.random or known.effect)
