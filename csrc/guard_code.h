@@ -82,6 +82,19 @@ struct Frame {
     int pinned = 0;
 };
 
+// One step of a shortcut (guard_words.cpp): bits of a word of memory and what they were, or (at: NULL) instructions, an argument or the function.
+struct Word {
+    const uint64_t *at;
+    uint64_t expected;
+    union {
+        uint64_t mask;  // of the bits that count
+        struct {        // at NULL: the instructions from..to; to kLocalWord: argument `from` is the object `expected`; kFunctionWord: the function is
+            int32_t from, to;
+        };
+    };
+};
+constexpr int32_t kLocalWord = -1, kFunctionWord = -2;
+
 struct Code {
     std::vector<Instruction> instructions;
     std::vector<TensorCheck> tensors;
@@ -91,6 +104,9 @@ struct Code {
     std::vector<Input> inputs;
     int slots = 0, ints = 0;
     Frame frame;
+    std::vector<Word> words;      // empty: there is no shortcut
+    int wait = 2, penalty = 2;    // passes until one is made; how many the next failure of one that did not last costs
+    int lasted = 0;               // how often the present one has passed
     bool busy = false;
 };
 
@@ -111,6 +127,13 @@ void resize_frame(const Code &code, Frame *frame);
 void unpin(Frame &frame);
 // The index of the first instruction that fails, or -1.
 Py_ssize_t run_guards(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments);
+// The same for the instructions from `pc` to `end`.
+Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments, size_t pc, size_t end);
+// Takes the shortcut: -1 when it passes, the index of an instruction that fails, or kChanged: a word differs, which says nothing.
+constexpr Py_ssize_t kChanged = -2;
+Py_ssize_t check_words(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments);
+// Makes the shortcut from a frame that run_guards has just passed on (before `unpin`).
+void learn_words(Code &code, const Frame &frame, const Arguments &arguments);
 // As run_guards, on the program's own frame if it is free; when it passes, inputs (unless NULL) gets new references.
 Py_ssize_t check_guards(GuardProgram *self, const Arguments &arguments, PyObject **inputs);
 

@@ -178,6 +178,8 @@ int program_clear(PyObject *object) {
         // An emptied program must never pass: it may still be called by a finaliser in the same garbage cycle.
         std::vector<Instruction> old;
         old.swap(self->code->instructions);
+        self->code->words.clear();
+        self->code->wait = INT32_MAX;
         Instruction never{};
         never.op = OP_SIZE;
         never.detail = static_cast<int32_t>(self->code->relations.size());
@@ -240,6 +242,8 @@ PyObject *program_failing(PyObject *object, PyObject *const *args, Py_ssize_t n)
 
 PyObject *program_size(PyObject *self, void *) { return PyLong_FromSize_t(reinterpret_cast<GuardProgram *>(self)->code->instructions.size()); }
 
+PyObject *program_words(PyObject *self, void *) { return PyLong_FromSize_t(reinterpret_cast<GuardProgram *>(self)->code->words.size()); }
+
 PyMethodDef program_methods[] = {
     {"check", reinterpret_cast<PyCFunction>(program_check), METH_FASTCALL, "check(locals: tuple, function) -> bool"},
     {"inputs", reinterpret_cast<PyCFunction>(program_inputs), METH_FASTCALL, "inputs(locals, function) -> tuple of the graph's inputs, or None when a guard fails"},
@@ -248,7 +252,9 @@ PyMethodDef program_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyGetSetDef program_getset[] = {{"size", program_size, nullptr, "Number of instructions.", nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef program_getset[] = {{"size", program_size, nullptr, "Number of instructions.", nullptr},
+                                {"words", program_words, nullptr, "Number of steps of the shortcut; 0 while there is none.", nullptr},
+                                {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyTypeObject program_type = [] {
     PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};

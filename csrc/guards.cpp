@@ -9,6 +9,7 @@
 // - A block holds the reads from one dict (and the guards that depend on nothing but which objects were read). While the dict's version is the
 //   one the block last passed with, its slots hold what the dict holds, and the block is skipped. A version that differs is no failure: the
 //   block is run, and remembers the new version if it passes.
+// - A program that has passed twice takes the shortcut of guard_words.cpp, which says yes only where the instructions would.
 // - A check that meets another check of the same program in progress (recursion, another thread) works on slots of its own.
 #include <algorithm>
 #include <utility>
@@ -285,10 +286,12 @@ void unpin(Frame &frame) {
 }
 
 Py_ssize_t run_guards(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments) {
+    return run_range(self, code, frame, arguments, 0, code.instructions.size());
+}
+
+Py_ssize_t run_range(const GuardProgram *self, Code &code, Frame &frame, const Arguments &arguments, size_t pc, size_t end) {
     const Instruction *first = code.instructions.data();
-    const size_t n = code.instructions.size();
-    size_t pc = 0;
-    while (pc < n) {
+    while (pc < end) {
         const Instruction &in = first[pc];
         PyObject *subject;
         bool passes;
@@ -410,6 +413,8 @@ Py_ssize_t run_guards(const GuardProgram *self, Code &code, Frame &frame, const 
     return -1;
 }
 
+constexpr int kLeastPenalty = 2, kMostPenalty = 1 << 12;
+
 Py_ssize_t check_guards(GuardProgram *self, const Arguments &arguments, PyObject **inputs) {
     Code &code = *self->code;
     Py_ssize_t failing;
@@ -423,7 +428,22 @@ Py_ssize_t check_guards(GuardProgram *self, const Arguments &arguments, PyObject
     }
     Py_INCREF(self);  // a guard that runs Python code may drop the last reference
     code.busy = true;
-    failing = run_guards(self, code, code.frame, arguments);
+    failing = code.words.empty() ? kChanged : check_words(self, code, code.frame, arguments);
+    if (failing == kChanged) {
+        if (!code.words.empty()) {
+            code.words.clear();
+            code.penalty = code.lasted > code.penalty ? kLeastPenalty : std::min(2 * code.penalty, kMostPenalty);
+            code.wait = code.penalty;
+            unpin(code.frame);
+        }
+        failing = run_guards(self, code, code.frame, arguments);
+        if (failing < 0 && --code.wait <= 0) {
+            learn_words(code, code.frame, arguments);
+            code.lasted = 0;
+        }
+    } else if (failing < 0 && code.lasted < kMostPenalty) {
+        code.lasted++;
+    }
     if (failing < 0 && inputs != nullptr && !collect_inputs(code, code.frame, inputs)) failing = 0;
     unpin(code.frame);
     code.busy = false;
