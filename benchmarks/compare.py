@@ -3,7 +3,7 @@
 Every (model, engine) runs in a fresh process, one after the other: once with empty caches (cold first call, then the steady state
 interleaved with eager), once more with the caches that the first run left (warm first call). Prints a table and writes JSON.
 
-    python benchmarks/compare.py [--models bert,mlp] [--engines fusewright,torch.compile] [--dtypes float32] [--seconds 3] [--json FILE]
+    python benchmarks/compare.py [--models bert,mlp | --models architectures --batch 1,8] [--engines fusewright,torch.compile] [--dtypes float32] [--seconds 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def geometric_mean(values: list[float]) -> float:
 def table(rows: list[Row], peer: str = "torch.compile") -> str:
     """The rows as text, each with its ratio to the peer's cold first call and speed-up, then geometric means by engine and dtype."""
     lines = [
-        f"{'model':18} {'dtype':9} {'engine':14} {'cold s':>8} {'warm s':>8} {'eager ms':>10} {'ms':>10} {'speed-up':>8} {'rel. error':>10} {'MiB':>7}"
+        f"{'model':20} {'dtype':9} {'engine':14} {'cold s':>8} {'warm s':>8} {'eager ms':>10} {'ms':>10} {'speed-up':>8} {'rel. error':>10} {'MiB':>7}"
         f" {'breaks':>6} {'kernels':>7}"
     ]
     for row in rows:
-        head = f"{row['model']:18} {row['dtype']:9} {row['engine']:14} "
+        head = f"{row['model']:20} {row['dtype']:9} {row['engine']:14} "
         if "error" in row:
             lines.append(head + row["error"][:100])
             continue
@@ -78,10 +78,12 @@ def table(rows: list[Row], peer: str = "torch.compile") -> str:
 
 
 def main() -> None:
+    from benchmarks.architectures import ARCHITECTURES
     from benchmarks.models import MODELS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(MODELS), help="names, or `architectures`: those of architectures.py")
+    parser.add_argument("--batch", default="1,8", help="batch sizes of the architectures")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -89,7 +91,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "compare.json")
     arguments = parser.parse_args()
     rows: list[Row] = []
-    for model in arguments.models.split(","):
+    models = arguments.models.split(",")
+    if models == ["architectures"]:
+        models = [f"{name}:{batch}" for name in ARCHITECTURES for batch in arguments.batch.split(",")]
+    for model in models:
         for dtype in arguments.dtypes.split(","):
             for engine in arguments.engines.split(","):
                 with tempfile.TemporaryDirectory() as caches:

@@ -22,6 +22,16 @@ def model(builder: Callable[[torch.dtype], Case]) -> Callable[[torch.dtype], Cas
     return builder
 
 
+def case(name: str, dtype: torch.dtype) -> Case:
+    """The case of a name: of MODELS, or an architecture with its batch size (`roberta:8`)."""
+    if ":" not in name:
+        return MODELS[name](dtype)
+    from benchmarks.architectures import ARCHITECTURES
+
+    architecture, _, batch = name.partition(":")
+    return ARCHITECTURES[architecture](dtype, int(batch))
+
+
 def _ready(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.to(dtype).eval()
 

@@ -1,6 +1,6 @@
 """One (model, engine) measured in a process of its own; prints one JSON object as its last line.
 
-Usage: worker.py MODEL ENGINE DTYPE SECONDS. The first call is timed from before the engine's import; the steady state is interleaved with
+Usage: worker.py MODEL ENGINE DTYPE SECONDS (MODEL: see `benchmarks.models.case`). The first call is timed from before the engine's import; the steady state is interleaved with
 eager, call by call, and reported as medians and the median of the pairwise ratios.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
-from benchmarks.models import MODELS
+from benchmarks.models import case
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -113,7 +113,7 @@ def compile_with(
 def main() -> None:
     name, engine, dtype_name, seconds = sys.argv[1:5]
     torch.manual_seed(0)
-    function, args, kwargs = MODELS[name](getattr(torch, dtype_name))
+    function, args, kwargs = case(name, getattr(torch, dtype_name))
     reference = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     with torch.no_grad():
         expected = reference(*args, **kwargs)
