@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import fusewright
+from fusewright.capture.native import Interceptor
 from fusewright.events import STREAM, Captured
 
 
@@ -154,6 +155,33 @@ def test_a_forked_child_calls_and_recompiles(backend: str) -> None:
     assert torch.equal(compiled(x), expected)
 
 
+@needs_fork
+def test_a_fork_while_another_thread_compiles() -> None:
+    compiled = fusewright.compile(scale)
+    x = torch.randn(3, 5)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(gm, inputs):
+        begun.set()
+        go_on.wait(60)
+        return gm.forward
+
+    thread = threading.Thread(target=fusewright.compile(lambda x: x + 1, backend=slow), args=(x,))
+    thread.start()
+    begun.wait(60)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue, compiled, x, 1), daemon=True)
+    child.start()
+    try:
+        torch.testing.assert_close(torch.tensor(queue.get(timeout=60)), scale(x))
+    finally:
+        go_on.set()
+        thread.join(60)
+        child.join(60)
+    assert child.exitcode == 0
+
+
 module_level = fusewright.compile(scale, backend="eager")
 
 
@@ -212,6 +240,36 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_signal_handler_that_runs_during_capture_is_no_part_of_the_program() -> None:
+    interpreted = []
+
+    class Tracer:
+        def called_natively(self, function, values):
+            interpreted.append(function)
+
+    class Handler:
+        def handle(self, number, frame):
+            pass
+
+    def handler(number, frame):
+        pass
+
+    intercept = Interceptor(Tracer())
+    frame, method = sys._getframe(), Handler().handle
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        signal.signal(signal.SIGUSR1, handler)
+        assert intercept(handler, (signal.SIGUSR1, frame)) is False
+        signal.signal(signal.SIGUSR1, method)
+        assert intercept(Handler.handle, (method.__self__, signal.SIGUSR1, frame)) is False
+        for other, values in ((handler, (signal.SIGUSR1, frame)), (handler, (-5, frame)), (handler, (signal.SIGUSR1, None)), (handler, (frame,))):
+            assert intercept(other, values) == (None,)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(interpreted) == 4
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

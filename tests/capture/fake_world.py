@@ -37,6 +37,11 @@ UNARY = {"+": operator.pos, "-": operator.neg, "~": operator.invert}
 class FakeWorld:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
+        self.unread: dict[int, Any] = {}
+        self.intends_append = False
+
+    def use(self, value: Any) -> Any:
+        return value
 
     def guard_answer(self, *question: object) -> None:
         pass

@@ -487,10 +487,11 @@ def _is_quiet(function: object) -> bool:
 
 
 def _takes_method(cut: _Cut, state: _State, name: str) -> bool:
-    owner = state.stack[-1]
-    if owner is None or type(cut.known.get(owner)) not in _CONTAINERS or not hasattr(cut.known[owner], name):
+    known = cut.known.get(state.stack[-1] or "")
+    known = known.real if type(known) is Pending else known
+    if type(known) not in _CONTAINERS or not hasattr(known, name):
         return False
-    cut.known[cut.source.next_result()] = getattr(cut.known[owner], name)
+    cut.known[cut.source.next_result()] = getattr(known, name)
     return True
 
 

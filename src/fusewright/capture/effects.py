@@ -27,13 +27,15 @@ DELETED = Deleted()
 
 @dataclass(slots=True)
 class Shadow:
-    """A real container that stands for an outside one. `items` and `attributes` are what it held when it was loaded."""
+    """A real container that stands for an outside one. `items` and `attributes` are what it held when it was loaded. `appended`: a list
+    that was not read, and holds only what was added to it."""
 
     real: object
     source: Source
     value: object
     items: tuple[object, ...]
     attributes: dict[str, object] | None = None
+    appended: bool = False
 
 
 @dataclass(slots=True)

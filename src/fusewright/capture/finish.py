@@ -182,6 +182,8 @@ def _write_back(code: Code, shadow: Shadow) -> list[str]:
     target = code.temporary(code.source(shadow.source))
     lines: list[str] = []
     value = shadow.value
+    if shadow.appended:
+        return [f"{target}.extend({code.temporary(content_text(code, value))})"]
     if changed(shadow):
         base = next(base for base in _WRITERS if isinstance(value, base))
         content = code.temporary(content_text(code, value))

@@ -11,6 +11,7 @@ list's element), which the `Interceptor` of the attempt receives from the frame 
 from __future__ import annotations
 
 import os
+import signal
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -96,12 +97,25 @@ class Interceptor:
         how = _runs_natively(function.__code__.co_filename)
         if not how:
             return how
+        if values and type(values[-1]) is types.FrameType and _handles_signal(function, values):
+            return False
         try:
             value = self.tracer.called_natively(function, values)
             return (_specialised(value) if function.__name__ in _CONVERSIONS else value,)
         except UserException as signal:
             error = signal.exception
         raise error  # plainly: `from None` would change the exception's cause
+
+
+def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) -> bool:
+    """Whether CPython itself calls a signal handler, in the middle of whatever runs: that is no part of the program."""
+    if len(values) < 2 or not isinstance(values[-2], int):
+        return False
+    try:
+        handler = signal.getsignal(values[-2])
+    except ValueError:  # no signal
+        return False
+    return getattr(handler, "__func__", handler) is function
 
 
 def _may_ask_again(values: tuple[object, ...]) -> bool:

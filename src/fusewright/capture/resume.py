@@ -31,6 +31,7 @@ from fusewright.capture.bytecode import (
 from fusewright.records import dataclass
 
 ERROR = "__raised"
+HELD = "__held"  # begins the name of an argument that goes to the stack
 # Instructions whose argument is one slot, by whether the slot holds the value itself or a cell.
 _FAST = frozenset(
     {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "STORE_FAST", "STORE_FAST_MAYBE_NULL", "DELETE_FAST", "MAKE_CELL"}
@@ -274,7 +275,7 @@ class _Cutter:
     def cut(self) -> ResumeCode:
         info, layout = self.info, self.layout
         passed = (*layout.variables, *self.cells)
-        extra = [f"__held{depth}" for depth in layout.given()] + [ERROR] * layout.raising
+        extra = [f"{HELD}{depth}" for depth in layout.given()] + [ERROR] * layout.raising
         others = [slot for slot in range(info.first_free) if slot not in info.cells and slot not in layout.variables]
         variables = [*(info.slots[slot] for slot in passed), *extra, *(info.slots[slot] for slot in others)]
         free = [info.slots[slot] for slot in self.free]
@@ -319,7 +320,7 @@ class _Cutter:
             elif isinstance(entry, tuple):
                 prefix.append(Item("LOAD_CONST", next(noted), positions=here))
             else:
-                prefix += _move(slot_of[f"__held{depth}"], here)
+                prefix += _move(slot_of[f"{HELD}{depth}"], here)
             if entry == HANDLED:
                 prefix += [Item("PUSH_EXC_INFO", positions=here), Item("POP_TOP", positions=here)]
         if layout.raising:

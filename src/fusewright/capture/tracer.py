@@ -7,6 +7,7 @@ the user's exception tables; signals pass through; anything else is a defect and
 
 from __future__ import annotations
 
+import collections
 import sys
 import types
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from fusewright.capture.resume import LastInstruction, origin_of
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.tracebacks import Raised
+from fusewright.capture.values.list import APPEND, load_to_append
 from fusewright.graph.types import Location
 
 # Instructions that only move values, compare classes of exceptions, or leave.
@@ -93,7 +95,9 @@ class Frame:
         """What a variable holds (NULL: nothing); an argument is loaded when it is first read."""
         value = self.locals[slot]
         if type(value) is Pending:
-            value = self.locals[slot] = self.tracer.load_pending(value)
+            value = self.tracer.load_pending(value)
+            if id(value) not in self.world.unread:  # the next read of such a list may be a true one
+                self.locals[slot] = value
         return value
 
     def enter(self, back: Frame | None) -> None:
@@ -137,7 +141,16 @@ def link(info: CodeInfo) -> list[tuple[Callable[..., object], object]]:
     info.ops = [
         (HANDLERS.get(instruction.action) or unsupported(instruction.action), instruction.operand) for instruction in info.instructions
     ]
+    for index, following in enumerate(info.instructions[1:]):
+        if following.action in _METHOD_LOADS and following.operand in APPEND and info.instructions[index].action in _LOADS:
+            handler, operand = info.ops[index]
+            info.ops[index] = load_to_append(handler), operand
     return info.ops
+
+
+_LISTS = (list, collections.deque)
+_METHOD_LOADS = frozenset({"NULL_LOAD_ATTR", "LOAD_ATTR_NULL"})
+_LOADS = frozenset({"LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR"})
 
 
 class Tracer:
@@ -191,11 +204,15 @@ class Tracer:
             raise SkipFrame("frame-kind", "a generator, a coroutine, a class body or a module")
         info = decoded(code)
         live = live_slots(info)[0]
-        load: Callable[[object, int, str], object] = load_argument
-        if origin_of(code).info is not info:
-            # Much of what a resume function is given is only handed on to the next one: it is loaded, and so guarded, when it is read.
-            self._load_argument, load = load_argument, Pending
-        arguments = [load(real, slot, info.slots[slot]) if live >> slot & 1 else NULL for slot, real in enumerate(self.locals)]
+        self._load_argument = load_argument
+        # Much of what a resume function is given is only handed on to the next one: it is loaded, and so guarded, when it is read. A list
+        # may only be appended to.
+        resumes = origin_of(code).info is not info
+        appends = not APPEND.isdisjoint(code.co_names)
+        arguments: list[Any] = []
+        for slot, real in enumerate(self.locals):
+            load: Callable[[object, int, str], object] = Pending if resumes or (appends and type(real) in _LISTS) else load_argument
+            arguments.append(load(real, slot, info.slots[slot]) if live >> slot & 1 else NULL)
         self.root = Frame(self, self.function, info, arguments)
         return self._run_root(self.root, cut)
 
@@ -298,6 +315,7 @@ class Tracer:
         frame.enter(self.frame)
         self.frame = frame
         self._depth += 1
+        self.world.intends_append = False
         ops = frame.ops
         try:
             while True:

@@ -23,7 +23,7 @@ from fusewright.capture import protocols, torch_function
 from fusewright.capture.aliasing import alias_guards
 from fusewright.capture.bytecode import NULL
 from fusewright.capture.dynamic import check_marks
-from fusewright.capture.effects import Effects
+from fusewright.capture.effects import Effects, Shadow
 from fusewright.capture.guard_types import ASKED_AT, SMALL_SIZES
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.native import native, unwatched
@@ -119,6 +119,8 @@ class World:
         self.state = context.snapshot()
         self.initial = capture_global_state()
         self.requires_grad_matters = self.initial.grad_enabled
+        self.unread: dict[int, Shadow] = {}  # lists that were only appended to, by their stand-ins
+        self.intends_append = False  # what is being loaded now is asked for `append` next
         self._guards: dict[object, Guard] = {}
         self._by_real: dict[int, Outside] = {}
         self._by_value: dict[int, Outside] = {}
@@ -148,13 +150,21 @@ class World:
         if known is not None:
             if known.source != source:
                 self._guard_same(known, source)
-            return known.value
+            return self.use(known.value) if self.unread else known.value
         loader = LOADERS.get(type(real))
         if loader is None:
             if self._is_inside_already(real):
                 return real
             loader = next(loader for base, loader in BASE_LOADERS if issubclass(type(real), base))
         return loader(self, real, source)
+
+    def use(self, value: Any) -> Any:
+        """Called for what is handed out again: a list that was only appended to is read now, unless it is appended to once more."""
+        if self.unread and not self.intends_append:
+            unread = self.unread.pop(id(value), None)
+            if unread is not None:
+                lists.read_list(self, unread)
+        return value
 
     def _is_inside_already(self, real: object) -> bool:
         # A traced tensor, or a stand-in, that was stored in an inside object which is now reached by a source.
@@ -571,7 +581,8 @@ class World:
         tables: tuple[Any, ...] = (
             self.looked_up, self.dict_kinds,
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
-            self._inside_functions, self.inputs, self.input_sources, self.tensor_attributes, self.numbers, self.recorder.inputs,
+            self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
+            self.recorder.inputs,
         )  # fmt: skip
         for table in tables:
             table.clear()

@@ -56,7 +56,7 @@ class OutsideDict:
             stored = self.stores[key]
             return MISSING if stored is DELETED else stored
         if key in self.loaded:
-            return self.loaded[key]
+            return self.world.use(self.loaded[key])
         real = self.real.get(key, MISSING)
         if real is MISSING:
             if self.real:
@@ -101,7 +101,7 @@ class OutsideDict:
             self.world.guard("KEYS", self.source, keys)
             shadow: dict = {}
             for index, key in enumerate(keys):
-                loaded = self.loaded.get(key, MISSING)
+                loaded = self.world.use(self.loaded.get(key, MISSING))
                 if loaded is MISSING:
                     loaded = self.world.load(self.real[key], Item(self.source, key))
                 shadow[load_key(self.world, key, self.source, index)] = loaded

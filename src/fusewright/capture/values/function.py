@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture.guards import MISSING
+from fusewright.capture.resume import HELD
 from fusewright.capture.signals import GraphBreak, UserException
-from fusewright.capture.sources import Attribute, Constant, InstanceDict, Source
+from fusewright.capture.sources import Attribute, Constant, InstanceDict, Local, Source
 from fusewright.capture.values.constant import load_is
+from fusewright.capture.values.list import APPEND
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
@@ -40,7 +42,10 @@ def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) 
         return load_identity(world, real, source)
     world.guard("TYPE", source, type(real))
     world.guard("EQUALS", Attribute(source, "__name__"), real.__name__)
+    # What a resume function holds on its stack is about to be called.
+    world.intends_append = real.__name__ in APPEND and isinstance(source, Local) and source.name.startswith(HELD)
     inside = world.load(owner, Attribute(source, "__self__"))
+    world.intends_append = False
     return world.stand_in(real, source, world.getattr(inside, real.__name__))
 
 

@@ -1,12 +1,14 @@
 """Lists and deques from outside: shadows.
 
 Takes a list, deque or subclass; gives a new container of the same type, filled with loaded elements without running user code.
+A list that is only appended to is not read: its length is not guarded, the shadow holds what is added.
 Always holds: the outside container is only read; `finish` writes the shadow's final content back if it changed.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fusewright.capture.effects import Shadow, contents
@@ -15,6 +17,9 @@ from fusewright.capture.sources import Attribute, InstanceDict, Item, Source
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
+
+
+APPEND = frozenset({"append", "extend"})
 
 
 def load_attributes(world: World, real: object, source: Source, shadow: object) -> dict[str, object] | None:
@@ -69,14 +74,51 @@ def load_list(world: World, real: Any, source: Source) -> object:
     check_no_slots(cls)
     base: Any = list if isinstance(real, list) else deque
     world.guard("TYPE", source, cls)
-    world.guard("LENGTH", source, base.__len__(real))
     shadow = base.__new__(cls)
     if base is deque:
         world.guard("EQUALS" if real.maxlen is not None else "IS", Attribute(source, "maxlen"), real.maxlen)
         deque.__init__(shadow, (), real.maxlen)
     world.stand_in(real, source, shadow)
+    if world.intends_append and cls is base:
+        unread = world.unread[id(shadow)] = Shadow(real, source, shadow, (), appended=True)
+        world.effects.shadows.append(unread)
+        return shadow
+    world.guard("LENGTH", source, base.__len__(real))
     for index, element in enumerate(base.__iter__(real)):
         base.append(shadow, world.load(element, Item(source, index)))
     attributes = load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))
     return shadow
+
+
+def read_list(world: World, unread: Shadow) -> None:
+    """The program looks at a list that it has only appended to so far: its elements are loaded, in front of what was appended."""
+    real: Any = unread.real
+    shadow: Any = unread.value
+    source = unread.source
+    world.guard("LENGTH", source, len(real))
+    loaded = [world.load(element, Item(source, index)) for index, element in enumerate(real)]
+    added = list(shadow)
+    shadow.clear()
+    shadow.extend(loaded)
+    unread.items, unread.appended = tuple(shadow), False
+    shadow.extend(added)
+
+
+def load_to_append(handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+    """The handler of a load whose value the next instruction asks for `append` or `extend`: a list need not be read for that."""
+
+    def load(frame: Any, operand: object) -> object:
+        world = frame.world
+        before = set(world.unread)
+        world.intends_append = True
+        try:
+            result = handler(frame, operand)
+        finally:
+            world.intends_append = False
+        for key in world.unread.keys() - before:  # what else the load has met is not what is appended to
+            if world.unread[key].value is not frame.stack[-1]:
+                world.use(world.unread[key].value)
+        return result
+
+    return load
