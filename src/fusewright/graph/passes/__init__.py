@@ -19,6 +19,7 @@ from fusewright.graph.passes.dce import dce
 from fusewright.graph.passes.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.layout import layout
+from fusewright.graph.passes.merge_linear import merge_linear
 from fusewright.graph.passes.pack import pack
 from fusewright.graph.passes.patch_convolution import patch_convolution
 from fusewright.graph.passes.prepare import split_preparation
@@ -50,6 +51,7 @@ LIBRARY: list[tuple[Pass, str]] = [
 BACKWARD: list[tuple[Pass, str]] = [(embedding_gradients, "Adds rows of embeddings' gradients in place.")]
 
 PACKING: list[tuple[Pass, str]] = [
+    (merge_linear, "Makes one product of linear layers that read one input."),
     (pack, "Gives linear layers and convolutions by parameters to library operators, with packed weights and folded normalisation."),
     (dce, "Removes what that left unused."),
 ]
