@@ -1,6 +1,7 @@
 """Training steps of one (model, engine) in a process of its own; prints one JSON object as its last line.
 
-Usage: train_worker.py MODEL ENGINE {float32|bfloat16} SECONDS {time|memory|check}. bfloat16 is autocast over float32 weights.
+Usage: train_worker.py MODEL ENGINE {float32|bfloat16|float64} SECONDS {time|memory|check}. bfloat16 is autocast over float32 weights; float64
+is for checks of networks that magnify rounding (batch normalisation of few images: eager's own gradients are 2e-2 off in float32).
 time    the first step (forward, backward, optimizer) from before the engine's import; then the steady state interleaved with eager,
         step by step, as medians and the median of the pairwise ratios
 memory  how much a step's resident memory grows beyond what is resident between steps, and what the engine keeps between steps
@@ -170,6 +171,8 @@ def main() -> None:
     module.train()
     row = {"model": name, "engine": engine, "dtype": dtype}
     autocast = dtype == "bfloat16"
+    if dtype == "float64":
+        module, inputs = module.double(), {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     if what == "check":
         row |= checked(engine, module, inputs, autocast)
     elif what == "time":
