@@ -34,8 +34,6 @@ BREAKS: dict[str, set[str]] = {
     "ckpt_eager_frames": {"explicit-graph-break"},
     "saved_hooks_inside": {"autograd-call"},
     "save_on_cpu_": {"autograd-call"},
-    "func_grad": {"functorch-transform", "transform-active"},
-    "func_vmap": {"functorch-transform", "transform-active"},
     "func_grad_of_compiled": {"transform-active"},
     "vmap_of_compiled": {"transform-active"},
     "jvp_of_compiled": {"transform-active"},

@@ -159,7 +159,7 @@ def test_followed_without_a_break(name: str, backend: str) -> None:
     torch.testing.assert_close(fusewright.compile(function, fullgraph=True, backend=backend)(X), expected(X))
 
 
-def test_functorch_transforms_break_and_are_right() -> None:
+def test_functorch_transforms_are_right_and_functional_call_is_traced() -> None:
     from torch import func
 
     def f(x: torch.Tensor) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_autograd, call_marked
+from fusewright.capture import call_autograd, call_marked, call_transforms
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -48,8 +48,6 @@ _REFUSED_MODULES = {
     "torch._tensor_str": "print-tensor",
     "torch.autograd": "autograd-call",
     "torch.autograd.graph": "autograd-call",
-    "torch._functorch.apis": "functorch-transform",
-    "torch._functorch.eager_transforms": "functorch-transform",
     "torch._functorch.vmap": "functorch-transform",
     "torch.func": "functorch-transform",
     "torch.distributed.distributed_c10d": "distributed-call",
@@ -129,6 +127,8 @@ def policy(origin: str) -> Policy | None:
     if origin.startswith("torch"):
         if origin in _NATIVE_MODULES or origin.startswith(_NATIVE_PACKAGES):
             return _run_native
+        if origin in call_transforms.MODULES:
+            return call_transforms.transform
         return _REFUSED.get(origin) or call_autograd.POLICIES.get(origin)
     if origin.startswith("fusewright."):
         return _run_our_own if origin.startswith(("fusewright.capture.", "fusewright.graph.")) else None

@@ -356,6 +356,8 @@ class Code:
         return f"{OUTPUTS}[{position}]"
 
     def _tensor(self, value: torch.Tensor) -> str:
+        if not self.world.recorder_owns(value):
+            raise GraphBreak("functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to")
         text = self.output(value)
         if _must_be_detached(self.world, value):
             text = self.start(value, f"{text}.detach()")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fusewright.capture import call_transforms
 from fusewright.capture.absent import AbsentTraceback
 from fusewright.capture.effects import contents
 from fusewright.capture.generators import InterpretedGenerator
@@ -299,6 +300,8 @@ def _fill_cell(code: Code, cell: types.CellType) -> None:
 
 def _build_function(code: Code, value: types.FunctionType) -> str:
     """A closure made inside: the same code over rebuilt cells."""
+    if call_transforms.holds_tensors(value):
+        raise GraphBreak("functorch-transform", f"{value.__qualname__} leaves the frame")
     if value.__globals__ is code.world.tracer.function.__globals__:
         namespace = f"{FUNCTION}.__globals__"
     else:

@@ -362,6 +362,10 @@ class Tracer:
         self._cells[id(cell)] = cell
         return cell
 
+    def adopt_cell(self, cell: types.CellType) -> None:
+        """Native code has made the cell during this capture."""
+        self._cells[id(cell)] = cell
+
     def read_cell(self, cell: types.CellType) -> object:
         """What a cell holds; NULL if it is empty."""
         if id(cell) not in self._cells:

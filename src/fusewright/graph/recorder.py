@@ -318,6 +318,10 @@ class Recorder:
         """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
         if not isinstance(func, OpOverload):
             raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
+        # vmap converts the number of an operator, which is a tensor without dimensions to it.
+        if func is aten._to_copy.default and isinstance(args[0], (bool, int, float)):
+            options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device") or torch.device("cpu")}
+            return self.dispatch(aten.full.default, ([], args[0]), options)
         special = SPECIAL.get(func)
         if special is not None:
             return special(self, args, kwargs)
