@@ -69,8 +69,8 @@ from fusewright.events import (
     Subscriber,
 )
 from fusewright.options import Settings
-from fusewright.records import dataclass, field
-from fusewright.widening import General, copy_of, is_general, widened
+from fusewright.records import dataclass, field, replace
+from fusewright.widening import General, copy_of, is_general, ones_of, serves, widened
 
 CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
@@ -182,6 +182,7 @@ class Compiler:
             own_random=self.backend.own_random and not settings["fallback_random"],
             data_shapes=settings["capture_dynamic_output_shape_ops"],
             data_numbers=settings["capture_scalar_outputs"],
+            bucket={name: tuple(sizes) for name, sizes in settings.options.get("bucket", {}).items()},
         )
 
     def wrap(self, function: Callable[..., Any]) -> Any:
@@ -305,10 +306,37 @@ class Compiler:
                 state.compiles -= 1
                 self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
                 return entry
+        if self.backend.level == "aten" and not self.settings["background"] and ones_of(frame, state.general):
+            entry = self._compile_for_several(compiled, state, name, frame, function, values, started)
+            if entry is not None:
+                return entry
         if self.settings["background"] and frame.graph is not None:
             self._compile_later(compiled, state, name, frame)
             return None
         return self._finish(state, name, frame, started)
+
+    def _compile_for_several(
+        self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame, function: types.FunctionType, values: tuple[Any, ...],
+        started: float,
+    ) -> Any:  # fmt: skip
+        """Compiles a call with a batch of 1 for batches of any size, if the code is shown to do the same for 1: gives the entry for this
+        call, and adds one for larger batches; else None."""
+        try:
+            general = capture_frame(function, values, replace(self.options, ones=True))
+        except (Signal, DynamicMarkError):
+            return None  # with several, the program does something else
+        if general.graph is None or general.eager_reason or general.breaks or not is_general(general):
+            return None
+        if serves(General(general, copy_of(general.graph), None), frame, self._clean) is None:
+            return None
+        larger = self._finish(state, name, general, started)
+        if larger is None:
+            return None
+        entry = widened(state.general[-1], frame, self._clean, values, function)
+        if entry is None:
+            state.compiles += 1  # another one follows
+        compiled.append(larger)
+        return entry
 
     def _compile_later(self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame) -> None:
         """Compiles a captured frame on the worker thread. Until it is ready, calls that it will serve run eagerly."""

@@ -23,11 +23,32 @@ class Option:
     default: Any
     meaning: str
     between: tuple[float, float] | None = None
+    wrong: Callable[[Any], str] = lambda value: ""
+    """What is wrong with a value of the right type; nothing when it is right."""
+
+
+def _wrong_buckets(value: dict[Any, Any]) -> str:
+    for name, sizes in value.items():
+        argument, _, dimension = name.rpartition(".") if isinstance(name, str) else ("", "", "")
+        if name not in ("batch", "seq") and not (argument and dimension.isdecimal()):
+            return f'{name!r} names no dimension: "batch", "seq", or an argument and a dimension, as in "input_ids.1"'
+        if not isinstance(sizes, (list, tuple)) or not sizes or any(type(size) is not int or size < 1 for size in sizes):
+            return f"the sizes of {name!r} are not a list of positive ints: {sizes!r}"
+        if list(sizes) != sorted(set(sizes)):
+            return f"the sizes of {name!r} do not ascend: {sizes!r}"
+    return ""
 
 
 OPTIONS: dict[str, Option] = {
     "max_autotune": Option(bool, False, "search kernel parameters and library paths by measuring, within autotune_seconds"),
     "autotune_seconds": Option(float, 30.0, "time budget of a max_autotune compile, in seconds"),
+    "bucket": Option(
+        dict,
+        {},
+        'sizes to pad dimensions to, e.g. {"seq": [64, 128, 256]}: "batch" and "seq" are the first and second dimension of tensor '
+        'arguments, "NAME.1" is one argument\'s; where padding cannot be shown to be exact, code for any size is compiled',
+        wrong=_wrong_buckets,
+    ),
     "shape_padding": Option(bool, False, "pad matrix multiplications to sizes that the hardware likes"),
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
     "trace.enabled": Option(bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"),
@@ -128,6 +149,9 @@ def _checked(key: str, value: Any) -> Any:
         value = float(value)
     if type(value) is not row.type:
         raise OptionError(f"option {key!r} takes {row.type.__name__}, got {value!r} of type {type(value).__name__} ({row.meaning})")
+    complaint = row.wrong(value)
+    if complaint:
+        raise OptionError(f"option {key!r}: {complaint} ({row.meaning})")
     if row.between is not None and isinstance(value, float) and not row.between[0] <= value <= row.between[1]:
         raise OptionError(f"option {key!r} takes a value between {row.between[0]} and {row.between[1]}, got {value!r} ({row.meaning})")
     return value
@@ -160,6 +184,8 @@ def settings(
     backend = backend if backend is not None else environment("FUSEWRIGHT_BACKEND") or "native"
     merged = {key: row.default for key, row in OPTIONS.items()} | MODES[mode or "default"]
     backend_options = None
+    if dynamic is False and options and backend == "native" and options.get("bucket"):
+        raise OptionError("option 'bucket' needs sizes that change, and dynamic=False rules them out")
     if backend == "native":
         merged |= {key: _checked(key, value) for key, value in (options or {}).items()}
     else:

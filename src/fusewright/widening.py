@@ -7,7 +7,7 @@ existing graph was shown to be that graph (graph/equivalence.py); every other gu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch.fx
@@ -24,6 +24,7 @@ from fusewright.graph.equivalence import same_for
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.graph.write_sizes import write_sizes
 from fusewright.records import dataclass
+from fusewright.same_finish import numbers_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +55,8 @@ def widened(
 ) -> Any:
     """An entry for the calls that `frame` was captured for, running the code of `general`; None unless that is shown to be right.
     `clean`: the graph passes; `values`, `function`: the call at hand."""
-    if general.graph is None or frame.graph is None or frame.eager_reason or frame.finish_text != general.frame.finish_text:
-        return None
-    if len(frame.breaks) != len(general.frame.breaks):
-        return None
-    sizes = _sizes(general, frame)
-    if sizes is None or _backward(general.frame, sizes) != _backward(frame, {}):
-        return None
-    placeholders = _placeholders(general.frame.inputs, general.graph), _placeholders(frame.inputs, frame.graph)
-    if placeholders[0].keys() != placeholders[1].keys():
-        return None
-    inputs = {name: placeholders[1][source] for source, name in placeholders[0].items()}
-    fixed: dict[Expr, Dim] = {symbol: size for symbol, size in sizes.items() if isinstance(size, int)}
-    try:
-        graphs = clean(write_sizes(copy_of(general.graph), lambda d: substitute(d, fixed))), clean(copy_of(frame.graph))
-        if not same_for(graphs[0], graphs[1], inputs, sizes, (general.frame.constants, frame.constants)):
-            return None
-    except (CannotFunctionalise, ZeroDivisionError):  # for these sizes the general code divides by one that is 0
+    fixed = serves(general, frame, clean)
+    if fixed is None:
         return None
     symbols = env_of(general.graph).symbols.values()  # type: ignore[union-attr]
     empty = {known.source.base for known in symbols if isinstance(known.source, TensorSize) and fixed.get(known.symbol) == 0}
@@ -79,6 +65,63 @@ def widened(
     if not program.check(values, function):
         return None
     return _native.Entry(program, general.entry.graph, general.entry.finish)
+
+
+def serves(general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph]) -> dict[Expr, Dim] | None:
+    """Whether the code of `general` does what `frame` does: the symbols of the former that are numbers in the latter; None if that
+    cannot be shown."""
+    if general.graph is None or frame.graph is None or frame.eager_reason or len(frame.breaks) != len(general.frame.breaks):
+        return None
+    sizes = _sizes(general, frame)
+    numbers = None if sizes is None else _numbers(general, frame, sizes)
+    if sizes is None or numbers is None or _backward(general.frame, sizes) != _backward(frame, {}):
+        return None
+    placeholders = _placeholders(general.frame.inputs, general.graph), _placeholders(frame.inputs, frame.graph)
+    if placeholders[0].keys() != placeholders[1].keys():
+        return None
+    inputs = {name: placeholders[1][source] for source, name in placeholders[0].items()}
+    fixed: dict[Expr, Dim] = {symbol: size for symbol, size in sizes.items() if isinstance(size, int)}
+    try:
+        written = _without(write_sizes(copy_of(general.graph), lambda d: substitute(d, fixed)), numbers)
+        graphs = clean(written), clean(copy_of(frame.graph))
+        if not same_for(graphs[0], graphs[1], inputs, sizes, (general.frame.constants, frame.constants)):
+            return None
+    except (CannotFunctionalise, ZeroDivisionError):  # for these sizes the general code divides by one that is 0
+        return None
+    return fixed
+
+
+def ones_of(frame: CapturedFrame, known: Sequence[General]) -> bool:
+    """Whether a frame has sizes of 1 that would be symbolic were they larger, and that no compile in `known` takes as symbols."""
+    env = None if frame.graph is None else env_of(frame.graph)
+    if env is None or not env.ones:
+        return False
+    covered = [env_of(general.graph) for general in known]
+    return not any(env.ones <= {size.source for size in other.symbols.values()} for other in covered if other is not None)
+
+
+def _numbers(general: General, frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Collection[int] | None:
+    """The results of the general graph that are numbers in `frame`, where both frames end in the same way; None where they do not."""
+    texts = general.frame.finish_text, frame.finish_text
+    if texts[0] == texts[1]:
+        return ()
+    if frame.backward is not None or general.frame.backward is not None:
+        return None
+    results = [substitute(value, sizes) if isinstance(value, Expr) else None for value in _output(general.graph).args[0]]  # type: ignore[arg-type, union-attr]
+    return numbers_in(*texts, [value if isinstance(value, int) else None for value in results])
+
+
+def _without(graph: torch.fx.Graph, places: Collection[int]) -> torch.fx.Graph:
+    """The graph without these results."""
+    output = _output(graph)
+    kept = [place for place in range(len(output.args[0])) if place not in places]  # type: ignore[arg-type]
+    output.args = (tuple(output.args[0][place] for place in kept),)  # type: ignore[index]
+    output.meta["type"] = tuple(output.meta["type"][place] for place in kept)
+    return graph
+
+
+def _output(graph: torch.fx.Graph | None) -> torch.fx.Node:
+    return next(iter(reversed(graph.nodes)))  # type: ignore[union-attr]
 
 
 def _is_kept(guard: Guard, empty: set[Source]) -> bool:
@@ -123,7 +166,7 @@ def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
     for symbol, known in old.symbols.items():
         source: Any = known.source
         if source in symbols:
-            found[symbol] = symbols[source]
+            found[symbol] = new.simplify(symbols[source])  # type: ignore[union-attr]
         elif isinstance(source, TensorSize) and isinstance(examples.get(source.base), torch.Tensor):
             found[symbol] = int(examples[source.base].shape[source.dim])  # type: ignore[attr-defined]
         elif source in constants and symbol in old.numbers:

@@ -110,3 +110,10 @@ def test_zero_divisor_is_guarded() -> None:
     env = ShapeEnv()
     n = size_of(env.create("s0", 8, None, lower=0), env)
     assert str(dim_of(16 // n)) == "16//s0" and not env.guards and len(env.assumed) == 1
+
+
+def test_a_range_with_one_multiple_is_that() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 2, None)
+    assert env.guard(Relation("==", s % 2, 0)) and env.guard(Relation("==", s // 2, 1))
+    assert env.simplify(s) == 2

@@ -27,6 +27,8 @@ from fusewright.runtime.parameters import with_preparation
 
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a joint graph."""
+    if to_compile.settings["bucket"]:
+        to_compile = _stages().with_buckets(to_compile)
     if to_compile.backward is not None:
         stages = _stages()
         partition = functools.partial(stages.split, budget=to_compile.settings["activation_memory_budget"])

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch.fx
 
 from fusewright.autograd.partition import split
-from fusewright.backends import gpu
+from fusewright.backends import gpu, size_buckets
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.linear_choice import Chooser
 from fusewright.backends.registry import GraphToCompile
@@ -23,8 +23,9 @@ from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.codegen.triton import DeviceKernel
-from fusewright.events import StageDone
+from fusewright.events import Hint, StageDone
 from fusewright.graph import passes
+from fusewright.graph.builder import env_of
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.preparation import Preparation
 from fusewright.graph.printer import print_graph
@@ -32,12 +33,16 @@ from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
 from fusewright.options import environment
+from fusewright.records import replace
 from fusewright.runtime import launch
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 
-__all__ = ["choose_layouts", "choose_operators", "clean", "compile_joint", "finish_backward", "generate", "pack_parameters", "split"]
+__all__ = [
+    "choose_layouts", "choose_operators", "clean", "compile_joint", "finish_backward", "generate", "pack_parameters", "split",
+    "with_buckets",
+]  # fmt: skip
 
 Result = TypeVar("Result")
 
@@ -69,6 +74,19 @@ def clean(to_compile: GraphToCompile) -> torch.fx.Graph:
     limit = to_compile.settings["stop_after_rewrites"]
     stop_after = None if limit < 0 else limit
     return run_stage(to_compile, "passes", "aot_graphs", print_graph, passes.run, to_compile.graph, stop_after=stop_after)
+
+
+def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
+    """The graph with the sizes that the option `bucket` names padded, where that is exact."""
+    env = env_of(to_compile.graph)
+    if env is None or not env.buckets:
+        return to_compile
+    if to_compile.backward is not None or env.unbacked:
+        why = "gradients are wanted" if to_compile.backward is not None else "sizes depend on data"
+        to_compile.notify(Hint(to_compile.function, f"no size is put into buckets: {why}"))
+        return to_compile
+    graph = run_stage(to_compile, "buckets", "aot_graphs", print_graph, size_buckets.with_buckets, to_compile, clean(to_compile))
+    return replace(to_compile, graph=graph)
 
 
 def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:

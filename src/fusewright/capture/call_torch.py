@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.capture import call_autograd, call_marked, call_transforms
+from fusewright.capture.call_interpolate import interpolate
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -365,19 +366,25 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
 }
 
 def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """With a probability of 1 PyTorch multiplies by zero; its decomposition, which symbolic sizes bring in, would draw random numbers."""
+    """Two cases in which PyTorch's decomposition, which symbolic sizes bring in, differs from its kernel: what drops nothing gives the
+    tensor itself, not a copy; with a probability of 1 PyTorch multiplies by zero, and draws no random numbers."""
     dropout = torch.nn.functional.dropout
     given = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
-    certain = given.get("p") == 1 and given.get("training", True) is True and not given.get("inplace")
-    x: Any = given.get("input")
-    if not certain or tracer.recorder.level != "aten" or not tracer.world.recorder_owns(x) or not x.is_floating_point():
+    x, p, training = given.get("input"), given.get("p", 0.5), given.get("training", True)
+    plain = type(p) in (int, float) and type(training) is bool and len(given) <= 4
+    if not plain or tracer.recorder.level != "aten" or not tracer.world.recorder_owns(x):
         return _run_native(tracer, dropout, args, kwargs)
-    return tracer.call(torch.mul, (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device})))
+    if p == 0 or (not training and 0 <= p <= 1):
+        return x
+    if p == 1 and training and not given.get("inplace") and x.is_floating_point():  # type: ignore[union-attr]
+        return tracer.call(torch.mul, (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device})))  # type: ignore[union-attr]
+    return _run_native(tracer, dropout, args, kwargs)
 
 
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     (torch.nn.functional.dropout, _dropout),
+    (torch.nn.functional.interpolate, interpolate),
     (torch.nn.functional.scaled_dot_product_attention, _attention),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),

@@ -1,7 +1,8 @@
 """Which sizes of an input are symbolic.
 
 Takes a real tensor, its source and the capture's options; gives the symbols of its symbolic dimensions.
-Always holds: no size is made symbolic from an example of 0 or 1 (what that example does may be particular to it); parameters and buffers
+Always holds: no size is made symbolic from an example of 0 or 1 (what that example does may be particular to it), unless the driver asks
+to take batches of 1 for larger ones: it then shows that the code does the same for 1; parameters and buffers
 of modules stay static unless marked; under `dynamic=None` a size is symbolic once it has been seen with two values, and the first size
 of a tensor together with any other; a size marked with mark_dynamic that the program fixes is an error.
 """
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from fusewright.graph.types import Location
 
 
+SEVERAL = 5
+"""What a size of 1 is taken to be where batches of 1 stand for larger ones: seldom another size of a program."""
+
+
 def symbolic_dims(
     real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
 ) -> dict[int, Symbol]:
@@ -32,22 +37,49 @@ def symbolic_dims(
     marked = _marked(real, marks.DYNAMIC)
     maybe = _marked(real, marks.MAYBE_DYNAMIC) | _marked(real, marks.UNBACKED)
     wanted = _wanted(real, source, modules, code, options)
+    buckets = _buckets(real, source, modules, options)
     if env is None or options.dynamic is False:
         return {}
     chosen: dict[int, Symbol] = {}
-    for dim in sorted((wanted | maybe) - _marked(real, marks.STATIC) | marked):
+    for dim in sorted((wanted | maybe | buckets.keys()) - _marked(real, marks.STATIC) | marked):
         size = real.shape[dim]
         lower, upper = _range(real, dim)
         if size < (lower or 0) or (upper is not None and size > upper):
             ends = "" if upper is None else str(upper)
             raise SkipFrame("size-out-of-range", f"{source.text()}.size({dim}) is {size}; it is marked as {lower or 0}..{ends}")
+        if size == 1 and (dim in marked or (dim == 0 and real.dim() > 1)) and (upper is None or upper >= SEVERAL):
+            if not options.ones:
+                env.ones.add(TensorSize(source, dim))
+                continue
+            size = SEVERAL
         if size < 2:
             continue
         chosen[dim] = made = env.create(f"s{len(env.symbols)}", size, TensorSize(source, dim), lower or 0, upper)
+        if dim in buckets:
+            env.buckets[made] = buckets[dim]
         if dim in marked:
             env.promised.add(made)
             env.declared[made] = (lower, upper)
     return chosen
+
+
+DIMENSIONS = {"batch": 0, "seq": 1}
+"""The names that the option `bucket` has for a dimension of every tensor argument of two dimensions or more."""
+
+
+def _buckets(real: torch.Tensor, source: Source, modules: set[Source], options: CaptureOptions) -> dict[int, tuple[int, ...]]:
+    """dimension → the sizes that it may be padded to."""
+    if not options.bucket or isinstance(real, torch.nn.Parameter) or not from_argument(source, modules):
+        return {}
+    at: Any = source
+    name = str(at.key if isinstance(at, Item) else at.name if isinstance(at, (Local, Attribute)) else "")
+    found: dict[int, tuple[int, ...]] = {}
+    for dim in range(real.dim()):
+        names = [f"{name}.{dim}", *(known for known, place in DIMENSIONS.items() if place == dim and real.dim() > 1)]
+        for known in names:
+            if known in options.bucket:
+                found.setdefault(dim, options.bucket[known])
+    return found
 
 
 def check_marks(env: ShapeEnv | None) -> None:
@@ -92,11 +124,11 @@ def _range(real: torch.Tensor, dim: int) -> tuple[int | None, int | None]:
 
 
 def _wanted(real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, options: CaptureOptions) -> set[int]:
-    if isinstance(real, torch.nn.Parameter) or not _from_argument(source, modules):
+    if isinstance(real, torch.nn.Parameter) or not from_argument(source, modules):
         return set()
     sizes = tuple(real.shape)
     if options.dynamic is True:
-        return {dim for dim, size in enumerate(sizes) if size > 1}
+        return {dim for dim, size in enumerate(sizes) if size > 1 or dim == 0}
     if options.dynamic is False:
         return set()
     key: Any = (code, source)
@@ -111,8 +143,8 @@ def _wanted(real: torch.Tensor, source: Source, modules: set[Source], code: type
     return changed | {0} if changed else changed
 
 
-def _from_argument(source: Any, modules: set[Source]) -> bool:
-    """Whether a tensor comes with the call (an argument, an element or an attribute of one), not from a module or a global."""
+def from_argument(source: Any, modules: set[Source]) -> bool:
+    """Whether a tensor or a number comes with the call (an argument, an element or an attribute of one), not from a module or a global."""
     while isinstance(source, (Item, InstanceDict, Attribute)):
         source = source.base
         if source in modules:

@@ -5,7 +5,7 @@ Always holds: plain data, made once per compiled function by the driver; capture
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fusewright.records import dataclass, field
@@ -37,6 +37,8 @@ class CaptureOptions:
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
     data_shapes     operators whose result has a size that depends on data are recorded, see graph/data_sizes.py; else they break the graph
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
+    ones            sizes of 1 that would be symbolic were they larger are so, as if they were (capture/dynamic.py)
+    bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded to
     size_history    sizes seen so far by (code, source), None where they differed: the one thing that captures add to
     """
 
@@ -54,4 +56,6 @@ class CaptureOptions:
     own_random: bool = False
     data_shapes: bool = False
     data_numbers: bool = False
+    ones: bool = False
+    bucket: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

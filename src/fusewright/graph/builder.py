@@ -13,7 +13,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.graph import shape_rules
-from fusewright.graph.meta_kernels import infer
+from fusewright.graph.meta_kernels import infer, simplified
 from fusewright.graph.nodes import add_call
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
@@ -33,6 +33,8 @@ def argument_types(value: object) -> object:
 
 def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], env: ShapeEnv | None = None) -> object:
     """The type of the result(s) of op(args), from TensorTypes and Dims. Raises what the meta kernel raises."""
+    if env is not None and env.has_equalities:
+        args, kwargs = simplified(args, env), simplified(kwargs, env)  # type: ignore[assignment]
     found = shape_rules.by_rule(op, args, kwargs)
     if found is not NotImplemented:
         return found

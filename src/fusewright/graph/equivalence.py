@@ -170,6 +170,8 @@ class _Numbering:
             return self.numbers[source] if before[1:3] == after[1:3] else None
         if target in _RESHAPES:
             return self.reshape(self.numbers[source], after[0], type_)
+        if target is aten.sum.dim_IntList and after[1:3] == before[1:3] and _only_ones_go(node, before[0], after[0]):
+            return self.reshape(self.numbers[source], after[0], type_)  # autograd sums gradients over what was broadcast
         if target is aten.expand.default:
             return self.reshape(self.numbers[source], after[0], type_) if _without_ones(before[0]) == _without_ones(after[0]) else None
         if target in _PERMUTATIONS:
@@ -219,6 +221,12 @@ class _Numbering:
 
 def _without_ones(shape: Sequence[Dim]) -> list[Dim]:
     return [size for size in shape if size != 1]
+
+
+def _only_ones_go(node: Node, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
+    """Whether a sum is over dimensions of size 1 alone."""
+    axes: Any = node.args[1] if len(node.args) > 1 else None
+    return bool(axes) and all(before[axis] == 1 for axis in axes) and _without_ones(before) == _without_ones(after)
 
 
 def _order(node: Node, rank: int) -> list[int]:

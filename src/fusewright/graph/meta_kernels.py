@@ -7,6 +7,7 @@ on their first use, which takes a second).
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -15,10 +16,12 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.graph.rules.cpu import corrected
+from fusewright.graph.runtime_float import shape_float
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.types import TensorType
+from fusewright.records import replace
 
 META = torch.device("meta")
 
@@ -114,8 +117,13 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
         lowered_kwargs["device"] = META
     lowered_kwargs.pop("pin_memory", None)
     if env is not None and (env.symbols or env.unbacked):
-        with torch._C._EnablePythonDispatcher():
-            result = op(*lowered_args, **lowered_kwargs)
+        # A kernel that computes with sizes as floats must not do so in the program's graph.
+        floats, env.float_of = env.float_of, functools.partial(shape_float, env)
+        try:
+            with torch._C._EnablePythonDispatcher():
+                result = op(*lowered_args, **lowered_kwargs)
+        finally:
+            env.float_of = floats
     else:
         result = op(*lowered_args, **lowered_kwargs)
     for type_, tensor in made:
@@ -123,6 +131,18 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
         if _layout(after, env) != _layout(type_, env):
             raise MetadataChanged(f"{op} changed the shape of an argument from {type_} to {after}")
     return corrected(op, _lift(result, device), args, kwargs, device)
+
+
+def simplified(value: object, env: ShapeEnv) -> object:
+    """An operator's argument (types in the tensors' places) with the sizes that guards have fixed since it was recorded."""
+    if isinstance(value, TensorType):
+        shape, stride = tuple(map(env.simplify, value.shape)), tuple(map(env.simplify, value.stride))
+        return value if shape == value.shape and stride == value.stride else replace(value, shape=shape, stride=stride)
+    if isinstance(value, (list, tuple)):
+        return type(value)([simplified(item, env) for item in value])
+    if isinstance(value, dict):
+        return {name: simplified(item, env) for name, item in value.items()}
+    return env.simplify(value) if isinstance(value, Expr) else value
 
 
 def _layout(type_: TensorType, env: ShapeEnv | None) -> tuple[Dim, ...]:
@@ -191,4 +211,4 @@ def _direct(function: Callable[..., object], wrapper: Callable[..., object]) -> 
     return call
 
 
-__all__ = ["MetadataChanged", "infer", "infer_once", "meta_tensor", "type_of"]
+__all__ = ["MetadataChanged", "infer", "infer_once", "meta_tensor", "simplified", "type_of"]

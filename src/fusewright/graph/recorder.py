@@ -24,11 +24,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusewright.capture.signals import GraphBreak, Signal
-from fusewright.graph import data_sizes, draws, eager_dtypes, scalar_operands, shape_rules
+from fusewright.graph import data_sizes, draws, eager_dtypes, scalar_operands, shape_rules, size_checks
 from fusewright.graph.applications import Application, Hook
 from fusewright.graph.draws import Draws
 from fusewright.graph.known_values import known_value
-from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, type_of
+from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
 from fusewright.graph.nodes import add_call, leaves
 from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
@@ -243,15 +243,16 @@ class Recorder:
     # --- calls
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Records whatever runs inside, factory functions included. Not needed around `call`."""
+    def recording(self, decompositions: bool = True) -> Iterator[None]:
+        """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with symbolic sizes,
+        PyTorch's Python versions of composite operators stand in for those in C++, most of which need numbers for sizes."""
         if self._depth:
             yield
             return
         self._begin()
         try:
             with _RecordingMode(self):
-                if self.symbolic:
+                if decompositions and self.symbolic:
                     with torch._C._EnablePythonDispatcher():
                         yield
                 else:
@@ -280,7 +281,7 @@ class Recorder:
         last = next(iter(reversed(self.graph.nodes)), None) if outs else None
         try:
             if self._depth or self.symbolic:
-                with self.recording():
+                with self.recording(not _is_symbolic_in_c(fn)):
                     result = fn(*args, **kwargs)
             else:  # the same, without the cost of a generator
                 self._begin()
@@ -545,8 +546,10 @@ class Recorder:
 
     def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
         if self.env is not None and self.env.has_equalities:
-            args, kwargs = self._simplified(args), {name: self._simplified(value) for name, value in kwargs.items()}
+            args, kwargs = simplified(args, self.env), simplified(kwargs, self.env)  # type: ignore[assignment]
         try:
+            if self.env is not None:
+                size_checks.check(self.env, func, args, kwargs)
             found = shape_rules.by_rule(func, args, kwargs)
             if found is NotImplemented:
                 found = infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)
@@ -558,16 +561,6 @@ class Recorder:
         if disagreement:
             raise GraphBreak("operator-failed", f"{func}: {disagreement}")
         return found
-
-    def _simplified(self, value: Any) -> Any:
-        """A rule's argument with the sizes that guards have fixed since it was recorded."""
-        simplify = self.env.simplify  # type: ignore[union-attr]
-        if isinstance(value, TensorType):
-            shape, stride = tuple(map(simplify, value.shape)), tuple(map(simplify, value.stride))
-            return value if shape == value.shape and stride == value.stride else replace(value, shape=shape, stride=stride)
-        if isinstance(value, (list, tuple)):
-            return type(value)([self._simplified(item) for item in value])
-        return simplify(value) if isinstance(value, Expr) else value
 
     def _results(
         self,
@@ -697,7 +690,21 @@ class Recorder:
         return result
 
 
+# What PyTorch's Python versions write as up to thirty operators, while C++ takes symbolic sizes.
+_SYMBOLIC_IN_C: frozenset[object] = frozenset({
+    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm,
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact3d.default,
+    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default,
+})  # fmt: skip
 _SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {FloorDiv: operator.floordiv, Mod: operator.mod, Min: min, Max: max}
+
+
+def _is_symbolic_in_c(fn: Callable[..., object]) -> bool:
+    try:
+        return fn in _SYMBOLIC_IN_C
+    except TypeError:  # not hashable
+        return False
 
 
 def _refusing(fn: Callable[..., object]) -> Callable[..., object]:

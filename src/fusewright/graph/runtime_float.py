@@ -270,17 +270,17 @@ class FloatNode:
 
     # Rounding gives integers, which sizes may depend on: for one value only.
     def floor(self) -> SymNode:
-        return SymNode(math.floor(self.guard_float("", 0)), _no_sizes(self.recorder))
+        return SymNode(math.floor(self.guard_float("", 0)), self._env())
 
     def ceil(self) -> SymNode:
-        return SymNode(math.ceil(self.guard_float("", 0)), _no_sizes(self.recorder))
+        return SymNode(math.ceil(self.guard_float("", 0)), self._env())
 
     def trunc(self) -> SymNode:
-        return SymNode(math.trunc(self.guard_float("", 0)), _no_sizes(self.recorder))
+        return SymNode(math.trunc(self.guard_float("", 0)), self._env())
 
     def round(self, digits: int | None = None) -> object:
         value = round(self.guard_float("", 0), digits)
-        return self.wrap_float(value) if isinstance(value, float) else SymNode(value, _no_sizes(self.recorder))
+        return self.wrap_float(value) if isinstance(value, float) else SymNode(value, self._env())
 
     def mod(self, other: object) -> FloatNode:
         return self.wrap_float(self.guard_float("", 0) % self._node(other).guard_float("", 0))
@@ -297,7 +297,7 @@ class FloatNode:
         return self if self.ge(right).constant else right
 
     def is_integer(self) -> SymNode:
-        return SymNode(self.guard_float("", 0).is_integer(), _no_sizes(self.recorder))
+        return SymNode(self.guard_float("", 0).is_integer(), self._env())
 
     # --- relations
 
@@ -318,7 +318,7 @@ class FloatNode:
             answer = right._test(_RELATIONS[_SWAPPED.get(op, op)], self.constant)
         else:
             answer = self._test(_RELATIONS[op], right.guard_float("", 0) if constant is None else constant)
-        return SymNode(answer, _no_sizes(self.recorder))
+        return SymNode(answer, self._env())
 
     def eq(self, other: object) -> SymNode:
         return self._relation(other, "==")
@@ -339,12 +339,44 @@ class FloatNode:
         return self._relation(other, ">=")
 
 
+    def _env(self) -> ShapeEnv:
+        """For nodes of constants, which ask it nothing."""
+        return self.recorder.env  # type: ignore[return-value]
+
+
+class _ShapeFloat(FloatNode):
+    """A float that a meta kernel computes from sizes. Nothing is recorded: such a kernel makes shapes only, and what it multiplies its
+    elements with is of no interest. Asking for the value (to round it to a size, say) fixes the sizes, as with any other."""
+
+    __slots__ = ("env",)
+
+    def __init__(self, env: ShapeEnv, history: _History | None) -> None:
+        self.env = env
+        self.history = history
+
+    @property
+    def constant(self) -> float | None:
+        return self.history.value if self.history is not None and not self.history.origins else None
+
+    def is_symbolic(self) -> bool:
+        return self.constant is None
+
+    def wrap_float(self, number: float) -> FloatNode:
+        return _ShapeFloat(self.env, _History((), float(number), None))
+
+    wrap_int = wrap_float
+
+    def _unary(self, name: str) -> FloatNode:
+        return _ShapeFloat(self.env, _history((self,), _UNARY[name][1]))  # type: ignore[arg-type]
+
+    def _binary(self, name: str, other: object) -> FloatNode:
+        return _ShapeFloat(self.env, _history((self, self._node(other)), _BINARY[name][1]))  # type: ignore[arg-type]
+
+    def _env(self) -> ShapeEnv:
+        return self.env
+
+
 _CPU = torch.device("cpu")
-
-
-def _no_sizes(recorder: Recorder) -> ShapeEnv:
-    """For nodes of constants, which ask it nothing."""
-    return recorder.env  # type: ignore[return-value]
 
 
 def _history(nodes: tuple[FloatNode, ...], plain: Callable[..., float]) -> _History | None:
@@ -377,6 +409,11 @@ def float_of_size(recorder: Recorder, env: ShapeEnv, size: Dim) -> FloatNode:
     with recorder.recording():
         tensor = recorder.dispatch(aten.full.default, ([], size_of(size, env)), {"dtype": torch.float64, "device": _CPU})
     return FloatNode(recorder, tensor, _History((OutsideInt(size, env),), float(env.hint(size)), None))  # type: ignore[arg-type]
+
+
+def shape_float(env: ShapeEnv, size: Dim) -> FloatNode:
+    """The node of `float(n)` inside of a meta kernel."""
+    return _ShapeFloat(env, _History((OutsideInt(size, env),), float(env.hint(size)), None))
 
 
 def float_of_tensor(recorder: Recorder, tensor: torch.Tensor) -> torch.SymFloat:

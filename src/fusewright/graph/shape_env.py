@@ -57,6 +57,8 @@ class ShapeEnv:
         self.asked_at: list[tuple[Location, ...]] = []  # for each guard, the user's stack where it was asked
         self.assumed: set[Expr] = set()  # symbols that are taken to be 2 or more
         self._larger: dict[Expr, Symbol] = {}  # symbol -> the same, 2 or more
+        self.ones: set[object] = set()  # where sizes of 1 were met that would be symbols were they larger
+        self.buckets: dict[Symbol, tuple[int, ...]] = {}  # what the sizes of marked dimensions may be padded to
         self.unbacked: list[Symbol] = []  # sizes that depend on data: no source, no example value
         self.asserted: list[Relation] = []  # what is taken for granted of those, checked at run time
         self.numbers: set[Symbol] = set()  # symbols that are Python ints of the program, not sizes of tensors
@@ -68,7 +70,16 @@ class ShapeEnv:
         self._different: set[Dim] = set()  # learnt: these are != 0
         self._zero: dict[Dim, Term] = {}  # learnt: these are 0, and no symbol could be solved for; the term that the others replace
         self._simplified: dict[Dim, Dim] = {}  # what `simplify` has answered since the last fact was learnt
+        self._answers: dict[Relation, bool | None] = {}  # what `known` has answered since then
+        self._general: dict[Relation, tuple[bool | None, frozenset[Symbol]]] = {}  # what `generally` has, with the symbols concerned
         self._narrow: dict[Expr, Symbol] = {}  # symbol -> the same, with the range that learnt facts leave it
+
+    def copy(self) -> ShapeEnv:
+        """Another one that knows as much: what it learns stays with it."""
+        made = ShapeEnv(self.location)
+        for name, value in vars(self).items():
+            setattr(made, name, value.copy() if isinstance(value, (dict, list, set)) else value)
+        return made
 
     def create(self, name: str, hint: int, source: object, lower: int = 0, upper: int | None = None) -> Symbol:
         """A new symbol of at least `lower`. Raises ValueError when the hint is out of range."""
@@ -142,6 +153,13 @@ class ShapeEnv:
 
     def known(self, relation: Relation) -> bool | None:
         """Whether ranges and learnt facts decide the relation; adds no guard."""
+        try:
+            return self._answers[relation]
+        except KeyError:
+            answer = self._answers[relation] = self._decide(relation)
+            return answer
+
+    def _decide(self, relation: Relation) -> bool | None:
         relation = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
         answer = known(relation)
         if answer is not None:
@@ -184,10 +202,14 @@ class ShapeEnv:
         answer = self.known(relation)
         if answer is not None:
             return answer
-        relation = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
-        symbols = (free_symbols(relation.left) | free_symbols(relation.right)) & self._larger.keys()
-        larger: dict[Expr, Dim] = {**self._narrow, **{s: self._at_least_two(s) for s in symbols}}
-        answer = known(Relation(relation.op, substitute(relation.left, larger), substitute(relation.right, larger)))
+        found = self._general.get(relation)
+        if found is None:
+            simple = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
+            symbols = (free_symbols(simple.left) | free_symbols(simple.right)) & self._larger.keys()
+            larger: dict[Expr, Dim] = {**self._narrow, **{s: self._at_least_two(s) for s in symbols}}
+            answer = known(Relation(relation.op, substitute(simple.left, larger), substitute(simple.right, larger)))
+            found = self._general[relation] = answer, frozenset(symbols)
+        answer, symbols = found
         if answer is not None:
             self.assumed |= symbols
         return answer
@@ -246,8 +268,17 @@ class ShapeEnv:
         return any(known_le(fact, d) for fact in self._not_negative)
 
     def _learn(self, fact: Relation) -> None:
-        difference = fact.right - fact.left
+        self._forget_answers()
+        self._note(fact)
+        self._forget_answers()
+
+    def _forget_answers(self) -> None:
         self._simplified.clear()
+        self._answers.clear()
+        self._general.clear()
+
+    def _note(self, fact: Relation) -> None:
+        difference = fact.right - fact.left
         if isinstance(difference, int):
             return
         if fact.op == "<=" or fact.op == "<":
@@ -285,6 +316,16 @@ class ShapeEnv:
             if (low, high) != bounds(self._narrow.get(atom, atom)):
                 self.narrowed_at[atom] = self.location()
             self._narrow[atom] = symbol(f"{atom}_n", low, high)
+            self._pin(atom)
+
+    def _pin(self, unknown: Symbol) -> None:
+        """A symbol whose range holds a single multiple of its divisor is that."""
+        divisor = self._divisors.get(unknown, 1)
+        low, high = self.range_of(unknown)
+        if divisor > 1 and low is not None and high is not None and unknown not in self._equal:
+            least = -(-low // divisor) * divisor
+            if least <= high < least + divisor:
+                self._fix(unknown, least)
 
     def _learn_equality(self, difference: Expr) -> None:
         """difference == 0: solved for a symbol when one stands alone in it, or read as divisibility."""
@@ -293,6 +334,7 @@ class ShapeEnv:
             if len(difference.terms[0][0]) == 1 and isinstance(atom, Mod) and isinstance(atom.left, Symbol) and isinstance(atom.right, int):
                 known_divisor = self._divisors.get(atom.left, 1)
                 self._divisors[atom.left] = math.lcm(known_divisor, atom.right)
+                self._pin(atom.left)
                 return
         alone = [
             (monomial[0], count)

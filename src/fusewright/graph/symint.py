@@ -27,14 +27,18 @@ class _NoUnbackedSymbols:
 _EXPR = _NoUnbackedSymbols()
 
 
+_PYTHON_TYPES: dict[type, type] = {bool: bool, Relation: bool, float: float}
+
+
 class SymNode:
     """One symbolic integer, boolean (a Relation) or concrete number. Arithmetic on floats specialises: it gives concrete numbers."""
 
-    __slots__ = ("env", "value")
+    __slots__ = ("env", "pytype", "value")
 
     def __init__(self, value: Dim | Relation | float | bool, env: ShapeEnv) -> None:
         self.value = value
         self.env = env
+        self.pytype: type = _PYTHON_TYPES.get(value.__class__, int)  # PyTorch asks some 40,000 times in a capture of BERT
 
     shape_env = None  # PyTorch's own environment; its helpers fall back to `guard_bool` when there is none
     _hint = None  # PyTorch's cache of the example's value; None means not cached
@@ -49,13 +53,9 @@ class SymNode:
     @property
     def dim(self) -> Dim:
         """The symbolic integer. Raises TypeError for a boolean or a float."""
-        if not self.is_int():
+        if self.pytype is not int:
             raise TypeError(f"{self.value} is not an integer")
         return self.value  # type: ignore[return-value]
-
-    @property
-    def pytype(self) -> type:
-        return bool if self.is_bool() else float if self.is_float() else int
 
     @property
     def constant(self) -> int | float | bool | None:
@@ -66,13 +66,13 @@ class SymNode:
         return self._concrete_hint()
 
     def is_int(self) -> bool:
-        return not self.is_bool() and not self.is_float()
+        return self.pytype is int
 
     def is_float(self) -> bool:
-        return isinstance(self.value, float)
+        return self.pytype is float
 
     def is_bool(self) -> bool:
-        return isinstance(self.value, (bool, Relation))
+        return self.pytype is bool
 
     def is_nested_int(self) -> bool:
         return False
@@ -153,7 +153,7 @@ class SymNode:
     # --- arithmetic
 
     def _integers(self, other: SymNode) -> bool:
-        return self.is_int() and other.is_int()
+        return self.pytype is int and other.pytype is int
 
     def _number(self) -> int | float:
         return self.value if isinstance(self.value, float) else self.guard_int("", 0)

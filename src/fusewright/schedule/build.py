@@ -21,7 +21,7 @@ from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.fuse import Group
 from fusewright.schedule.hoist import hoist, stored
 from fusewright.schedule.options import ScheduleOptions
-from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement
+from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement, roots
 from fusewright.schedule.stages import StagePlan, Stager, Unit, elementwise
 
 CHEAP = frozenset("add sub mul neg abs minimum maximum where cast".split())
@@ -380,24 +380,23 @@ def build_kernel(
         buffers=tuple(touched),
         dtypes=tuple(buffers[buffer].dtype for buffer in touched),
         written=frozenset(written),
-        sizes=_sizes_used(group, sizes) if sizes else (),
+        sizes=_sizes_used(group.outer, stages, emitter.scratch, sizes) if sizes else (),
         scratch=tuple(emitter.scratch),
         locations=tuple(dict.fromkeys(location for nest in group.nests for location in nest.operation.locations)),
         origins=tuple(nest.operation.name for nest in group.nests),
     )
 
 
-def _sizes_used(group: Group, sizes: Collection[Expr]) -> tuple[Expr, ...]:
-    used: set[Expr] = set()
-    for nest in group.nests:
-        for extent in nest.extents:
-            used |= free_symbols(extent)
-        for index, (offset, coefficients) in nest.table.items():
-            used |= free_symbols(index) | free_symbols(offset)
-            for coefficient in coefficients:
-                used |= free_symbols(coefficient)
-        operation = nest.operation
-        axes = operation.axes if isinstance(operation, Pointwise) else (*operation.axes,)
-        for axis in axes:
-            used |= free_symbols(axis.extent)
+def _sizes_used(
+    outer: Sequence[Dim], stages: Sequence[Stage], scratch: Sequence[Scratch], sizes: Collection[Expr]
+) -> tuple[Expr, ...]:
+    """The program's size symbols that stand anywhere in the kernel."""
+    dims: list[Dim] = [*outer, *(item.size for item in scratch)]
+    for stage in stages:
+        dims.extend(axis.extent for axis in stage.axes)
+        for statement in stage.statements:
+            if isinstance(statement, Store):
+                dims.append(statement.index)
+        dims.extend(survey(value for statement in stage.statements for value in roots(statement)).dims)
+    used: set[Expr] = set().union(*map(free_symbols, dims))
     return tuple(sorted((sym for sym in used if sym in sizes), key=str))

@@ -59,6 +59,13 @@ class ScanStep:
 Statement = Define | Store | Reduce | ScanStep
 
 
+def roots(statement: Statement) -> list[Expression]:
+    """The expressions of a statement."""
+    if isinstance(statement, Store):
+        return [statement.value, *(value for _, value in statement.bindings)]
+    return [statement.value]
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """`axes` nested inner loops (possibly none) around statements in order.

@@ -13,7 +13,7 @@ from fusewright.graph.sizes import Dim, free_symbols, is_multiple, known_le
 from fusewright.loops.ir import Axis, Expression, LocalValue, Store
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
-from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel, ScanStep, Stage, Statement
+from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel, ScanStep, Stage, Statement, roots
 from fusewright.schedule.together import moments
 
 
@@ -38,12 +38,6 @@ def verify(plan: Plan) -> None:
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------------
-
-
-def roots(statement: Statement) -> list[Expression]:
-    if isinstance(statement, Store):
-        return [statement.value, *(value for _, value in statement.bindings)]
-    return [statement.value]
 
 
 def local_names(statement: Statement) -> set[str]:

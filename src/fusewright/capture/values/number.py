@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusewright.capture.dynamic import from_argument
 from fusewright.capture.guards import Guard
 from fusewright.capture.sources import Item, NumberTensor, Source
 from fusewright.capture.values.text import TensorText
@@ -47,10 +48,13 @@ def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) ->
 
 
 def has_changed(world: World, real: float | int, source: Source) -> bool:
-    """Whether this place has held different numbers at different captures of this function (which is noted)."""
+    """Whether this place has held different numbers at different captures of this function (which is noted), or may be taken to: under
+    dynamic=True, the ints that come with a call."""
     options = world.tracer.options
     if not _may_change(world):
         return False
+    if options.dynamic is True and type(real) is int and from_argument(source, world.module_sources):
+        return True
     key = (world.tracer.function.__code__, "number", source)
     seen: Any = options.size_history.setdefault(key, (real,))  # type: ignore[arg-type]
     if seen[0] is None:

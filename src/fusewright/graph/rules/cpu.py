@@ -22,6 +22,7 @@ from fusewright.graph.rules.common import (
     promote,
     same_shape,
     suggested_strides,
+    suggests_channels_last,
 )
 from fusewright.graph.rules.pointwise import promoting
 from fusewright.graph.sizes import Dim, minimum
@@ -292,23 +293,80 @@ def _ctc_loss_backward(gradient: TensorType, log_probs: TensorType, *rest: Any, 
     return fresh(log_probs.shape, log_probs)
 
 
-def _batch_norm_inference(
+def _batch_norm_is_plain(input: TensorType, *given: TensorType | None) -> bool:
+    """Whether all is of one floating dtype, and the input in one of the two usual layouts: then the kernels' results follow it."""
+    if input.ndim < 2 or not input.dtype.is_floating_point or 0 in input.shape:
+        return False
+    parameters = [t for t in given if t is not None]
+    if any(t.dtype != input.dtype or not same_shape(t.shape, input.shape[1:2]) or not is_contiguous(t) for t in parameters):
+        return False
+    return is_contiguous(input) or is_channels_last(input)
+
+
+def _normalised(input: TensorType) -> TensorType:
+    """A contiguous input makes a contiguous result, also where single channels or positions would let it pass for channels-last."""
+    strides = contiguous_strides(input.shape) if is_contiguous(input) else suggested_strides(input)
+    return TensorType(input.shape, strides, input.dtype, input.device)
+
+
+def _batch_norm_rule(
     input: TensorType, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> object:
-    """A row of convolution networks, which have fifty of them; their meta kernel takes 2 ms."""
-    given = [t for t in (weight, bias, mean, var) if t is not None]
-    if training or mean is None or var is None or input.ndim < 2 or not input.dtype.is_floating_point or 0 in input.shape:
+    """A row of convolution networks, which have fifty of them. Their meta kernel takes 2 ms, and computes with sizes as floats."""
+    if not _batch_norm_is_plain(input, weight, bias, mean, var):
         return NotImplemented
-    if any(t.dtype != input.dtype or not same_shape(t.shape, input.shape[1:2]) or not is_contiguous(t) for t in given):
-        return NotImplemented
-    if not (is_contiguous(input) or is_channels_last(input)):
+    if training:
+        return _normalised(input), fresh(input.shape[1:2], input), fresh(input.shape[1:2], input)
+    if mean is None or var is None:
         return NotImplemented
     nothing = fresh((0,), input)
-    return TensorType(input.shape, suggested_strides(input), input.dtype, input.device), nothing, nothing
+    return _normalised(input), nothing, nothing
+
+
+def _batch_norm_functional(
+    input: TensorType, weight: Any, bias: Any, mean: TensorType, var: TensorType, training: bool, momentum: float, eps: float
+) -> object:
+    found = _batch_norm_rule(input, weight, bias, mean, var, training, momentum, eps)
+    return (*found, fresh(mean.shape, mean), fresh(var.shape, var)) if isinstance(found, tuple) else NotImplemented
+
+
+def _batch_norm_without_stats(input: TensorType, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> object:
+    return _batch_norm_rule(input, weight, bias, None, None, True, momentum, eps)
+
+
+def _batch_norm_backward(
+    grad_out: TensorType, input: TensorType, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_invstd: Any,
+    train: bool, eps: float, output_mask: Sequence[bool],
+) -> object:  # fmt: skip
+    """Gradients of the input, and of weight and bias."""
+    if grad_out.dtype != input.dtype or not _batch_norm_is_plain(input, weight, running_mean, running_var):
+        return NotImplemented
+    if is_contiguous(input) and suggests_channels_last(input):  # single channels or positions: the gradient's layout decides
+        return NotImplemented
+    channels = fresh(input.shape[1:2], input)
+    return tuple(made if wanted else None for made, wanted in zip((_normalised(input), channels, channels), output_mask, strict=True))
+
+
+def _upsample_backward(follows_layout: bool) -> Rule:
+    """The gradient has the input's size, which is an argument; some kernels keep the layout of what arrives."""
+
+    def rule(grad_output: TensorType, output_size: Sequence[Dim], input_size: Sequence[Dim], *rest: Any, **named: Any) -> object:
+        strides = suggested_strides(grad_output, input_size) if follows_layout else contiguous_strides(tuple(input_size))
+        return TensorType(tuple(input_size), strides, grad_output.dtype, grad_output.device)
+
+    return rule
 
 
 _MISSING: dict[OpOverload, Rule] = {
-    aten.native_batch_norm.default: _batch_norm_inference,
+    aten.upsample_linear1d_backward.default: _upsample_backward(False),
+    aten.upsample_bicubic2d_backward.default: _upsample_backward(False),
+    aten.upsample_bilinear2d_backward.default: _upsample_backward(True),
+    aten.upsample_trilinear3d_backward.default: _upsample_backward(True),
+    aten.native_batch_norm.default: _batch_norm_rule,
+    aten._native_batch_norm_legit.default: _batch_norm_rule,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_without_stats,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.geqrf.default: _geqrf,
     aten.multi_margin_loss_backward.default: _like_input,
     aten.multilabel_margin_loss_backward.default: _like_input,

@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 from fusewright.graph.rules.common import Rule, Undecided, axis_of, fresh, less, same, same_shape
 from fusewright.graph.sizes import Dim, Expr, ceil_div, floor_div, product
-from fusewright.graph.types import TensorType
+from fusewright.graph.types import TensorType, contiguous_strides
 from fusewright.records import replace
 
 aten = torch.ops.aten
@@ -72,6 +72,8 @@ def view_strides(t: TensorType, shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
 
 def _reshape(self: TensorType, size: Sequence[Dim]) -> object:
     shape = full_shape(self, size)
+    if self.stride == contiguous_strides(self.shape) and 0 not in self.shape:  # whatever symbolic sizes are
+        return _view(self, shape, contiguous_strides(shape))
     strides = view_strides(self, shape)
     return NotImplemented if strides is None else _view(self, shape, strides)
 

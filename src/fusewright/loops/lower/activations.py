@@ -152,8 +152,8 @@ def glu(call: Call, self: Value, dim: int = -1) -> Value:
 
 def _halves(call: Call, value: Value, dim: int) -> tuple[Expression, Expression]:
     dim = normalize_dim(dim, value.ndim)
-    half = value.shape[dim] // 2
-    axes = list(axis_symbols((*value.shape[:dim], half, *value.shape[dim + 1 :])))
+    half = call.type.shape[dim]
+    axes = list(call.axes)
     first = call.lowering.read(value, axes)
     axes[dim] = axes[dim] + half
     return first, call.lowering.read(value, axes)
@@ -299,7 +299,7 @@ def prelu_backward(call: Call, grad_output: Value, self: Value, weight: Value) -
 def glu_backward(call: Call, grad_output: Value, self: Value, dim: int) -> Value:
     low = call.lowering
     dim = normalize_dim(dim, self.ndim)
-    half = self.shape[dim] // 2
+    half = grad_output.shape[dim]
     axes = call.axes
     axis = axes[dim]
     is_first = ex.lt(ir.index_value(axis), ir.index_value(half))

@@ -1,0 +1,73 @@
+"""Conditions on sizes that eager's kernels check and PyTorch's meta kernels take for granted.
+
+Takes an operator with a TensorType in each tensor's place; makes each condition a guard over symbolic sizes. Always holds: sizes that do
+not fit break the graph, so that eager raises its own error; a later call whose sizes do not fit fails a guard, and ends up here again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import ops
+from torch._ops import OpOverload
+
+from fusewright.capture.signals import GraphBreak
+from fusewright.graph.builder import derive
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.sizes import Dim, Relation, product
+from fusewright.graph.types import TensorType
+
+aten = ops.aten
+Pairs = Sequence[tuple[Dim, Dim]]
+Condition = Callable[..., Pairs | None]
+"""From the sizes' environment and the operator's arguments, the sizes that must be equal; None when even their number is wrong."""
+
+
+def _equal_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Pairs | None:
+    return list(zip(a, b, strict=True)) if len(a) == len(b) else None
+
+
+def _fits_view(view: OpOverload) -> Condition:
+    """`src` has the shape of the part of `self` that it is written to."""
+
+    def condition(env: ShapeEnv, self: TensorType, src: TensorType, *place: Any, **named: Any) -> Pairs | None:
+        part: Any = derive(view, (self, *place), named, env)
+        return _equal_shapes(src.shape, part.shape)
+
+    return condition
+
+
+def _group_norm(
+    env: ShapeEnv, input: TensorType, weight: TensorType | None, bias: TensorType | None, n: Dim, c: Dim, hxw: Dim, *rest: Any
+) -> Pairs:
+    parameters = [(t.shape[0], c) for t in (weight, bias) if t is not None and t.ndim == 1]
+    return [(product(input.shape), product((n, c, hxw))), *parameters]
+
+
+def _nll_loss(env: ShapeEnv, self: TensorType, target: TensorType, weight: TensorType | None, *rest: Any, **named: Any) -> Pairs:
+    return () if weight is None or weight.ndim != 1 else [(weight.shape[0], self.shape[1 if self.ndim > 1 else 0])]
+
+
+CONDITIONS: dict[OpOverload, Condition] = {
+    aten.slice_scatter.default: _fits_view(aten.slice.Tensor),
+    aten.select_scatter.default: _fits_view(aten.select.int),
+    aten.diagonal_scatter.default: _fits_view(aten.diagonal.default),
+    aten.as_strided_scatter.default: lambda env, self, src, size, *rest, **named: _equal_shapes(src.shape, size),
+    aten.native_group_norm.default: _group_norm,
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss2d_forward.default: _nll_loss,
+}
+
+
+def check(env: ShapeEnv, op: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> None:
+    """Raises GraphBreak when the sizes do not fit."""
+    condition = CONDITIONS.get(op)
+    if condition is None:
+        return
+    pairs = condition(env, *args, **kwargs)
+    if pairs is None or not all(env.guard(Relation("==", a, b)) for a, b in pairs):
+        raise GraphBreak("operator-failed", f"{op}: sizes do not fit")
+
+
+__all__ = ["check"]

@@ -1,0 +1,130 @@
+"""Programs over changing sizes: equal to eager at every size, with as few compiles as the program allows, and none of them eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fusewright
+from fusewright.events import STREAM, Broken, Compiled, Event, FellBack, InternalError, Skipped
+
+
+def compiles(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **how: Any) -> int:
+    """How many compiles these calls took; each gave what eager gives, gradients of the floating arguments included."""
+    events: list[Event] = []
+    compiled = fusewright.compile(function, **how)
+    with STREAM.listening(events.append):
+        for args in calls:
+            mine, theirs = ([a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args] for _ in range(2))
+            got, want = compiled(*mine), function(*theirs)
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+            if want.requires_grad:
+                upstream = torch.randn_like(want)
+                got.backward(upstream)
+                want.backward(upstream)
+                for a, b in zip(mine, theirs, strict=True):
+                    if isinstance(a, torch.Tensor):
+                        torch.testing.assert_close(a.grad, b.grad)
+    bad = [event for event in events if isinstance(event, FellBack | InternalError | Skipped | Broken)]
+    assert not bad, bad
+    return sum(isinstance(event, Compiled) for event in events)
+
+
+IMAGES = [(4, 3, 5, 6), (5, 3, 7, 7), (2, 3, 8, 9)]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_in_training(trains: bool, layout: torch.memory_format) -> None:
+    """The statistics of the batch, and the running ones, over changing batches and image sizes."""
+    norm = nn.BatchNorm2d(3)
+    other = copy.deepcopy(norm)
+    compiled = fusewright.compile(norm, dynamic=True)
+    events: list[Event] = []
+    with STREAM.listening(events.append):
+        for shape in IMAGES:
+            x = torch.randn(shape).to(memory_format=layout)
+            mine, theirs = x.clone().requires_grad_(trains), x.clone().requires_grad_(trains)
+            with torch.set_grad_enabled(trains):
+                got, want = compiled(mine), other(theirs)
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+            if trains:
+                upstream = torch.randn_like(want)
+                got.backward(upstream)
+                want.backward(upstream)
+                torch.testing.assert_close(mine.grad, theirs.grad)
+                torch.testing.assert_close(norm.weight.grad, other.weight.grad)
+            torch.testing.assert_close(norm.running_var, other.running_var)
+    assert [type(event) for event in events if isinstance(event, Compiled | InternalError | FellBack)] == [Compiled]
+
+
+@pytest.mark.parametrize("how", [{"dynamic": True}, {}])
+def test_changing_sizes_of_operators(how: dict[str, Any]) -> None:
+    """Operators whose symbolic form once failed to compile."""
+    most = 1 if how else 2
+    x = lambda *shape: torch.randn(shape, requires_grad=True)
+    assert compiles(lambda x: functional.instance_norm(x, torch.zeros(3), torch.ones(3)), [(x(*s),) for s in IMAGES], **how) <= most
+    assert compiles(lambda x: functional.glu(x, 0), [(x(n),) for n in (8, 12, 22)], **how) <= most
+    assert compiles(lambda x, y: torch.slice_scatter(x, y, 0, 0, None, 2), [(x(n, 8), x(n // 2, 8)) for n in (8, 12, 20)], **how) <= most
+
+
+def test_half_of_two_is_one() -> None:
+    """A size whose half broadcasts is known to be 2 from then on."""
+    assert compiles(lambda x: functional.glu(x, 0), [(torch.randn(2, requires_grad=True),)], dynamic=True) == 1
+
+
+def test_dropout_that_drops_nothing_gives_the_tensor_itself() -> None:
+    for p, training in ((0.5, False), (0.0, True)):
+        compiled = fusewright.compile(lambda x, p=p, training=training: functional.dropout(x, p, training), dynamic=True)
+        x = torch.randn(5)
+        assert compiled(x) is x
+
+
+class Steps(nn.Module):
+    """A cache that grows, and what the module notes of it, as generation has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.seen = 0
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+        h = self.linear(x)
+        cache[0] = h if cache[0] is None else torch.cat([cache[0], h], 1)
+        self.seen = x.shape[0]
+        return (h @ cache[0].transpose(1, 2)).softmax(-1) @ cache[0], x.shape[0]
+
+
+@pytest.mark.parametrize(("how", "most"), [({"dynamic": True}, 2), ({}, 4)])
+def test_a_batch_of_one_stands_for_larger_ones(how: dict[str, Any], most: int) -> None:
+    """The first and the further steps of a generation are two programs; each is compiled once, for one row and for several."""
+    module = Steps()
+    events: list[Event] = []
+    compiled = fusewright.compile(module, **how)
+    with torch.no_grad(), STREAM.listening(events.append):
+        for rows, length in ((1, 5), (3, 7), (1, 4), (2, 1)):
+            mine, theirs = [None], [None]
+            for step in range(4):
+                x = torch.randn(rows, length if step == 0 else 1, 8)
+                want = module(x, theirs)
+                module.seen = 0
+                got = compiled(x, mine)
+                torch.testing.assert_close(got, want)
+                assert module.seen == rows and type(got[1]) is int
+    assert not [event for event in events if isinstance(event, FellBack | InternalError | Skipped | Broken)]
+    assert sum(isinstance(event, Compiled) for event in events) <= most
+
+
+def test_broadcasting_batch_of_one_is_compiled_apart() -> None:
+    """Where a batch of 1 does something else than larger ones, nothing is shared."""
+    function = lambda x, y: (x + y).sum(0) if x.shape[0] == y.shape[0] else x * y.mean()
+    calls = [(torch.randn(a, 3), torch.randn(b, 3)) for a, b in ((1, 4), (4, 4), (1, 1), (5, 2), (1, 7), (7, 7))]
+    assert compiles(function, calls, dynamic=True) <= 5
