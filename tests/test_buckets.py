@@ -71,6 +71,19 @@ NOT_SHOWN: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+def test_results_share_memory_as_eagerly() -> None:
+    """A view of an input, and views of one result, are what they are in eager."""
+    for function in (lambda x: (x.transpose(0, 1), x * 2), lambda x: (lambda y: (y, y.transpose(1, 2)))(LINEAR(x)), lambda x: (x, x + 1)):
+        compiled = fusewright.compile(function, options={"bucket": BUCKETS})
+        with torch.no_grad():
+            for length in (5, 8, 12):
+                x = torch.randn(2, length, 16)
+                got, want = compiled(x), function(x)
+                torch.testing.assert_close(got, want)
+                storages = [[t.untyped_storage().data_ptr() for t in (x, *results)] for results in (got, want)]
+                assert [first.index(s) for first in storages[:1] for s in first] == [storages[1].index(s) for s in storages[1]]
+
+
 @pytest.mark.parametrize("name", NOT_SHOWN)
 def test_what_is_not_shown_to_be_exact(name: str) -> None:
     function, reason = NOT_SHOWN[name]

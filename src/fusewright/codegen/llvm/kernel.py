@@ -97,12 +97,15 @@ class KernelEmitter:
         return sizes.ceil_div(axis.extent, block) if block else axis.extent
 
     def _leave_early(self, entry: Context, finish: Block) -> None:
-        """Nothing to do for an empty range; and where a checked dimension is empty no index can be right, so that none may be tried."""
+        """Nothing to do for an empty range; and where a checked dimension is empty no index can be right, so that none may be tried: if the
+        loops around it run at all."""
         b = self.b
         stop = b.compare("icmp sge", Value("%begin", "i64"), Value("%end", "i64"))
         self._branch_out(stop, finish, failed=False)
-        for extent in sorted(self._doubtful_extents(), key=str):
+        for extent, loops in sorted(self._doubtful_extents(), key=str):
             empty = b.compare("icmp sle", self.indexer.scalar(entry, extent), b.const(0, "i64"))
+            for loop in loops:
+                empty = b.op("and", empty, b.compare("icmp sgt", self.indexer.scalar(entry, loop), b.const(0, "i64")))
             self._branch_out(empty, finish, failed=True)
 
     def _branch_out(self, condition: Value, finish: Block, failed: bool) -> None:
@@ -118,13 +121,16 @@ class KernelEmitter:
         here.block.lines.append(f"  br i1 {condition.text}, label %{target}, label %{following.label}")
         here.block = following
 
-    def _doubtful_extents(self) -> set[Dim]:
-        from_views: set[Dim] = set()
+    def _doubtful_extents(self) -> set[tuple[Dim, tuple[Dim, ...]]]:
+        """Checked dimensions that may be empty, each with the extents of the loops around it that may be as well."""
+        found: set[tuple[Dim, tuple[Dim, ...]]] = set()
         for view in self.shape.views:
+            extents = dict.fromkeys(axis.extent for axis in (*self.shape.outer, *view.axes))
+            loops = tuple(extent for extent in extents if (sizes.bounds(extent)[0] or 0) <= 0)
             for expr in view.expressions():
-                if isinstance(expr, CheckedIndex) and (sizes.bounds(expr.extent)[0] or 0) <= 0:
-                    from_views.add(expr.extent)
-        return from_views
+                if isinstance(expr, CheckedIndex) and (sizes.bounds(expr.extent)[0] or 0) <= 0 and expr.extent not in loops:
+                    found.add((expr.extent, loops))
+        return found
 
     def _finish(self, finish: Block) -> None:
         done = Block("return")

@@ -12,6 +12,7 @@ sequences has two), so that padding stands at the end of the bucketed factor whe
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,12 +48,13 @@ class _Bucketing:
         self.build = Builder(self.made, env)
         self.new: dict[Node, Any] = {}
         self.layouts: dict[Node, Any] = {}
+        self.originals: dict[Node, Node] = {}  # placeholders as they arrive
         self.inside: Node | None = None
 
     def run(self) -> Graph:
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in placeholders:
-            self.new[node] = self.made.node_copy(node, lambda other: self.new[other])
+            self.new[node] = self.originals[node] = self.made.node_copy(node)
         for node in placeholders:
             if isinstance(node.meta["type"], TensorType):
                 self._pad(node)
@@ -82,7 +84,16 @@ class _Bucketing:
             self.new[node] = self.build.call(aten.constant_pad_nd.default, self.new[node], widths, value)
 
     def _output(self, node: Any) -> None:
+        bases = Counter(_base(value) for value in set(node.all_input_nodes))
+        for value in node.all_input_nodes:
+            if isinstance(value.meta["type"], TensorType) and self._concerned(value):
+                base = _base(value)
+                if bases[base] > 1 or (base.op == "placeholder" and base is not value):
+                    raise NotExact("a result shares memory with an input or with another result")
+
         def result(value: Any) -> Any:
+            if isinstance(value, Node) and value.op == "placeholder":
+                return self.originals[value]
             return self._cut(value) if isinstance(value, Node) and isinstance(value.meta["type"], TensorType) else self.mapped(value, False)
 
         made = self.made.output(tuple(map(result, node.args[0])))
@@ -212,6 +223,13 @@ class _Bucketing:
 
 def _name(node: Any) -> str:
     return str(node.target).removeprefix("aten.").partition(".")[0]
+
+
+def _base(node: Node) -> Node:
+    """What a node is a view of, itself if of nothing."""
+    while node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).is_view:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _flat(value: Any) -> list[Any]:
@@ -422,11 +440,11 @@ def _split(work: _Bucketing, node: Any) -> None:
 
 
 def _least(dtype: torch.dtype) -> Any:
-    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+    return float("-inf") if dtype.is_floating_point else False if dtype is torch.bool else torch.iinfo(dtype).min
 
 
 def _most(dtype: torch.dtype) -> Any:
-    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+    return float("inf") if dtype.is_floating_point else True if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _reduction(neutral: Callable[[torch.dtype], Any]) -> Handler:
@@ -523,6 +541,8 @@ def _attention(work: _Bucketing, node: Any) -> None:
                 kwargs["attn_mask"] = work.build.call(aten.expand.default, mask, shape)
             elif work.of(given)[-1] != (work.size,):
                 raise NotExact("attention with a mask that does not tell keys apart")
+            elif not given.meta["type"].dtype.is_floating_point:
+                raise NotExact("attention with a mask of truths")
             else:
                 kwargs["attn_mask"] = work.masked(node, given, given.meta["type"].ndim - 1, float("-inf"))
     layout = work.broadcast(node, q[:2], k[:2])
