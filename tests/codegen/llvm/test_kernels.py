@@ -77,6 +77,22 @@ def test_layer_norm(columns: int) -> None:
     check(kernel, {"x": a, "w": w, "b": b, "z": torch.zeros_like(a)}, {"z": expected})
 
 
+@pytest.mark.parametrize("dtype", [F32, I64])
+@pytest.mark.parametrize("columns", [1000, 1024, 2048, 2049, 4000, 4173])
+def test_sums_over_columns(dtype: torch.dtype, columns: int) -> None:
+    rows = 9
+    j, i = loop_symbol("o0", columns), loop_symbol("i0", rows)
+    stages = [
+        Stage((Axis(i, rows),), (Reduce("total", "sum", load("x", i * columns + j, dtype)),)),
+        Stage((), (Store("z", j, local_value("total", dtype)),)),
+    ]
+    kernel = kernel_of("column_sum", [Axis(j, columns)], stages, dict.fromkeys("xz", dtype), "z")
+    a = (torch.randn(rows, columns) * 5).to(dtype)
+    if dtype is F32:
+        a[3, -1], a[4, 0] = math.nan, math.inf
+    check(kernel, {"x": a, "z": torch.zeros(columns, dtype=dtype)}, {"z": a.sum(0)})
+
+
 def softmax_stages(x: Expression, place: object, axis: Axis) -> list[Stage]:
     shifted = f("exp", f("sub", x, local_value("top", F32)))
     return [
