@@ -223,7 +223,8 @@ PyObject *evaluate(const Instruction &in, Frame &frame, const Arguments &argumen
         }
         case OP_DICT_KEY: return PyDict_Check(frame.slots[in.base]) ? dict_key_at(frame.slots[in.base], in.arg) : nullptr;
         case OP_REFERENT:
-            if (!PyWeakref_CheckRefExact(frame.slots[in.base])) return nullptr;
+            // A subclass (weakref.KeyedRef) that is called as its base is.
+            if (!PyWeakref_CheckRef(frame.slots[in.base]) || Py_TYPE(frame.slots[in.base])->tp_call != _PyWeakref_RefType.tp_call) return nullptr;
             return own(frame, PyObject_CallNoArgs(frame.slots[in.base]));
         case OP_ATTRIBUTE:
             if (in.arg != kGeneric) return read_field(frame.slots[in.base], in.arg);

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusewright
 from fusewright.capture.signals import GraphBreak, SkipFrame
 from tests.capture.border import capture, check, run, same
 from tests.capture.border_programs import numbers
@@ -216,3 +217,19 @@ def test_autocast_and_no_grad_reach_the_graph() -> None:
 
     check(f, make)
     check(f, make, "torch")
+
+
+def test_a_function_that_is_registered_later_is_found():
+    @functools.singledispatch
+    def apply(value, x):
+        return x + 1
+
+    def f(x, value):
+        return apply(value, x) * 2
+
+    compiled = fusewright.compile(f, backend="eager")
+    x = torch.ones(2)
+    assert torch.equal(compiled(x, "a"), f(x, "a"))
+    apply.register(str)(lambda value, x: x * 5)
+    assert torch.equal(compiled(x, "a"), f(x, "a"))
+    assert torch.equal(compiled(x, 1), f(x, 1))

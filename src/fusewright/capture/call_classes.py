@@ -52,6 +52,8 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         custom = classes.guarded_lookup(world, meta, "__call__")
         if isinstance(custom, types.FunctionType):
             return tracer.call(custom, (cls, *args), kwargs)
+        if isinstance(custom, type):  # a class is not bound (`dict`, for typed dictionaries)
+            return tracer.call(custom, args, kwargs)
     return construct(tracer, cls, args, kwargs)
 
 
@@ -74,7 +76,7 @@ def construct(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         instance = tracer.call(world.load(function, world.constant(function, "__new__")), (cls, *args), kwargs)
     else:
         instance = _native_new(tracer, cls, function, initialiser, args, kwargs)
-    if not isinstance(world.type_of(instance), type) or not issubclass(world.type_of(instance), cls):
+    if cls not in world.type_of(instance).__mro__:
         return instance
     if isinstance(initialiser, types.FunctionType):
         world_init = world.load(initialiser, world.constant(initialiser, "__init__"))

@@ -125,7 +125,7 @@ def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: K
     marked = call_marked.of_function(fn) if fn.__dict__ else None
     if marked is not None:
         return marked(tracer, fn, args, kwargs)
-    wrapper = optimizers.WRAPPERS.get(fn.__code__)
+    wrapper = BY_CODE.get(fn.__code__)
     if wrapper is not None:
         return wrapper(tracer, fn, args, kwargs)
     origin = fn.__globals__.get("__name__") or ""
@@ -139,6 +139,22 @@ def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: K
     if rule is not None:
         return rule(tracer, fn, args, kwargs)
     return tracer.inline(fn, args, kwargs)
+
+
+def _dispatch(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    """`functools.singledispatch`'s question which function serves a class: asked natively, and again at each call."""
+    world = tracer.world
+    if world.outside(fn) is None or kwargs or len(args) != 1 or not isinstance(args[0], type) or world.is_inside_class(args[0]):
+        return tracer.inline(fn, args, kwargs)
+    found = fn(args[0])
+    world.guard_answer(fn, args, found, identical=True)
+    return world.load(found, world.constant(found, getattr(found, "__name__", "dispatched")))
+
+
+BY_CODE: dict[types.CodeType, Any] = {
+    **optimizers.WRAPPERS,
+    functools.singledispatch(len).dispatch.__code__: _dispatch,  # type: ignore[attr-defined]
+}
 
 
 def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
@@ -185,7 +201,7 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kwargs) -> Any:
     """A weak reference from outside: what it refers to now (its class is guarded when it is loaded)."""
     source = tracer.world.source_of(fn)
-    if source is None or args or kwargs:
+    if source is None or args or kwargs or type(fn).__call__ is not weakref.ref.__call__:
         return refuse(tracer, fn, args, kwargs)
     return tracer.world.load(fn(), Referent(source))
 
@@ -304,4 +320,5 @@ BASE_KINDS: tuple[tuple[type, Callable[[Any, Any, Args, Kwargs], Any]], ...] = (
     (torch.nn.Module, _call_module),
     (torch._ops.HigherOrderOperator, _call_higher_order),
     (functools.partial, _call_partial),
+    (weakref.ref, _call_reference),
 )

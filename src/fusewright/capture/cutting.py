@@ -25,6 +25,7 @@ from fusewright.capture.pending import Pending
 from fusewright.capture.resume import (
     EMPTY,
     HANDLED,
+    PAIRS,
     PASSED,
     CannotCut,
     Entry,
@@ -97,6 +98,7 @@ class _Cut:
         self.known = dict(self.values)
         self.resumptions: dict[Layout, str] = {}
         self.source = Source(stack, frame.function)
+        self.source.known = self.known
         options = self.options
         self.source.constants[CALL] = options.call_paused if code in UNDISTURBED else options.call_eager
         self.source.constants[PAUSED] = options.call_paused
@@ -533,6 +535,19 @@ def _move_load_fast(cut: _Cut, state: _State, slot: Any) -> bool:
     return True
 
 
+def _move_pair(first: str, second: str) -> Callable[[_Cut, _State, Any], bool]:
+    """An instruction of CPython 3.13 that stands for two."""
+
+    def move(cut: _Cut, state: _State, slots: tuple[int, int]) -> bool:
+        index = state.index
+        if not all(_MOVES[name](cut, state, slot) for name, slot in zip((first, second), slots)):
+            return False
+        state.index = index + 1
+        return True
+
+    return move
+
+
 def _move_store_fast(cut: _Cut, state: _State, slot: Any) -> bool:
     value = state.stack.pop()
     if value is None or slot in cut.info.cells:
@@ -591,6 +606,7 @@ _MOVES = {
     "LOAD_CONST": _move_load_const,
     "LOAD_FAST": _move_load_fast,
     "STORE_FAST": _move_store_fast,
+    **{f"{first}_{second}": _move_pair(first, second) for first, second in PAIRS.values()},
     "PUSH_NULL": _move_null,
     "COPY": _move_copy,
     "SWAP": _move_swap,

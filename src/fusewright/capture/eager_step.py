@@ -43,6 +43,7 @@ class Source:
         self.constants: dict[str, object] = {}
         self.function = function
         self.handled = ""  # the exception that is being handled
+        self.known: dict[str, object] = {}  # what the expressions of the stack are in this capture
         self._results = 0
 
     def constant(self, value: object) -> str:
@@ -126,6 +127,15 @@ def _call_null_last(source: Source, arguments: list[str]) -> None:
 @_row("CALL_NULL_LAST")
 def _call_313(source: Source, operand: tuple[int, tuple[str, ...]]) -> None:
     _call_null_last(source, [source.pop() for _ in range(operand[0])][::-1])
+
+
+@_row("CALL_KW")
+def _call_keywords_313(source: Source, count: int) -> None:
+    names = source.pop()
+    keywords = source.known.get(names, source.constants.get(names))
+    if type(keywords) is not tuple:
+        raise CannotCut("a call whose keyword names are not known")
+    _call_null_last(source, _named([source.pop() for _ in range(count)][::-1], keywords))
 
 
 @_row("CALL_FUNCTION_EX")

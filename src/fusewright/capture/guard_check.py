@@ -116,7 +116,7 @@ def _closure(source: Closure, function: types.FunctionType) -> object:
 
 def _referent(source: Referent, locals: tuple[object, ...], function: types.FunctionType) -> object:
     reference = evaluate(source.base, locals, function)
-    if type(reference) is not weakref.ref:
+    if not isinstance(reference, weakref.ref) or type(reference).__call__ is not weakref.ref.__call__:
         raise SourceError(f"{source.text()}: not a weak reference")
     return reference()
 

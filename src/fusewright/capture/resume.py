@@ -37,7 +37,7 @@ _FAST = frozenset(
     {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "STORE_FAST", "STORE_FAST_MAYBE_NULL", "DELETE_FAST", "MAKE_CELL"}
 )
 _DEREF = frozenset({"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
-_PAIRS = {
+PAIRS = {
     "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
     "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
@@ -359,8 +359,8 @@ class _Cutter:
     @staticmethod
     def _rewritten(instruction: Instruction, new_slots: dict[int, int]) -> list[Item]:
         name, arg, positions = instruction.name, instruction.arg, instruction.positions
-        if name in _PAIRS:  # the new numbers may not fit into four bits
-            first, second = _PAIRS[name]
+        if name in PAIRS:  # the new numbers may not fit into four bits
+            first, second = PAIRS[name]
             return [Item(first, new_slots[arg >> 4], positions=positions), Item(second, new_slots[arg & 15], positions=positions)]
         if name in _FAST or name in _DEREF:
             arg = new_slots[arg]

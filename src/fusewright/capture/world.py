@@ -667,7 +667,7 @@ def _setattr_function(world: World, obj: types.FunctionType, name: str, value: o
     elif classes.lookup(types.FunctionType, name) is not MISSING:
         raise GraphBreak("function-mutation", f"a store to {obj.__qualname__}.{name}")
     else:
-        world.dict_stand_in(obj.__dict__, InstanceDict(record.source)).store(name, value)
+        protocols.setitem(world, world.dict_stand_in(obj.__dict__, InstanceDict(record.source)), name, value)
 
 
 Getter = Callable[[World, Any, str], Any]

@@ -198,6 +198,13 @@ LAZY_METHODS = frozenset({
 })  # fmt: skip
 
 
+def read_namespace(namespace: Any, name: str) -> object:
+    """An entry of an instance dictionary or its stand-in, or MISSING."""
+    if namespace is None:
+        return MISSING
+    return namespace.lookup(name) if type(namespace) is OutsideDict else namespace.get(name, MISSING)
+
+
 def _is_plain_key(key: object) -> bool:
     return (
         is_constant(key) or isinstance(key, (type, types.FunctionType, types.BuiltinFunctionType)) or type(key).__hash__ is object.__hash__

@@ -17,6 +17,7 @@ from fusewright.capture.resume import HELD
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Constant, InstanceDict, Local, Source
 from fusewright.capture.values.constant import load_is
+from fusewright.capture.values.dict import read_namespace
 from fusewright.capture.values.list import APPEND
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
         return world.load(getattr(function, name), Attribute(record.source, name))
     if name == "__dict__":
         return world.dict_stand_in(function.__dict__, InstanceDict(record.source))
-    found = world.dict_stand_in(function.__dict__, InstanceDict(record.source)).lookup(name)
+    found = read_namespace(world.dict_stand_in(function.__dict__, InstanceDict(record.source)), name)
     if found is not MISSING:
         return found
     try:

@@ -25,7 +25,7 @@ from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Constant, InstanceDict, Source
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import function as functions
-from fusewright.capture.values.dict import OutsideDict
+from fusewright.capture.values.dict import OutsideDict, read_namespace
 
 if TYPE_CHECKING:
     from fusewright.capture.world import World
@@ -94,13 +94,6 @@ def _raw_dict(obj: object) -> dict:
         if isinstance(found, types.GetSetDescriptorType):
             return found.__get__(obj)
     raise GraphBreak("opaque-object", f"{type(obj).__qualname__} hides its instance dictionary")
-
-
-def read_namespace(namespace: Any, name: str) -> object:
-    """An entry of an instance dictionary or its stand-in, or MISSING."""
-    if namespace is None:
-        return MISSING
-    return namespace.lookup(name) if type(namespace) is OutsideDict else namespace.get(name, MISSING)
 
 
 def getattr_object(world: World, obj: object, name: str) -> object:
