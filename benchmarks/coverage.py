@@ -143,11 +143,47 @@ def measure(name: str, generate: bool, outermost: bool = True) -> dict[str, Any]
         record.update(graphs=facts.graphs, operators=facts.operators, breaks=facts.breaks, difference=difference(got, expected))
         torch.manual_seed(2)
         record["difference"] = max(record["difference"], difference(compiled(**inputs), expected))
+        record["share"] = 1.0
+        if not record["whole"]:
+            fusewright.reset()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                record["share"] = captured_share(model, inputs)
         if row.generate_inputs is not None and generate:
             record["generate"] = through(model, row.generate_inputs(), lambda module: fusewright.compile(module).generate)
         if row.generate_inputs is not None and generate and outermost:
             record["outermost"] = through(model, row.generate_inputs(), lambda module: fusewright.compile(module.generate))
     return record
+
+
+def captured_share(model: Any, inputs: dict[str, Any]) -> float:
+    """The share of PyTorch's operators in a call that run from captured graphs; the rest run eagerly, between the graphs."""
+    import torch
+
+    import fusewright
+
+    region = "captured graph"
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        def run(*values: Any) -> Any:
+            with torch.profiler.record_function(region):
+                return gm(*values)
+
+        return run
+
+    compiled = fusewright.compile(model, backend=backend)
+    compiled(**inputs)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        compiled(**inputs)
+    inside = outside = 0
+    for event in profile.events():
+        above, around = [], event.cpu_parent
+        while around is not None:
+            above.append(around.name)
+            around = around.cpu_parent
+        if event.name.startswith("aten::") and not any(name.startswith("aten::") for name in above):
+            inside, outside = inside + (region in above), outside + (region not in above)
+    return inside / max(1, inside + outside)
 
 
 def through(model: Any, inputs: dict[str, Any], make: Any) -> dict[str, Any]:
@@ -265,19 +301,20 @@ def table(records: list[dict[str, Any]]) -> str:
         "",
         "Written by `benchmarks/coverage.py`: tiny configs, random weights, float32, CPU, under `no_grad`. *Whole*: one graph under",
         "`fullgraph=True`. *Difference*: the largest ||compiled - eager|| / ||eager|| over all tensors of the output, whose whole structure is compared.",
-        "*Operators*: torch-level operators captured. *Generate*: eight greedy tokens through the compiled module, and (some models) through a",
+        "*Operators*: torch-level operators captured. *Share*: of the operators that a call runs, how many run from captured graphs (by the profiler,",
+        "backend at torch level). *Generate*: eight greedy tokens through the compiled module, and (some models) through a",
         "compiled `generate`; whether the tokens equal eager's, compiles, breaks.",
         "",
         f"{whole} of {len(records)} models are one graph ({100 * whole / max(1, len(records)):.1f}%); {equal} of {len(records)} agree with eager within {TOLERANCE:g}.",
         "",
-        "| model | family | whole | graphs | operators | difference | generate | compiled `generate` |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | family | whole | graphs | operators | share | difference | generate | compiled `generate` |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for record in records:
         error = record.get("difference")
         said.append(
             f"| {record['name']} | {ROWS[record['name']].family} | {'yes' if record['whole'] else 'no'} | {record.get('graphs', '')} "
-            f"| {record.get('operators', '')} | {'' if error is None else f'{error:.1e}'} | {told(record.get('generate'))} | {told(record.get('outermost'))} |"
+            f"| {record.get('operators', '')} | {percent(record.get('share'))} | {'' if error is None else f'{error:.1e}'} | {told(record.get('generate'))} | {told(record.get('outermost'))} |"
         )
     broken = [record for record in records if not record["whole"]]
     if broken:
@@ -287,6 +324,10 @@ def table(records: list[dict[str, Any]]) -> str:
             for record in broken
         ]
     return "\n".join(said) + "\n"
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}%"
 
 
 def told(facts: dict[str, Any] | None) -> str:
