@@ -258,7 +258,7 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
     wanted = (*args, *kwargs.values(), True)[0]
     if tracer.world.outside(tensor) is not None:
         tracer.world.requires_grad_matters = True
-        if tensor.requires_grad is not bool(wanted):
+        if tensors.requires_grad(tracer.world, tensor) is not bool(wanted):
             raise GraphBreak("tensor-attribute", "Tensor.requires_grad_() changes an input")
         return tensor
     if tracer.recorder.level != "aten":

@@ -165,7 +165,13 @@ def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | Outsid
 
 def _requires_grad(world: World, tensor: torch.Tensor) -> object:
     world.requires_grad_matters = True
-    return tensor.requires_grad
+    return requires_grad(world, tensor)
+
+
+def requires_grad(world: World, tensor: torch.Tensor) -> bool:
+    """Whether the program's tensor requires a gradient: of an inference tensor that does, the traced one does not."""
+    record = world.outside(tensor)
+    return record.real.requires_grad if record is not None and record.real.is_inference() else tensor.requires_grad
 
 
 class _Reads:
