@@ -67,8 +67,8 @@ class Apply(Expression):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masked(Expression):
-    """`body` where `mask` is true, else `other`. Loads inside `body` are not performed where the mask is false
-    (their index may be out of range there)."""
+    """`body` where `mask` is true, else `other`. Loads inside `body` are not performed where the mask is false, nor those inside `other`
+    where it is true (their index may be out of range there)."""
 
     mask: Expression
     body: Expression

@@ -19,6 +19,7 @@ from fusewright.codegen.llvm.memory import Memory, Pointer, register_literal
 from fusewright.codegen.llvm.transpose import Staged
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph.sizes import Expr
+from fusewright.loops import ir
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
 
 _COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
@@ -83,16 +84,23 @@ class Evaluator:
 
     def _masked(self, ctx: Context, level: int, expr: Expression) -> Value:
         assert isinstance(expr, Masked)
-        b = self.b
         mask = self.value(ctx, expr.mask)
+        body = self._under(ctx, level, expr.mask, expr.body)
+        if not self.view.facts(expr.other).effects:
+            return self.b.select(mask, body, self.value(ctx, expr.other))
+        # Its loads may be out of range where the body's are not: the second part of a concatenation.
+        rest = ir.apply("logical_not", expr.mask, dtype=torch.bool)
+        return self.b.select(mask, body, self._under(ctx, level, rest, expr.other))
+
+    def _under(self, ctx: Context, level: int, mask: Expression, expr: Expression) -> Value:
+        """The value where `mask` holds (and the mask of the place does)."""
         outer = ctx.chain[level]
-        key = (expr.mask, id(self.view))
+        key = (mask, id(self.view))
         inside = outer.children.get(key)
         if inside is None:
-            combined = b.both(ctx.mask_at(level), mask)
+            combined = self.b.both(ctx.mask_at(level), self.value(ctx, mask))
             inside = outer.children[key] = Scope(outer.cursor, lane=outer.lane, mask=combined, barrier=True)
-        body = self.value(ctx.under_mask(level, inside), expr.body)
-        return b.select(mask, body, self.value(ctx, expr.other))
+        return self.value(ctx.under_mask(level, inside), expr)
 
     def _checked(self, ctx: Context, level: int, expr: Expression) -> Value:
         assert isinstance(expr, CheckedIndex)

@@ -52,7 +52,7 @@ def _unmasked(roots: list[Expression]) -> list[Expression]:
         if expr in seen:
             continue
         seen[expr] = None
-        pending.extend((expr.mask, expr.other) if isinstance(expr, Masked) else children(expr))
+        pending.extend((expr.mask,) if isinstance(expr, Masked) else children(expr))
     return list(seen)
 
 
