@@ -218,7 +218,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("callable", "o$I,C$I", "class C$I: pass\no$I = C$I()", "callable(o$I)", ("C$I.__call__ = lambda self: 1", "o$I = len", "o$I = 1")),
     Kind("identity", "o$I,p$I", "o$I = Plain(); p$I = Plain()", "o$I is p$I", ("p$I = o$I", "p$I = Plain()", "o$I = p$I = None", "o$I = Plain()")),
     Kind("identity of elements", "o$I", "o$I = [Plain(), Plain()]", "(o$I[0] is o$I[1], o$I[0] in o$I[1:])", ("o$I[1] = o$I[0]", "o$I[1] = Plain()", "o$I.reverse()")),
-    Kind("id in dict", "o$I,p$I", "o$I = Plain(); p$I = {id(o$I): 1}", "p$I.get(id(o$I), 0)", ("o$I = Plain()", "p$I = {id(o$I): 2}", "p$I.clear()")),
+    Kind("id in dict", "o$I,p$I", "o$I = Plain(); p$I = {id(o$I): 1}", "p$I.get(id(o$I), 0)", ("o$I = Plain(before=o$I)", "p$I = {id(o$I): 2}", "p$I.clear()")),
     Kind("object key", "o$I,p$I", "o$I = Plain(); p$I = {o$I: 1}", "p$I.get(o$I, 0)", ("p$I[o$I] = $V", "o$I = Plain()", "p$I.clear()", "p$I = {o$I: 3}")),
     Kind("class and type key", "p$I", "p$I = {int: 1, Plain: 2}", "(p$I[int], p$I.get(Plain), p$I.get(str))", ("p$I[int] = $V", "p$I[str] = 1", "p$I.pop(Plain, 0)")),
     Kind("copy", "o$I", "o$I = Plain(a=[1])", "(copy.copy(o$I).a is o$I.a, copy.deepcopy(o$I).a)", ("o$I.a.append(2)", "o$I.a = $V", "Plain.__copy__ = lambda self: Plain(a=1)"), restore="Plain.__dict__.get('__copy__') and delattr(Plain, '__copy__')"),
