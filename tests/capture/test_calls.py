@@ -233,3 +233,23 @@ def test_a_function_that_is_registered_later_is_found():
     apply.register(str)(lambda value, x: x * 5)
     assert torch.equal(compiled(x, "a"), f(x, "a"))
     assert torch.equal(compiled(x, 1), f(x, 1))
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_a_function_that_a_torch_function_calls_is_interpreted(backend):
+    weights = [1.0]
+
+    def distance(a, b):
+        return (a - b).abs().sum(1) * weights[0]
+
+    loss = torch.nn.functional.triplet_margin_with_distance_loss
+    norm = torch.nn.PairwiseDistance()
+
+    def f(a, b, c):
+        return loss(a, b, c, distance_function=distance), loss(a, b, c, distance_function=norm, swap=True)
+
+    compiled = fusewright.compile(f, fullgraph=True, backend=backend)
+    triple = [torch.randn(4, 5) for _ in range(3)]
+    for weights[0] in (1.0, 3.0):
+        for mine, theirs in zip(compiled(*triple), f(*triple)):
+            torch.testing.assert_close(mine, theirs)

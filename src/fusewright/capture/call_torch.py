@@ -6,6 +6,7 @@ here; a C function without a row is a graph break.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import types
@@ -72,7 +73,12 @@ def _run_native(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A torch function written in Python that takes tensors."""
     if fn.__globals__.get("__name__") == "torch._tensor":
         tensors.refuse_method(fn.__name__)
+    if any(isinstance(value, _OF_THE_PROGRAM) for value in (*args, *kwargs.values())):  # a distance to measure a loss by: it is called
+        return tracer.inline(fn, args, kwargs)
     return tracer.world.torch_call(fn, args, kwargs)
+
+
+_OF_THE_PROGRAM = (types.FunctionType, types.MethodType, torch.nn.Module, functools.partial)
 
 
 def _run_our_own(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
