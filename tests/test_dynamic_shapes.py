@@ -128,3 +128,25 @@ def test_broadcasting_batch_of_one_is_compiled_apart() -> None:
     function = lambda x, y: (x + y).sum(0) if x.shape[0] == y.shape[0] else x * y.mean()
     calls = [(torch.randn(a, 3), torch.randn(b, 3)) for a, b in ((1, 4), (4, 4), (1, 1), (5, 2), (1, 7), (7, 7))]
     assert compiles(function, calls, dynamic=True) <= 5
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "slopes": lambda x, n: functional.softplus(x, n, n) + functional.leaky_relu(x, n) + functional.elu(x, n) + functional.celu(x, n),
+    "triangles": lambda x, n: x.tril(n) - x.triu(n),
+    "deviation": lambda x, n: x.std(1, correction=n),
+    "filled": lambda x, n: x.scatter(1, torch.zeros(4, 1, dtype=torch.long), n).index_fill(1, torch.tensor([2]), n),
+    "arithmetic": lambda x, n: (x * n + x**n).clamp(max=n) - n / x,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_ints_that_stand_for_numbers(name: str) -> None:
+    """An int that changes is a symbol; an operator that needs its value gets it, under a guard."""
+    x = torch.rand(4, 6) + 0.5
+    assert compiles(NUMBERS[name], [(x, n) for n in (2, 3, 4)]) <= 4
+
+
+def test_a_constant_written_to_a_part_is_no_constant_elsewhere() -> None:
+    """A scatter of one number, then a fill of another part by the same: the rest keeps its values."""
+    function = lambda x: x.scatter(1, torch.zeros(4, 1, dtype=torch.long), 2).index_fill(1, torch.tensor([2]), 2)
+    assert compiles(function, [(torch.rand(4, 6),)], dynamic=False) == 1

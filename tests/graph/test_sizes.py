@@ -251,3 +251,11 @@ def test_order_is_total_and_natural() -> None:
     ordered = sorted(names, key=sort_key)
     assert [str(d) for d in ordered[:2]] == ["3", "i1"]
     assert len({sort_key(d) for d in names}) == len(names)
+
+
+def test_products_of_many_sizes_have_bounds() -> None:
+    """Bounds beyond what a float holds are none."""
+    huge = 1
+    for index in range(40):
+        huge = huge * symbol(f"n{index}", 2, 2**31 - 1)
+    assert bounds(huge + 1)[1] is None and bounds(huge * (2**2000) - 5)[0] > 0

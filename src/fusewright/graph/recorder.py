@@ -343,6 +343,8 @@ class Recorder:
             return self._view_in_place(func, form, args, kwargs)
         if self.data_shapes and data_sizes.records(func, args):
             return data_sizes.record(self, func, args, kwargs)
+        if self.symbolic:
+            args, kwargs = scalar_operands.with_fixed_numbers(func, args, kwargs)
         of_unknown_shape = self._refuse(func, args, kwargs)
         node_args, type_args = self._convert_sequence(args)
         node_kwargs: dict[str, object] = {}

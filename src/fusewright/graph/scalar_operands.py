@@ -8,6 +8,7 @@ float would have given; an operator without a row gets the number's present valu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,35 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.
 def holds_float(args: Args, kwargs: Kwargs) -> bool:
     """Whether an argument is a run-time float."""
     return any(type(value) is torch.SymFloat and node_of(value) is not None for value in (*args, *kwargs.values()))
+
+
+_SIZES_AS_NUMBERS = frozenset({
+    aten.add, aten.add_, aten.sub, aten.sub_, aten.rsub, aten.mul, aten.mul_, aten.div, aten.div_, aten.pow, aten.pow_, aten.remainder,
+    aten.remainder_, aten.fmod, aten.fmod_, aten.floor_divide, aten.floor_divide_, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge,
+    aten.eq_, aten.ne_, aten.lt_, aten.le_, aten.gt_, aten.ge_, aten.clamp, aten.clamp_, aten.clamp_min, aten.clamp_min_, aten.clamp_max,
+    aten.clamp_max_, aten.masked_fill, aten.masked_fill_, aten.where, aten.full, aten.full_like, aten.new_full, aten.fill, aten.fill_,
+    aten.arange, aten.scalar_tensor, aten.addcmul, aten.addcdiv, aten.lerp, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor,
+    aten.bitwise_left_shift, aten.bitwise_right_shift, aten.constant_pad_nd,
+})  # fmt: skip
+"""Operators whose lowering takes a symbolic integer for a number."""
+
+
+@cache
+def _numbers(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    """(place, name) of the arguments that are numbers, of an operator that needs to know them."""
+    if func.overloadpacket in _SIZES_AS_NUMBERS:
+        return ()
+    return tuple((place, a.name) for place, a in enumerate(func._schema.arguments) if str(a.type) in ("number", "Optional[number]"))
+
+
+def with_fixed_numbers(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """The arguments with the values of sizes that stand for numbers (the slope of leaky_relu), which are then guarded."""
+    for place, name in _numbers(func):
+        if place < len(args) and type(args[place]) is torch.SymInt:
+            args = (*args[:place], int(args[place]), *args[place + 1 :])
+        elif type(kwargs.get(name)) is torch.SymInt:
+            kwargs = {**kwargs, name: int(kwargs[name])}
+    return args, kwargs
 
 
 class _Call:

@@ -179,21 +179,34 @@ class Sum(Expr):
         return tuple(atom for monomial, _ in self._terms for atom in monomial)
 
     def _find_interval(self) -> Interval:
-        low: Bound = self._constant
-        high: Bound = self._constant
+        low: Bound = _least(self._constant)
+        high: Bound = _most(self._constant)
         for monomial, coefficient_ in self._terms:
             low_term, high_term = interval_product([(coefficient_, coefficient_), *(interval(atom) for atom in monomial)])
-            low, high = low + low_term, high + high_term
+            low, high = _least(low + _least(low_term)), _most(high + _most(high_term))
         shared = shared_atoms(self._terms) if len(self._terms) > 1 else ()
         if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
             counts = {monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
             quotient = _sum(counts, counts.pop((), 0))
             low_product, high_product = interval_product([interval(quotient), *(interval(atom) for atom in shared)])
-            low, high = max(low, low_product + self._constant), min(high, high_product + self._constant)
+            low = max(low, _least(_least(low_product) + _least(self._constant)))
+            high = min(high, _most(_most(high_product) + _most(self._constant)))
         if any(_is_relational(atom) for monomial, _ in self._terms for atom in monomial):
             low = max(low, _tighten(self, want_high=False))
             high = min(high, _tighten(self, want_high=True))
         return low, high
+
+
+_REACH = 1 << 256
+"""Products of many sizes reach further, and have no bound that is worth an integer (nor one that fits a float)."""
+
+
+def _least(bound: Bound) -> Bound:
+    return -INFINITY if bound < -_REACH else min(bound, _REACH)
+
+
+def _most(bound: Bound) -> Bound:
+    return INFINITY if bound > _REACH else max(bound, -_REACH)
 
 
 class _Binary(Expr):

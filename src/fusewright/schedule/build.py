@@ -222,7 +222,8 @@ class _Emitter:
             visible = item.stage == stage or not self.stages[item.stage].inner
             if visible and elementwise(item.nest, item.access, nest, access):
                 return ir.cast(self._name(item), node.dtype)
-        if len(items) == 1 and (isinstance(items[0].value, Constant) or self._repeatable(items[0], nest, access, stage)):
+        constant = len(items) == 1 and isinstance(items[0].value, Constant) and self._fills(items[0])
+        if constant or (len(items) == 1 and self._repeatable(items[0], nest, access, stage)):
             return ir.cast(items[0].value, node.dtype)
         row = self._row(node.buffer)
         index = row.index(nest, access, inner) if row is not None else None
@@ -234,6 +235,10 @@ class _Emitter:
             item.to_memory = True
         self.reads.setdefault(node.buffer, node.dtype)
         return None
+
+    def _fills(self, item: _Stored) -> bool:
+        """Whether a store writes every element of its buffer (a scatter writes some)."""
+        return not item.bindings and product(item.nest.extents) == product(self.buffers[item.buffer].shape)
 
     def _name(self, item: _Stored) -> Expression:
         """The local (or the expression as simple as one) that holds a stored value."""

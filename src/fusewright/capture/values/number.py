@@ -13,7 +13,7 @@ import torch
 
 from fusewright.capture.dynamic import from_argument
 from fusewright.capture.guards import Guard
-from fusewright.capture.sources import Item, NumberTensor, Source
+from fusewright.capture.sources import Attribute, InstanceDict, Item, NumberTensor, Source
 from fusewright.capture.values.text import TensorText
 from fusewright.graph.runtime_float import OutsideFloat, float_of_input
 from fusewright.graph.symint import size_of
@@ -49,11 +49,11 @@ def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) ->
 
 def has_changed(world: World, real: float | int, source: Source) -> bool:
     """Whether this place has held different numbers at different captures of this function (which is noted), or may be taken to: under
-    dynamic=True, the ints that come with a call."""
+    dynamic=True, the ints that objects among the arguments hold (the length of a key-value cache)."""
     options = world.tracer.options
     if not _may_change(world):
         return False
-    if options.dynamic is True and type(real) is int and from_argument(source, world.module_sources):
+    if options.dynamic is True and type(real) is int and _is_attribute(source) and from_argument(source, world.module_sources):
         return True
     key = (world.tracer.function.__code__, "number", source)
     seen: Any = options.size_history.setdefault(key, (real,))  # type: ignore[arg-type]
@@ -63,6 +63,10 @@ def has_changed(world: World, real: float | int, source: Source) -> bool:
         return False
     options.size_history[key] = (None,)
     return True
+
+
+def _is_attribute(source: Source) -> bool:
+    return isinstance(source, Attribute) or (isinstance(source, Item) and isinstance(source.base, InstanceDict))
 
 
 def load_float(world: World, real: float, source: Source) -> object:

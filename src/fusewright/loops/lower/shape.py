@@ -220,10 +220,10 @@ def channel_shuffle(call: Call, self: Value, groups: int) -> Value:
 
 
 @lowers("tril", "triu")
-def triangle(call: Call, self: Value, diagonal: int = 0) -> Value:
-    row, column = (ir.index_value(axis) for axis in call.axes[-2:])
+def triangle(call: Call, self: Value, diagonal: Dim = 0) -> Value:
+    row, column = call.axes[-2:]
     compare = ex.le if call.target._schema.name == "aten::tril" else ex.ge
-    kept = compare(column, ex.add(row, diagonal))
+    kept = compare(ir.index_value(column), ir.index_value(row + diagonal))
     dtype = ex.compute_dtype(self.dtype)
     return call.result(ex.masked(kept, call.lowering.read(self, call.axes, dtype), ir.constant(0, dtype)))
 
