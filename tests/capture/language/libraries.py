@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import sys
 import typing
 import weakref
 
@@ -15,7 +16,7 @@ import torch
 from .support import program, x
 
 
-@program
+@program(*(["untraceable-call"] if sys.version_info >= (3, 13) else []))  # methods are kept by weak references there
 def single_dispatch():
     @functools.singledispatch
     def apply(value, x):
