@@ -119,7 +119,8 @@ def test_a_torch_level_graph_breaks(name: str) -> None:
         for _ in range(2):
             x = torch.randn(3, 3)
             equal(compiled(x), program(x) + 1)
-    assert set(codes) <= {"functorch-transform", "transform-active"} and codes
+    # Once PyTorch's own compiler has been used in the process, its wrappers stand around a transform.
+    assert set(codes) <= {"functorch-transform", "transform-active", "untraceable-call"} and codes
 
 
 def test_no_import_of_dynamo() -> None:

@@ -470,3 +470,15 @@ assert not events, events
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_fused_updates_are_captured_after_torch_compile_was_used() -> None:
+    """PyTorch's own compiler marks them as disabled, for the whole process, when it is first used."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    for kind in (O.AdamW, O.SGD):
+        model = Net()
+        optimizer = kind(model.parameters(), fused=True)
+        model(torch.ones(2, 8)).sum().backward()
+        with counted(Compiled, Broken, Skipped) as events:
+            fusewright.compile(optimizer.step)()
+        assert events and all(isinstance(event, Compiled) for event in events)

@@ -51,11 +51,14 @@ def of_function(fn: types.FunctionType) -> Rule | None:
     return constant_result if attributes.get(marks.CONSTANT) else by_torch(fn)
 
 
+_HIDDEN = ("_init_group", "_fused_")
+
+
 def _disabled(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     reason = fn.__dict__.get(marks.DISABLED) or fn.__dict__.get("_torchdynamo_disable_msg")
     inner = fn.__dict__.get("_torchdynamo_orig_callable")
-    if isinstance(inner, types.FunctionType) and inner.__name__ == "_init_group" and inner.__module__.startswith("torch.optim."):
-        # PyTorch's compiler hides this part of its optimizers from itself, for the whole process, when it is first used.
+    if isinstance(inner, types.FunctionType) and inner.__module__.startswith("torch.optim.") and inner.__name__.startswith(_HIDDEN):
+        # PyTorch's compiler hides these parts of its optimizers from itself, for the whole process, when it is first used.
         return tracer.call(tracer.world.load(inner, tracer.world.constant(inner, inner.__name__)), args, kwargs)
     if fn.__dict__.get("_torchdynamo_disable_recursive") is False and isinstance(inner, types.FunctionType):
         setattr(inner, marks.EAGER_FRAME, True)  # its wrapper is PyTorch's, which leaves the frame itself to the compiler
