@@ -451,14 +451,6 @@ def _multiply_forms(a: Expr, b: Expr) -> Dim:
     return _sum(terms, constant)
 
 
-def total(dims: Iterable[Dim]) -> Dim:
-    """The sum of `dims`."""
-    result: Dim = 0
-    for d in dims:
-        result = add(result, d)
-    return result
-
-
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of `dims`."""
     result: Dim = 1

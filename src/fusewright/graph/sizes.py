@@ -8,7 +8,7 @@ questions never guess: None means "cannot tell". Divisors are taken to be non-ze
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from fusewright.graph.size_algebra import (
@@ -37,7 +37,6 @@ from fusewright.graph.size_algebra import (
     split_atom,
     symbol,
     term_key,
-    total,
 )
 from fusewright.records import dataclass
 
@@ -77,6 +76,14 @@ __all__ = [
     "to_tuples",
     "total",
 ]
+
+
+def total(dims: Iterable[Dim]) -> Dim:
+    """The sum of `dims`."""
+    result: Dim = 0
+    for d in dims:
+        result = add(result, d)
+    return result
 
 
 def bounds(d: Dim) -> tuple[int | None, int | None]:
