@@ -84,6 +84,8 @@ def unsupported(real: torch.Tensor) -> str | None:
         return "a lazily conjugated or negated view (call .resolve_conj() or .resolve_neg())"
     if real.is_meta:
         return "a tensor on the meta device"
+    if real.requires_grad and real.is_inference() and torch.is_grad_enabled():
+        return "an inference tensor that requires a gradient"
     return None
 
 
