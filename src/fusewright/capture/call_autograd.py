@@ -55,7 +55,6 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     recorder = tracer.recorder
     if not (torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)):
         return unwatched(_stand_in(tracer, cls).apply, *values)
-    recorder.custom_gradients = True
     again = tuple(_argument_again(value) for value in values)
     last, before = next(iter(reversed(recorder.graph.nodes)), None), stamp(tracer.world.effects)
     result = unwatched(_stand_in(tracer, cls).apply, *values)
@@ -245,7 +244,6 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
         recorder = tracer.recorder
-        recorder.custom_gradients = True
         if not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
             recorder.user_gradients = None  # what it holds may be of this call alone
         elif recorder.user_gradients is not None:

@@ -98,8 +98,8 @@ class Recorder:
     env        the symbolic sizes of the capture; None when every size is static
     location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
 
-    Set by the capture as it goes: custom_gradients (a custom autograd function or a hook has a part in the gradients), user_gradients
-    (which they are; None when one of them cannot be called again), freed (the program
+    Set by the capture as it goes: user_gradients (custom autograd functions and hooks that have a part in the gradients; None when one of
+    them cannot be called again), freed (the program
     has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]),
     draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes (results whose shape depends on data are
     recorded as long as nothing reads it). Set by its options: data_shapes, data_numbers (sizes that depend on data are recorded:
@@ -125,7 +125,6 @@ class Recorder:
         self._here: tuple[Location, ...] = ()
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
-        self.custom_gradients = False
         self.user_gradients: list[Application | Hook] | None = []
         self.freed = False
         self.recompute = False
@@ -133,6 +132,11 @@ class Recorder:
         self.data_shapes = self.data_numbers = False
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}  # (version of the tensor, what nonzero or item gave for it)
         self.unknown_shapes = False
+
+    @property
+    def custom_gradients(self) -> bool:
+        """Whether a custom autograd function or a hook has a part in the gradients."""
+        return self.user_gradients is None or bool(self.user_gradients)
 
     @property
     def symbolic(self) -> bool:
