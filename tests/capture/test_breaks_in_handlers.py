@@ -20,17 +20,11 @@ import torch
 
 import fusewright
 
-from .language.support import Program, check, x
+from .breaking import adder, check_case
+from .language.support import Program, x
 
 CASES: list[Any] = []
-
-
-def case(graphs: int, *skips: str) -> Any:
-    def enter(make: Any) -> Any:
-        CASES.append(pytest.param(Program(make, frozenset()), graphs, skips, id=make.__name__))
-        return make
-
-    return enter
+case = adder(CASES)
 
 
 @fusewright.disable
@@ -570,10 +564,7 @@ def called_while_an_exception_is_handled():
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("one, graphs, skips", CASES)
 def test_an_exception_in_flight_crosses_a_break(one: Program, graphs: int, skips: tuple[str, ...], backend: str) -> None:
-    outcome = check(one, backend)
-    assert outcome.graphs >= graphs, (outcome.graphs, outcome.reports)
-    unexpected = [code for code in outcome.skips if code not in skips and code != "exception-escapes"]
-    assert not unexpected, [report for report in outcome.reports]
+    check_case(one, graphs, skips, backend)
 
 
 def test_the_callers_exception_is_not_taken_for_none() -> None:
