@@ -121,3 +121,22 @@ def test_fallback_random_gives_eagers_numbers() -> None:
     got = compiled(x)
     torch.manual_seed(4)
     assert torch.equal(got, functional.dropout(x, 0.5))
+
+
+def test_layers_share_their_kernels() -> None:
+    """A draw is an argument of its kernel: eight layers with dropout need no more code than four."""
+
+    def functions(layers: int) -> int:
+        net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(8)) for _ in range(layers)])
+        texts: list[str] = []
+
+        def note(event: Event) -> None:
+            if isinstance(event, StageDone) and event.stage == "kernels":
+                texts.append(event.text())
+
+        with STREAM.listening(note):
+            fusewright.compile(net, fullgraph=True, options={"disk_cache": False})(torch.randn(4, 8)).sum().backward()
+        assert len(texts) == 2  # forward and backward
+        return sum(text.count("define void @") for text in texts)
+
+    assert functions(8) == functions(4)

@@ -336,7 +336,7 @@ def prepare(program: Any, inputs: Sequence[Any]) -> Memory:
     """Memory with the inputs, constants and fresh buffers of a LoopProgram (or a scheduled Plan) in place."""
     memory = Memory()
     for symbol, (position, dim) in program.size_symbols.items():
-        memory.sizes[symbol] = inputs[position] if dim < 0 else inputs[position].shape[dim]
+        memory.sizes[symbol] = dim if position < 0 else inputs[position] if dim < 0 else inputs[position].shape[dim]
     for name, buffer in program.buffers.items():
         if buffer.role == "input":
             memory.buffers[name] = flat_view(inputs[buffer.position])

@@ -300,7 +300,7 @@ class _Builder:
 
     def input_kinds(self) -> str:
         tensors = {buffer.position for buffer in self.plan.buffers.values() if buffer.role == "input"}
-        integers = {position for position, dim in self.plan.size_symbols.values() if dim == -1}
+        integers = {position for position, dim in self.plan.size_symbols.values() if position >= 0 and dim == -1}
         return "".join("t" if p in tensors else "i" if p in integers else "x" for p in range(len(self.plan.inputs)))
 
     def output(self, output: Output) -> OutputSpec:

@@ -50,8 +50,11 @@ class ValueTable:
         if tree[0] == "sym":
             if tree[1] not in self._places:
                 raise ValueError(f"size symbol {tree[1]} is given by no input")
+            position, dim = self._places[tree[1]]
+            if position < 0:
+                return self._new(dim)  # the number itself
             entry = self._new()
-            self.symbols.append((entry, *self._places[tree[1]]))
+            self.symbols.append((entry, position, dim))
             return entry
         left, right = self._entry(tree[1]), self._entry(tree[2])
         entry = self._new()

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr
+from fusewright.graph.sizes import Dim, Expr, Symbol, symbol
 from fusewright.graph.types import Location
 from fusewright.records import dataclass, field
 
@@ -317,12 +317,23 @@ class Output:
     value: Any = None
 
 
+def argument_symbol(number: int) -> Symbol:
+    """What stands in a kernel for a number that it is given as an argument."""
+    return symbol(f"argument{number:06d}", 0, None)
+
+
+def is_argument(size: Expr) -> bool:
+    """Whether a symbol is one of `argument_symbol`'s."""
+    return isinstance(size, Symbol) and size.name.startswith("argument")
+
+
 @dataclass(slots=True)
 class LoopProgram:
     """A whole graph as loops: operations in a valid order over named buffers.
 
     `size_symbols` maps each symbol of the sizes in use to where its value is found at run time:
-    (input position, dimension), or (input position, -1) when the input itself is the integer.
+    (input position, dimension), or (input position, -1) when the input itself is the integer. (-1, n) is the number n itself: what
+    kernels that are otherwise equal differ in, given to them as an argument so that they share their code.
     """
 
     buffers: dict[str, Buffer] = field(default_factory=dict)

@@ -268,7 +268,7 @@ def print_output(output: Output) -> str:
 def print_program(program: LoopProgram) -> str:
     """The whole program: sizes, buffers, operations, outputs."""
     lines = [
-        f"size {symbol} = input {position}" + (f".shape[{dim}]" if dim >= 0 else "")
+        f"size {symbol} = " + (str(dim) if position < 0 else f"input {position}" + (f".shape[{dim}]" if dim >= 0 else ""))
         for symbol, (position, dim) in program.size_symbols.items()
     ]
     lines += [print_buffer(buffer) for buffer in program.buffers.values()]

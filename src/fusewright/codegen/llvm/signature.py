@@ -1,7 +1,8 @@
 """A kernel's structure without its names: two kernels with equal signatures have the same code.
 
 Takes a `Kernel`; gives a hashable tuple. Always holds: buffers, scratch, locals and symbols of indirect indexing appear as numbers in
-order of first use; axes and sizes appear as themselves (symbols are hash-consed, and schedules name axes alike).
+order of first use, and so do numbers that are given as arguments; axes and sizes appear as themselves (symbols are hash-consed, and
+schedules name axes alike).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Hashable
 
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
-from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store, is_argument
 from fusewright.schedule.plan import Kernel, Reduce, ScanStep
 
 
@@ -21,6 +22,9 @@ class _Numberer:
             self.name(scratch.name)
         self.locals: dict[str, int] = {}
         self.bound: dict[Expr, Dim] = {}
+        for position, size in enumerate(kernel.sizes):
+            if is_argument(size):
+                self.bound[size] = sizes.symbol(f"#argument{position}", 0, None)
         self.nodes: dict[Expression, int] = {}
         self.rows: list[Hashable] = []
 
@@ -93,7 +97,7 @@ def signature(kernel: Kernel) -> Hashable:
         tuple(number.rows),
         kernel.dtypes,
         frozenset(number.name(name) for name in kernel.written),
-        kernel.sizes,
+        tuple(map(number.dim, kernel.sizes)),
         tuple((scratch.dtype, scratch.size) for scratch in kernel.scratch),
         tuple((number.name(read), number.name(written)) for read, written in kernel.inplace),
     )

@@ -74,6 +74,12 @@ class Call:
         """The canonical loop variables of the (single, tensor) result."""
         return axis_symbols(self.type.shape)
 
+    def argument(self, number: int) -> Dim:
+        """A number that kernels are given as an argument, so that those which differ in it alone share their code."""
+        symbol = ir.argument_symbol(number)
+        self.lowering.program.size_symbols[symbol] = (-1, number)
+        return symbol
+
     def result(self, expression: Expression) -> Value:
         """The result whose element at `axes` is `expression`; half results keep a float32 expression."""
         return self.lowering.value(self.type, expression)

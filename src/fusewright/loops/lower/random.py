@@ -28,7 +28,9 @@ def _integer(op: str, left: Expression, right: Expression | int) -> Expression:
 def bernoulli(call: Call, seed: Value, draw: int, p: float, size: Sequence[Dim]) -> Value:
     word = seed.expression
     position = ir.index_value(flat_index(call.axes, contiguous_strides(tuple(size))))
-    high = _integer("add", _integer("shift_right", word, 32), draw * WEYL)
+    # On a GPU the draw is part of the kernel's text.
+    number = ir.index_value(call.argument(draw)) if seed.type.device.type == "cpu" else ir.constant(draw, torch.int64)
+    high = _integer("add", _integer("shift_right", word, 32), _integer("mul", number, WEYL))
     key = _integer("bitwise_and", word, WORD)
     left = _integer("bitwise_and", position, WORD)
     right = _integer("bitwise_and", _integer("bitwise_xor", _integer("shift_right", position, 32), high), WORD)
