@@ -8,6 +8,9 @@ from collections.abc import Iterator
 # PyTorch's threads spin between parallel regions. Where other processes want the same cores, each small operator then waits for a thread
 # that is not running: tests of tiny tensors take 15 times as long. It is read when the OpenMP library is loaded, so before PyTorch.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# PyTorch imports Triton where that is installed; on a machine without a GPU its interpreter runs the generated kernels on the CPU.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch

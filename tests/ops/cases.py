@@ -52,14 +52,14 @@ def operator_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def supports(op: Any, dtype: torch.dtype, form: str) -> bool:
+def supports(op: Any, dtype: torch.dtype, form: str, device: str = "cpu") -> bool:
     if form in ("gradient", "gradgrad"):
         return bool(
-            op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and (form == "gradient" or op.supports_gradgrad)
+            op.supports_autograd and dtype in op.supported_backward_dtypes(device) and (form == "gradient" or op.supports_gradgrad)
         )
     if form == "errors":
         return op.error_inputs_func is not None and dtype == torch.float32
-    if dtype not in op.supported_dtypes("cpu"):
+    if dtype not in op.supported_dtypes(device):
         return False
     if form == "method":
         return isinstance(getattr(op, "method_variant", None), Callable)  # type: ignore[arg-type]
@@ -77,15 +77,15 @@ def _spread(samples: list[Any], limit: int) -> list[tuple[int, Any]]:
     return [(place, samples[place]) for place in places]
 
 
-def operator_cases(op: Any, dtype: torch.dtype, form: str, limit: int = 0) -> Iterator[Case]:
+def operator_cases(op: Any, dtype: torch.dtype, form: str, limit: int = 0, device: str = "cpu") -> Iterator[Case]:
     """The cases of one operator; `limit`: at most so many samples (0: all)."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if form == "errors":
-            yield from _error_cases(op, limit)
+            yield from _error_cases(op, limit, device)
             return
-        samples = list(op.sample_inputs("cpu", dtype, requires_grad=form in ("gradient", "gradgrad")))
+        samples = list(op.sample_inputs(device, dtype, requires_grad=form in ("gradient", "gradgrad")))
     values = op.name not in UNINITIALISED
     for index, sample in _spread(samples, limit):
         made = _FORMS[form](op, sample)
@@ -96,8 +96,8 @@ def operator_cases(op: Any, dtype: torch.dtype, form: str, limit: int = 0) -> It
             yield Case(f"{operator_name(op)} {str(dtype)[6:]} {form} #{index}", make, args, kwargs, values, gradients, invariants)
 
 
-def _error_cases(op: Any, limit: int) -> Iterator[Case]:
-    for index, error in _spread(list(op.error_inputs("cpu")), limit):
+def _error_cases(op: Any, limit: int, device: str) -> Iterator[Case]:
+    for index, error in _spread(list(op.error_inputs(device)), limit):
         sample = error.sample_input
         yield Case(f"{operator_name(op)} errors #{index}", *_function(op, sample))
 
@@ -222,12 +222,12 @@ _FORMS: dict[str, Callable[[Any, Any], Made | None]] = {
 }
 
 
-def foreach_cases(op: Any, dtype: torch.dtype, limit: int = 0) -> Iterator[Case]:
+def foreach_cases(op: Any, dtype: torch.dtype, limit: int = 0, device: str = "cpu") -> Iterator[Case]:
     """The cases of one foreach operator, out of place and in place."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples = list(op.sample_inputs("cpu", dtype, noncontiguous=False, allow_higher_dtype_scalars=True))
+        samples = list(op.sample_inputs(device, dtype, noncontiguous=False, allow_higher_dtype_scalars=True))
     for index, sample in _spread(samples, limit):
         for form, operator in (("function", op.method_variant), ("inplace", op.inplace_variant)):
             if operator is None:
@@ -239,25 +239,25 @@ def foreach_cases(op: Any, dtype: torch.dtype, limit: int = 0) -> Iterator[Case]
             yield Case(f"{op.name} {str(dtype)[6:]} {form} #{index}", lambda transform, call=call: transform(call), (sample.input, *sample.args), dict(sample.kwargs))
 
 
-def module_cases(info: Any, dtype: torch.dtype, training: bool, limit: int = 0) -> Iterator[Case]:
+def module_cases(info: Any, dtype: torch.dtype, training: bool, limit: int = 0, device: str = "cpu") -> Iterator[Case]:
     """The cases of one module class: its forward, in train or eval mode. The module is an argument, so that each run has its own state."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples = list(info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=training))
+        samples = list(info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=training))
     for index, sample in _spread(samples, limit):
         constructor, call = sample.constructor_input, sample.forward_input
         if call is None:
             continue
         name = f"{info.module_cls.__module__.removeprefix('torch.')}.{info.module_cls.__name__}"
-        made = _module_run(info, constructor, dtype, training)
+        made = _module_run(info, constructor, dtype, training, device)
         yield Case(f"{name} {str(dtype)[6:]} {'train' if training else 'eval'} #{index}", made, call.args, dict(call.kwargs))
 
 
-def _module_run(info: Any, constructor: Any, dtype: torch.dtype, training: bool) -> Callable[[Transform], Callable[..., Any]]:
+def _module_run(info: Any, constructor: Any, dtype: torch.dtype, training: bool, device: str) -> Callable[[Transform], Callable[..., Any]]:
     def make(transform: Transform) -> Callable[..., Any]:
         torch.manual_seed(1)
-        module: torch.nn.Module = info.module_cls(*constructor.args, **constructor.kwargs).to(dtype).train(training)
+        module: torch.nn.Module = info.module_cls(*constructor.args, **constructor.kwargs).to(device, dtype).train(training)
         transformed = transform(module)
 
         def run(*args: Any, **kwargs: Any) -> Any:

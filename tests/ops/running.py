@@ -58,6 +58,8 @@ class Listener:
 def attempt(function: Callable[..., Any], args: Any, kwargs: Any, seed: int) -> tuple[Any, BaseException | None]:
     """(result, None) or (None, the exception)."""
     torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     try:
         return function(*args, **kwargs), None
     except Exception as error:

@@ -53,9 +53,9 @@ def units(options: argparse.Namespace, table: dict[str, Any]) -> list[Unit]:
                 kind, _, name = key.partition(":")
                 if pattern and not pattern.fullmatch(name):
                     continue
-                if kind == "op" and form in FORMS and supports(info, DTYPES[dtype], form):
+                if kind == "op" and form in FORMS and supports(info, DTYPES[dtype], form, options.device):
                     chosen.append((form, dtype, key))
-                elif kind == "foreach" and form == "foreach" and DTYPES[dtype] in info.supported_dtypes("cpu"):
+                elif kind == "foreach" and form == "foreach" and DTYPES[dtype] in info.supported_dtypes(options.device):
                     chosen.append((form, dtype, key))
                 elif kind == "module" and form in ("train", "eval") and DTYPES[dtype] in info.dtypes:
                     chosen.append((form, dtype, key))
@@ -63,25 +63,25 @@ def units(options: argparse.Namespace, table: dict[str, Any]) -> list[Unit]:
     return chosen[int(index) :: int(count)]
 
 
-def cases_of(unit: Unit, table: dict[str, Any], limit: int) -> Iterator[Case]:
+def cases_of(unit: Unit, table: dict[str, Any], limit: int, device: str = "cpu") -> Iterator[Case]:
     form, dtype, key = unit
     info = table[key]
     if form == "foreach":
-        return foreach_cases(info, DTYPES[dtype], limit)
+        return foreach_cases(info, DTYPES[dtype], limit, device)
     if form in ("train", "eval"):
-        return module_cases(info, DTYPES[dtype], form == "train", limit)
-    return operator_cases(info, DTYPES[dtype], form, limit)
+        return module_cases(info, DTYPES[dtype], form == "train", limit, device)
+    return operator_cases(info, DTYPES[dtype], form, limit, device)
 
 
 HOW: dict[str, dict[str, Any]] = {"": {}, "eager": {"backend": "eager"}, "aot_eager": {"backend": "aot_eager"}, "dynamic": {"dynamic": True}}
 """The ways to compile: the default, a backend that tests one half of the compiler, symbolic sizes."""
 
 
-def run_unit(unit: Unit, table: dict[str, Any], limit: int, how: str = "") -> Iterator[dict[str, Any]]:
+def run_unit(unit: Unit, table: dict[str, Any], limit: int, how: str = "", device: str = "cpu") -> Iterator[dict[str, Any]]:
     """The outcomes of one unit, as JSON data."""
     form, dtype, key = unit
     try:
-        for case in cases_of(unit, table, limit):
+        for case in cases_of(unit, table, limit, device):
             try:
                 outcome = run_case(case, **HOW[how])
             except Exception as error:  # the harness's own trouble with a sample is an outcome too, never silence
@@ -98,12 +98,16 @@ def run_unit(unit: Unit, table: dict[str, Any], limit: int, how: str = "") -> It
 def work(options: argparse.Namespace) -> None:
     """The child: runs the units that it reads from its standard input and writes outcomes as it goes."""
     table = entries()
+    on_gpu = options.device == "cuda"
     # PyTorch's own also notes a stack trace for each kind of device that is absent: 60% of a sweep's time.
-    torch.manual_seed = torch.default_generator.manual_seed
+    if not on_gpu:
+        torch.manual_seed = torch.default_generator.manual_seed
     for line in sys.stdin:
         unit = tuple(json.loads(line))
-        for outcome in run_unit(unit, table, options.limit, options.how):  # type: ignore[arg-type]
+        for outcome in run_unit(unit, table, options.limit, options.how, options.device):  # type: ignore[arg-type]
             print(json.dumps(outcome), flush=True)
+        if on_gpu:
+            torch.cuda.synchronize()  # a GPU that an operator has stopped ends this child
         print(json.dumps({"done": unit}), flush=True)
 
 
@@ -119,7 +123,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     late = False
     while pending and not late:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.ops.sweep", "--work", "--limit", str(options.limit), "--how", options.how],
+            [sys.executable, "-m", "tests.ops.sweep", "--work", "--limit", str(options.limit), "--how", options.how, "--device", options.device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, "FUSEWRIGHT_CACHE": "1" if options.cache else "0"},
         )  # fmt: skip
@@ -244,6 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", help="a regular expression for whole names")
     parser.add_argument("--limit", type=int, default=0, help="at most so many samples of one operator (0: all)")
     parser.add_argument("--how", default="", choices=list(HOW), help="the way to compile")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the samples lie")
     parser.add_argument("--out", help="append the outcomes to this file, and go on where it ends")
     parser.add_argument("--seconds", type=float, default=0, help="begin no further entry after so many seconds (0: no limit)")
     parser.add_argument("--cache", action="store_true", help="take compiled graphs from the disk cache, as a second run of a program does")

@@ -20,7 +20,7 @@ STRIDE = 6
 
 
 def selection(form: str, dtype: str = "float32") -> list[Unit]:
-    return units(argparse.Namespace(form=[form], dtype=[dtype], only=None, slice="0/1"), TABLE)
+    return units(argparse.Namespace(form=[form], dtype=[dtype], only=None, slice="0/1", device="cpu"), TABLE)
 
 
 def every(form: str, dtype: str, stride: int, first: int) -> Iterator[Unit]:
@@ -59,7 +59,7 @@ def test_a_slice_equals_eager(form: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "float64", "complex64"])
 @pytest.mark.parametrize("form", ["function", "method", "inplace", "out", "gradient", "gradgrad", "errors", "foreach", "train", "eval"])
 def test_every_entry_equals_eager(form: str, dtype: str) -> None:
-    options = argparse.Namespace(form=[form], dtype=[dtype], only=None, slice="0/1", limit=4, out=None, quiet=True, cache=False, seconds=0, how="")
+    options = argparse.Namespace(form=[form], dtype=[dtype], only=None, slice="0/1", limit=4, out=None, quiet=True, cache=False, seconds=0, how="", device="cpu")
     outcomes = run(options)
     print(table_of(outcomes))
     assert not [o for o in outcomes if o["kind"] not in GOOD]

@@ -75,6 +75,15 @@ def with_nan(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 1.5, float("nan"), x)
 
 
+def extreme_logits() -> torch.Tensor:
+    """Rows that are walked in steps: plain, beginning with negative infinities, nothing but these, and with an infinity or a NaN late."""
+    x = r(6, 20000) * 20
+    x[1, :9000] = x[2] = float("-inf")
+    x[3, 17000] = float("inf")
+    x[4, 17000] = float("nan")
+    return x
+
+
 def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = with_nan(x)
     return y.amax(1), y.amin(0), y.argmax(1), y.argmin(0), torch.round(x).argmax(1), (x > 9).any(1), (x < 9).all(0), y.cummax(1)[1]
@@ -101,6 +110,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
         lambda x, y: (x.softmax(-1), y.softmax(-1)),
         lambda: [r(3, 70), r(1, 33000)],
     ),
+    "a loss over classes that are infinite, or no numbers": (lambda x, y: F.cross_entropy(x, y, reduction="none"), lambda: [extreme_logits(), torch.arange(6)]),
     "softmax along the rows": (lambda x: x.softmax(0), lambda: [r(70, 40)]),
     "batch norm in training": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), lambda: [r(3, 5, 7, 6), r(5), r(5)]),
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: [r(3, 6, 5, 5), r(6), r(6)]),
@@ -123,6 +133,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     "gathers and scatters": (scattered, lambda: [r(8, 6), torch.tensor([1, 1, 7, 0, 1]), r(5, 6)]),
     "division": (divisions, lambda: [torch.arange(-8, 8), torch.tensor([3, -3, 5, 2] * 4), r(16), r(16)]),
     "elementary functions": (elementary, lambda: [r(40)]),
+    "windows of changing size": (lambda x: F.adaptive_avg_pool2d(x, (5, 7)), lambda: [r(2, 3, 8, 9)]),
     "a pooled window": (lambda x: F.avg_pool2d(x, 3, 2, 1) + F.max_pool2d(x, 3, 2, 1), lambda: [r(2, 3, 9, 9)]),
 }
 
@@ -144,6 +155,19 @@ def test_halves_are_rounded_within_a_unit() -> None:
     function = lambda x, w: F.layer_norm(x, (64,), w) * torch.sigmoid(x)
     (actual,) = run(lowered(function, [x, w]), [x, w])
     torch.testing.assert_close(actual, function(x, w), rtol=1.6e-2, atol=1e-2)
+
+
+def test_a_gelu_of_halves_is_as_exact_as_halves_are() -> None:
+    """1 + erf(x) is approximate where halves are stored; also far on the left, where it is small."""
+    x = torch.cat([torch.linspace(-5.5, 6, 4001), torch.tensor([float("inf"), float("nan"), 0.0, -0.0])]).half()
+    (actual,) = run(lowered(lambda x: F.gelu(x), [x]), [x])
+    torch.testing.assert_close(actual, F.gelu(x.double()).half(), rtol=1e-3, atol=1.2e-7, equal_nan=True)
+
+
+def test_a_long_rows_maximum_and_exponentials_share_a_loop() -> None:
+    plan = schedule(lowered(lambda x, y: F.cross_entropy(x, y), [r(6, 20000), torch.arange(6)]), GPU)
+    codes = generate(list(plan.kernels.values()), plan.buffers, Processor())
+    assert sum(code.text.count("for base in") for code in codes.values() if "20000" in code.text) == 1
 
 
 def test_a_row_stays_in_registers_and_equal_kernels_share_their_text() -> None:

@@ -54,12 +54,15 @@ def text_of(d: Dim, name: Name, bind: Bind) -> tuple[str, frozenset[str]]:
         left, left_dims = text_of(d.left, name, bind)
         right, right_dims = text_of(d.right, name, bind)
         low, _ = sizes.bounds(d.left)
+        least_divisor, _ = sizes.bounds(d.right)
+        # A divisor of 0 divides nothing: the loops that it belongs to are empty.
+        suffix = "_by_positive" if least_divisor is not None and least_divisor >= 0 else ""
         dims = left_dims | right_dims
         plain = low is not None and low >= 0
         if isinstance(d, sizes.FloorDiv):
-            text = f"{_operand(left)} // {_operand(right)}" if plain else f"lib.floor_quotient({left}, {right})"
+            text = f"{_operand(left)} // {_operand(right)}" if plain else f"lib.floor_quotient{suffix}({left}, {right})"
         else:
-            text = f"{_operand(left)} % {_operand(right)}" if plain else f"lib.floor_remainder({left}, {right})"
+            text = f"{_operand(left)} % {_operand(right)}" if plain else f"lib.floor_remainder{suffix}({left}, {right})"
         return bind(text, dims), dims
     if isinstance(d, (sizes.Min, sizes.Max)):
         function = "tl.minimum" if isinstance(d, sizes.Min) else "tl.maximum"

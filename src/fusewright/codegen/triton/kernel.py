@@ -16,7 +16,7 @@ import torch
 
 from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
 from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, values_of, walk
-from fusewright.codegen.triton import indices, operations, reductions
+from fusewright.codegen.triton import indices, online, operations, reductions
 from fusewright.codegen.triton.operations import HALVES, Style
 from fusewright.codegen.triton.tiles import Tile, accumulates, choose
 from fusewright.codegen.triton.values import Value
@@ -109,8 +109,12 @@ class Emitter:
         for scratch in kernel.scratch:
             self.dtypes[scratch.name] = scratch.dtype
         self._programs()
-        for view in self.shape.views:
-            self._stage(view)
+        loops = self.tile.kind == "rows" and not self.tile.persistent
+        pairs = {pair.first: pair for pair in online.pairs_of(self.shape)} if loops else {}
+        done = {pair.second for pair in pairs.values()}
+        for place, view in enumerate(self.shape.views):
+            if place not in done:
+                self._stage(view, pairs.get(place))
         size_names = [str(symbol) for symbol in kernel.sizes]
         parameters = (*(self.names[name] for name in (*kernel.buffers, *self.spilled)), *size_names)
         spills = tuple(
@@ -218,7 +222,7 @@ class Emitter:
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
-    def _stage(self, view: StageView) -> None:
+    def _stage(self, view: StageView, pair: online.Pair | None) -> None:
         self.view = view
         self.memo.clear()
         self._synchronise(view)
@@ -233,7 +237,7 @@ class Emitter:
             self._enter_row(view, extent)
             self._statements(view)
             return
-        self._loop(view, extent)
+        self._loop(view, extent, pair)
 
     def _make_row(self, extent: Dim) -> None:
         """Positions along a row that is one block."""
@@ -257,8 +261,8 @@ class Emitter:
         self.row_symbol = symbol
         self.mapping = {**self.outer_mapping, **indices.unflatten(view.axes, symbol)}
 
-    def _loop(self, view: StageView, extent: Dim) -> None:
-        """The stage as a loop over blocks of the row. Lines at level 0 that the body causes stand before the loop."""
+    def _loop(self, view: StageView, extent: Dim, pair: online.Pair | None) -> None:
+        """The stage (or a pair of them) as a loop over blocks of the row. Lines at level 0 that the body causes stand before the loop."""
         self.row_symbol = sizes.loop_symbol("r", extent)
         self.row = Value("r", frozenset("r"), 1)
         self.mapping = {**self.outer_mapping, **indices.unflatten(view.axes, self.row_symbol)}
@@ -270,9 +274,15 @@ class Emitter:
         whole = sizes.is_multiple(extent, self.tile.r)
         self.row_mask = None if whole else Value("r_mask", frozenset("r"), 1)
         self.level = 1
-        self._statements(view)
+        if pair is None:
+            self._statements(view)
+            before.append(f"for base in range(0, {text}, R):")
+        else:
+            self._statements_before(view)
+            online.begin(self, pair)
+            online.body(self, pair)
+            before.append(f"for base in tl.range(0, {text}, R, num_stages={online.STAGES}):")
         self.level = 0
-        before.append(f"for base in range(0, {text}, R):")
         before.append(f"    r = base + tl.arange(0, R)[None, :]{'.to(tl.int64)' if self.wide else ''}")
         if not whole:
             before.append(f"    r_mask = r < {text}")
@@ -280,6 +290,9 @@ class Emitter:
         self.known[1].clear()
         self.stored = {key: value for key, value in self.stored.items() if value.level == 0}
         self.locals = {name: value for name, value in self.locals.items() if value.level == 0}
+        if pair is not None:
+            online.close(self, pair)
+            return
         for statement in view.stage.statements:
             if isinstance(statement, Reduce):
                 self.locals[statement.local] = reductions.close(self, statement)
@@ -294,6 +307,12 @@ class Emitter:
     def memory(self, buffer: str) -> str:
         """The name under which the memory of a buffer is known."""
         return self.shape.aliases.get(buffer, buffer)
+
+    def _statements_before(self, view: StageView) -> None:
+        """The values that a stage of one reduction defines for it."""
+        for statement in view.stage.statements[:-1]:
+            assert isinstance(statement, Define)
+            self.locals[statement.local] = self.evaluate(statement.value)
 
     def _statements(self, view: StageView) -> None:
         for statement in view.stage.statements:
@@ -339,6 +358,10 @@ class Emitter:
         return self._apply(expr)
 
     def _apply(self, expr: Apply) -> Value:
+        argument = operations.one_plus_erf(expr) if self.style.fast else None
+        if argument is not None:
+            value = self.evaluate(argument)
+            return self.bind(f"lib.fast_one_plus_erf({value.text})", value.dims, value.level)
         loose = expr.op not in operations.TYPED_OPERANDS and any(not isinstance(arg, Constant) for arg in expr.args)
         texts: list[str] = []
         dims: frozenset[str] = indices.NOTHING
