@@ -137,6 +137,18 @@ class Hint(Event):
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Raced(Event):
+    """Something was measured to find what is quickest: what, who won, seconds by contender, why others were refused, and all of it as text.
+    A contender whose results were not as good as the first one's is among the refused."""
+
+    question: str
+    winner: str
+    times: dict[str, float]
+    refused: dict[str, str]
+    text: str
+
+
 Subscriber = Callable[[Event], None]
 
 

@@ -6,18 +6,22 @@ by the buffers that they write.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
 
+from fusewright.backends.autotune import Records, Tuned, tune
+from fusewright.backends.trials import GpuTrials, machine_text
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
+from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.loops.ir import Buffer, LoopProgram
 from fusewright.records import replace
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Kernel, Plan
 
-__all__ = ["Unsupported", "compile_kernels", "schedule_options", "split", "texts", "warm_up"]
+__all__ = ["Unsupported", "autotune", "compile_kernels", "may_autotune", "schedule_options", "split", "texts", "warm_up"]
 
 
 def warm_up(inputs: Iterable[object]) -> None:
@@ -55,8 +59,8 @@ def home(kernel: Kernel, buffers: Mapping[str, Buffer]) -> torch.device:
     return next(buffers[name].device for name in kernel.buffers if name in kernel.written)
 
 
-def compile_kernels(kernels: list[Kernel], plan: Plan) -> dict[str, DeviceKernel]:
-    """Generates the kernels, by name, and has them compiled in the background. Raises Unsupported."""
+def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) -> dict[str, DeviceKernel]:
+    """Generates the kernels, by name, and has them compiled in the background. tiles: block sizes that tuning chose. Raises Unsupported."""
     if cuda_code.triton_version() is None:
         raise Unsupported("a GPU without Triton (pip install triton)")
     groups: dict[int, list[Kernel]] = {}
@@ -65,10 +69,29 @@ def compile_kernels(kernels: list[Kernel], plan: Plan) -> dict[str, DeviceKernel
     made: dict[str, DeviceKernel] = {}
     for index, group in groups.items():
         processor = cuda_code.processor(index)
-        codes = generate(group, plan.buffers, processor)
+        codes = generate(group, plan.buffers, processor, tiles)
         cuda_code.request(codes.values(), processor.arch)
         made.update(codes)
     return made
+
+
+def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
+    """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds. Raises Unsupported."""
+    tuned = Tuned(plan, {}, (), 0)
+    ends = time.perf_counter() + seconds
+    for device in sorted({buffer.device for buffer in plan.buffers.values() if buffer.device.type == "cuda"}, key=str):
+        index = device.index or 0
+        processor = cuda_code.processor(index)
+        trials = GpuTrials(tuned.plan, device, processor, machine_text(index))
+        more = tune(tuned.plan, processor, device, trials, records, ends - time.perf_counter())
+        tuned = Tuned(more.plan, tuned.tiles | more.tiles, tuned.answers + more.answers, tuned.unasked + more.unasked)
+    return tuned
+
+
+def may_autotune(plan: Plan) -> bool:
+    """Whether something can be measured now: not while the caller records a CUDA graph."""
+    on_gpu = any(buffer.device.type == "cuda" for buffer in plan.buffers.values())
+    return on_gpu and cuda_code.triton_version() is not None and not torch.cuda.is_current_stream_capturing()
 
 
 def texts(codes: dict[str, DeviceKernel]) -> str:

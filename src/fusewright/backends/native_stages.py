@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch.fx
 
 from fusewright.autograd.partition import split
-from fusewright.backends import gpu, size_buckets
+from fusewright.backends import gpu, graph_cache, size_buckets
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.linear_choice import Chooser
 from fusewright.backends.registry import GraphToCompile
@@ -23,7 +23,8 @@ from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.codegen.triton import DeviceKernel
-from fusewright.events import Hint, StageDone
+from fusewright.codegen.triton.module import Tiles
+from fusewright.events import Hint, Raced, StageDone
 from fusewright.graph import passes
 from fusewright.graph.builder import env_of
 from fusewright.graph.grad_mode import run_with_grad_mode
@@ -130,6 +131,10 @@ def generate(
     plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
     on_cpu, on_gpu = gpu.split(plan)
     device_codes: dict[str, DeviceKernel] = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan) if on_gpu else {}
+    if to_compile.settings["max_autotune"] and gpu.may_autotune(plan):
+        plan, tiles = _tuned(to_compile, plan)
+        on_cpu, on_gpu = gpu.split(plan)
+        device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, tiles)
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
         module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu)
@@ -137,3 +142,19 @@ def generate(
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     return call_plan, module.object, tuple(codes.values())
+
+
+def _tuned(to_compile: GraphToCompile, plan: Plan) -> tuple[Plan, Tiles]:
+    """The plan with what was found to be quickest on its GPUs, and block sizes of its kernels."""
+    settings = to_compile.settings
+    records = graph_cache.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
+    started = time.perf_counter()
+    tuned = gpu.autotune(plan, settings["autotune_seconds"], records)
+    seconds = time.perf_counter() - started
+    to_compile.notify(StageDone(to_compile.function, "autotuning", lambda: tuned.text, seconds, "autotuning"))
+    for answer in tuned.answers:
+        to_compile.notify(Raced(to_compile.function, answer.question, answer.winner, dict(answer.times), dict(answer.refused), answer.text))
+    if tuned.unasked:
+        spent = f"autotune_seconds={settings['autotune_seconds']:g} were over before {tuned.unasked} products or kernels were measured"
+        to_compile.notify(Hint(to_compile.function, f"{spent}: they run as in default mode"))
+    return tuned.plan, tuned.tiles

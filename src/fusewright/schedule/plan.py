@@ -92,8 +92,37 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Operand:
+    """A factor of a product: its element at (batch, row or column, k) is buffer[outer + inner], `outer` over the kernel's outer axes,
+    `inner` over the symbol `k`. checks: (outer part, inner part, extent); the element is 0 where their sum is not in 0..extent-1."""
+
+    buffer: str
+    dtype: torch.dtype
+    outer: Dim
+    inner: Dim
+    checks: tuple[tuple[Dim, Dim, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A batch of matrix products: at outer point (batch, row, column), local `local` is the float32 sum over k < length of left * right.
+
+    `left` does not depend on the column, `right` not on the row. full: float32 operands are multiplied in full precision (not in TF32).
+    """
+
+    local: str
+    left: Operand
+    right: Operand
+    k: Expr
+    length: int
+    full: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One fused kernel. `buffers` lists every buffer it touches, in parameter order (reads first); `sizes` the size symbols it needs.
+
+    product: what a kernel for a GPU multiplies before its only stage, which is pointwise, starts; `outer` is then batch, row and column.
 
     inplace: buffers in this kernel whose memory may be the same (the memory plan reused an input's space for an output):
     pairs (read, written); each element is read before the same element is written, in the same iteration.
@@ -110,6 +139,7 @@ class Kernel:
     inplace: tuple[tuple[str, str], ...] = ()
     locations: tuple[Location, ...] = ()
     origins: tuple[str, ...] = ()
+    product: Product | None = None
 
 
 @dataclass(frozen=True, slots=True)

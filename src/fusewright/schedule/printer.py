@@ -24,7 +24,7 @@ from fusewright.loops.ir import (
     Masked,
     Store,
 )
-from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel, ScanStep, Stage, Statement
+from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement
 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -121,9 +121,19 @@ def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, loc
         lines.append(f"  parallel {_loop_text(kernel.outer)}:")
         indent = "    "
     lines.extend(f"{indent}scratch {scratch.name}: {dtype_text(scratch.dtype)}[{scratch.size}]" for scratch in kernel.scratch)
+    if kernel.product is not None:
+        lines.append(indent + product_text(kernel.product))
     for stage in kernel.stages:
         lines.extend(stage_lines(stage, indent))
     return "\n".join(lines)
+
+
+def product_text(product: Product) -> str:
+    def operand(o: Operand) -> str:
+        inside = "".join(f" where 0 <= {outer + inner} < {extent}" for outer, inner, extent in o.checks)
+        return f"{o.buffer}[{o.outer + o.inner}]{inside}"
+
+    return f"{product.local} = sum over {product.k} < {product.length} of {operand(product.left)} * {operand(product.right)}"
 
 
 def location_lines(locations: tuple[Location, ...]) -> list[str]:

@@ -76,7 +76,7 @@ def verify_kernel(kernel: Kernel) -> None:
     scratch = {item.name for item in kernel.scratch}
     known = scratch | set(kernel.buffers)
     outer_symbols = {axis.symbol for axis in kernel.outer}
-    visible: set[str] = set()
+    visible: set[str] = set() if kernel.product is None else {kernel.product.local}
     stored_before: set[str] = set()
     for number, stage in enumerate(kernel.stages):
         _verify_symbols(name, stage.axes, "i")

@@ -36,9 +36,9 @@ def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Map
     function_of(code)[(grid,)](*arguments)
 
 
-def run_plan(plan: Plan, inputs: Sequence[Any], processor: Processor = TINY) -> list[Any]:
-    """What the plan returns with its kernels interpreted (externs by the reference interpreter)."""
-    codes = generate(list(plan.kernels.values()), plan.buffers, processor)
+def run_plan(plan: Plan, inputs: Sequence[Any], processor: Processor = TINY, tiles: Mapping[str, Any] | None = None) -> list[Any]:
+    """What the plan returns with its kernels interpreted (externs by the reference interpreter). tiles: chosen blocks, by kernel."""
+    codes = generate(list(plan.kernels.values()), plan.buffers, processor, tiles or {})
     memory = loops.prepare(plan, inputs)
     for name, place in plan.placements.items():
         dtype = plan.buffers[name].dtype

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store, is_argument
-from fusewright.schedule.plan import Kernel, Reduce, ScanStep
+from fusewright.schedule.plan import Kernel, Product, Reduce, ScanStep
 
 
 class _Numberer:
@@ -73,8 +73,14 @@ class _Numberer:
         return ("checked", self.node(expr.value), self.dim(expr.extent), expr.wrap)
 
 
+def _product(number: _Numberer, product: Product) -> Hashable:
+    sides = ((number.name(side.buffer), side.dtype, side.outer, side.inner, side.checks) for side in (product.left, product.right))
+    return (number.local(product.local), *sides, product.k, product.length, product.full)
+
+
 def signature(kernel: Kernel) -> Hashable:
     number = _Numberer(kernel)
+    product = None if kernel.product is None else _product(number, kernel.product)
     stages: list[Hashable] = []
     for stage in kernel.stages:
         statements: list[Hashable] = []
@@ -100,4 +106,5 @@ def signature(kernel: Kernel) -> Hashable:
         tuple(map(number.dim, kernel.sizes)),
         tuple((scratch.dtype, scratch.size) for scratch in kernel.scratch),
         tuple((number.name(read), number.name(written)) for read, written in kernel.inplace),
+        product,
     )

@@ -18,6 +18,7 @@ from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
 from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, values_of, walk
 from fusewright.codegen.triton import indices, online, operations, reductions
 from fusewright.codegen.triton.operations import HALVES, Style
+from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.codegen.triton.tiles import Tile, accumulates, choose
 from fusewright.codegen.triton.values import Value
 from fusewright.graph import sizes
@@ -28,6 +29,8 @@ from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep
 
 LONGEST_INDEX = (1 << 31) - 1
 EXACT = Style()
+PLANE = ("square", "product")
+"""Kinds of tile whose blocks run along x and y."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class KernelText:
     body: tuple[str, ...]
     spills: tuple[Spill, ...]
     grid: Dim
-    tile: Tile
+    tile: Tile | ProductTile
     checks: bool
 
 
@@ -65,7 +68,7 @@ def emit_kernel(kernel: Kernel, processor: Processor, scalars: frozenset[str], w
 class Emitter:
     kernel: Kernel
     shape: Shape
-    tile: Tile
+    tile: Tile | ProductTile
     scalars: frozenset[str]
     wide: bool
     spilled: tuple[str, ...]
@@ -128,13 +131,18 @@ class Emitter:
     # --- blocks ------------------------------------------------------------------------------------------------------
 
     def _grid(self) -> Dim:
-        tile = self.tile
+        tile = self._plain_tile
         grid = sizes.ceil_div(indices.total(tile.x_axes), tile.x)
         return grid * sizes.ceil_div(indices.total(tile.y_axes), tile.y) if tile.kind == "square" else grid
 
+    @property
+    def _plain_tile(self) -> Tile:
+        assert isinstance(self.tile, Tile)
+        return self.tile
+
     def _programs(self) -> None:
         """The positions that this program handles, and their masks."""
-        tile = self.tile
+        tile = self._plain_tile
         out = self.lines[0]
         out.append(f"X: tl.constexpr = {tile.x}")
         program = f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}"
@@ -163,14 +171,14 @@ class Emitter:
         """Block dimensions of the current stage."""
         if self.tile.kind == "flat":
             return frozenset("x")
-        if self.tile.kind == "square":
+        if self.tile.kind in PLANE:
             return frozenset("xy")
         return frozenset("xr") if self.row is not None else frozenset("x")
 
     def shape_text(self, dims: frozenset[str]) -> str:
         if self.tile.kind == "flat":
             return "[X]" if dims else "[]"
-        if self.tile.kind == "square":
+        if self.tile.kind in PLANE:
             return f"[{'Y' if 'y' in dims else '1'}, {'X' if 'x' in dims else '1'}]"
         return f"[{'X' if 'x' in dims else '1'}, {self.row_block() if 'r' in dims else '1'}]"
 
@@ -269,9 +277,9 @@ class Emitter:
         before, self.lines[1] = self.lines[0], []
         if not self.looped:
             self.looped = True
-            before.append(f"R: tl.constexpr = {self.tile.r}")
+            before.append(f"R: tl.constexpr = {self._plain_tile.r}")
         text, _ = self._size_text(extent)
-        whole = sizes.is_multiple(extent, self.tile.r)
+        whole = sizes.is_multiple(extent, self._plain_tile.r)
         self.row_mask = None if whole else Value("r_mask", frozenset("r"), 1)
         self.level = 1
         if pair is None:

@@ -15,6 +15,9 @@ from fusewright.codegen.llvm.analysis import tree_size, values_of
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.triton.kernel import LONGEST_INDEX, KernelText, emit_kernel
 from fusewright.codegen.triton.operations import TYPES
+from fusewright.codegen.triton.product import emit_product
+from fusewright.codegen.triton.product_tiles import ProductTile
+from fusewright.codegen.triton.tiles import Tile
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Buffer
@@ -22,24 +25,31 @@ from fusewright.schedule.plan import Kernel
 from fusewright.schedule.printer import kernel_text, location_lines
 
 PRINTABLE_NODES = 400
+STAGES = 3
+"""Loads in flight of a loop."""
+Tiles = Mapping[str, "Tile | ProductTile"]
+NO_TILES: Tiles = {}
 HEADER = """import triton
 import triton.language as tl
 from fusewright.codegen.triton import library as lib
 """
 
 
-def generate(kernels: Sequence[Kernel], buffers: Mapping[str, Buffer], processor: Processor) -> dict[str, DeviceKernel]:
-    """By kernel name. Raises Unsupported."""
+def generate(
+    kernels: Sequence[Kernel], buffers: Mapping[str, Buffer], processor: Processor, tiles: Tiles = NO_TILES
+) -> dict[str, DeviceKernel]:
+    """By kernel name. tiles: of kernels whose blocks were chosen already (each that has a product, and others). Raises Unsupported."""
     made: dict[Hashable, DeviceKernel] = {}
     found: dict[str, DeviceKernel] = {}
     for kernel in kernels:
         scalars = _scalars(kernel, buffers)
         wide = _is_wide(kernel, buffers)
         aligned = tuple(_is_aligned(buffers[name]) for name in kernel.buffers)
-        structure = (signature(kernel), scalars, wide, aligned)
+        tile = tiles.get(kernel.name)
+        structure = (signature(kernel), scalars, wide, aligned, tile)
         first = made.get(structure)
         if first is None:
-            first = made[structure] = _generate(kernel, buffers, processor, scalars, wide, aligned)
+            first = made[structure] = _generate(kernel, processor, scalars, wide, aligned, tile)
         found[kernel.name] = DeviceKernel(
             kernel.name, first.key, first.symbol, first.text, first.signature, first.aligned, kernel.buffers, first.scalars, first.spills,
             kernel.sizes, first.grid, first.warps, first.stages, first.checks, kernel.locations, kernel.origins,
@@ -84,15 +94,20 @@ def _is_aligned(buffer: Buffer) -> bool:
 
 
 def _generate(
-    kernel: Kernel, buffers: Mapping[str, Buffer], processor: Processor, scalars: frozenset[int], wide: bool, aligned: Sequence[bool]
+    kernel: Kernel, processor: Processor, scalars: frozenset[int], wide: bool, aligned: Sequence[bool], tile: Tile | ProductTile | None
 ) -> DeviceKernel:
-    made = emit_kernel(kernel, processor, frozenset(kernel.buffers[k] for k in scalars), wide)
+    stages = STAGES
+    if isinstance(tile, ProductTile):
+        if scalars:
+            raise Unsupported("a product with a number in CPU memory")
+        made, stages = emit_product(kernel, wide, tile), tile.stages
+    else:
+        made = emit_kernel(kernel, processor, frozenset(kernel.buffers[k] for k in scalars), wide, tile)
     types = [("" if k in scalars else "*") + _type(dtype, k in scalars) for k, dtype in enumerate(kernel.dtypes)]
     types += ["*" + TYPES[spill.dtype] for spill in made.spills]
     pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))
     types += ["i64" if wide else "i32"] * len(kernel.sizes)
     body = "\n".join(f"    {line}" for line in made.body)
-    stages = 3
     facts = (body, made.parameters, tuple(types), pointers, made.tile.warps, stages, processor.arch, made.checks)
     key = hashlib.sha256(repr(facts).encode()).hexdigest()
     symbol = f"fw_{re.sub('[^0-9a-zA-Z_]', '_', kernel.name)[:60]}_{key[:8]}"
@@ -115,7 +130,7 @@ def _comments(kernel: Kernel, made: KernelText) -> list[str]:
     """The user's lines and, of a kernel that is not long, its loops."""
     sizes_ = [tree_size(value) for stage in kernel.stages for value in values_of(stage)]
     tile = made.tile
-    lines = [*location_lines(kernel.locations), f"{tile.kind}, {tile.warps} warps{', a row is one block' if tile.persistent else ''}"]
+    lines = [*location_lines(kernel.locations), tile.text]
     if sum(sizes_) <= PRINTABLE_NODES:
         lines += kernel_text(kernel, locations=False).splitlines()
     return lines

@@ -19,13 +19,15 @@ from fusewright.codegen.triton import online
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Apply, Axis
-from fusewright.records import dataclass
+from fusewright.records import dataclass, replace
 
 UNKNOWN = 1024  # what a symbolic extent is taken for
 PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most
 PERSISTENT_COLUMNS = 1024  # rows of a persistent tile whose neighbouring elements lie along the outer axes
 LONG = 16 * 1024
 SCAN = 8 * 1024
+MOST_POINTS = 32 * 1024
+"""Points of a block of up to eight warps that is worth a try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class Tile:
     y: int = 1
     y_axes: tuple[Axis, ...] = ()
     persistent: bool = False
+
+    @property
+    def sizes(self) -> str:
+        """Block sizes and warps, which tell a tile from its neighbours."""
+        return f"x {self.x}, y {self.y}, r {self.r}, {self.warps} warps"
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}, {self.warps} warps{', a row is one block' if self.persistent else ''}"
 
 
 def estimate(d: Dim) -> int:
@@ -219,6 +230,27 @@ def _columns(shape: Shape, processor: Processor, outer: int, longest: int, stati
         x //= 2
     step = _clamp(min(power_of_two(longest), 8192 // x), 1, 128)
     return Tile("rows", x, step, _clamp(x * step // 512, 1, 8), tuple(shape.outer))
+
+
+# --- neighbours ---------------------------------------------------------------------------------------------------------------
+
+
+def neighbours(shape: Shape, tile: Tile) -> list[Tile]:
+    """Tiles like the model's choice with one size halved or doubled, and those with half or twice the warps."""
+    found: dict[Tile, None] = {}
+    longest = power_of_two(points(tile.x_axes))
+    for x, y, r, warps in (
+        (1, 1, 1, 2), (1, 1, 1, 0.5), (2, 1, 1, 1), (0.5, 1, 1, 1), (2, 1, 1, 2), (0.5, 1, 1, 0.5), (1, 2, 1, 1), (1, 0.5, 1, 1),
+        (1, 1, 2, 1), (1, 1, 0.5, 1), (1, 1, 2, 2),
+    ):  # fmt: skip
+        changed = replace(tile, x=int(tile.x * x), y=int(tile.y * y), r=int(tile.r * r), warps=int(tile.warps * warps))
+        if (tile.kind != "square" and y != 1) or ((tile.kind != "rows" or tile.persistent) and r != 1):
+            continue
+        if not 1 <= changed.warps <= 32 or not 1 <= changed.x <= max(longest, tile.x) or changed.y < 1 or changed.r < 16 <= tile.r:
+            continue
+        if changed.x * changed.y * changed.r <= MOST_POINTS * max(1, changed.warps // 8) and changed != tile:
+            found[changed] = None
+    return list(found)
 
 
 def accumulates(dtype: torch.dtype, mode: str) -> bool:

@@ -1,0 +1,367 @@
+"""What `max_autotune` measures on a GPU: products against the library's operators, and the block sizes of other kernels.
+
+Takes a scheduled plan; gives the plan with the kernels that won in place of library calls, and the block sizes that won. Every question
+("which of these is quickest for this shape?") is asked once for all places of the graph that have it, and its answer is remembered on
+disk for this GPU and these versions. Always holds: the first contender is what runs without tuning; another one takes its place only if
+its results are as good and it was quicker by `MARGIN`; a search ends with its budget, and what was not asked stays as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from fusewright.codegen.device_kernel import Processor, Unsupported
+from fusewright.codegen.llvm.analysis import analyse
+from fusewright.codegen.llvm.signature import signature
+from fusewright.codegen.triton.product_tiles import ProductTile, candidates
+from fusewright.codegen.triton.tiles import Tile, choose, neighbours
+from fusewright.records import dataclass, field
+from fusewright.schedule import products
+from fusewright.schedule.plan import Kernel, Plan, Product, RunKernel, Step
+from fusewright.schedule.products import Site, Variant
+
+MARGIN = 0.03
+"""Share of the time of what runs without tuning that another contender must save."""
+MOST_TILES = 8
+"""Contenders for a product, beside the library."""
+LEAST_WORK = 1 << 20
+"""Multiplications of a product that is worth a race."""
+LEAST_BYTES = 1 << 22
+"""Memory that a kernel must touch for its block sizes to be worth a race."""
+FEW, MANY = 5, 20
+"""Measurements of every contender, and then of those that may win."""
+MAY_WIN = 1.2
+"""Contenders that take longer than this many times the quickest one's time are not measured further."""
+AHEAD = 4
+"""Questions whose kernels are being compiled while one is raced."""
+FORMAT = 1
+"""Of records on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """steps: what it runs; kernels and tiles: of those that are generated, by name; buffers: those that it adds to the plan."""
+
+    name: str
+    steps: tuple[Step, ...]
+    kernels: Mapping[str, Kernel]
+    tiles: Mapping[str, Tile | ProductTile]
+    variant: Variant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """title: for people; key: what decides the answer, hashed; weight: the work that depends on it; contenders: the first is what runs
+    without tuning; places: sites, or names of kernels, that take the answer."""
+
+    title: str
+    key: str
+    weight: float
+    contenders: tuple[Contender, ...]
+    results: tuple[str, ...]
+    tolerance: float
+    places: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """times: seconds by contender, as far as they were measured; refused: why a contender was not measured; remembered: it was on disk."""
+
+    question: str
+    winner: str
+    times: Mapping[str, float]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    remembered: bool = False
+    places: int = 1
+
+    @property
+    def text(self) -> str:
+        times = sorted(self.times.items(), key=lambda item: item[1])
+        shown = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in times[:4])
+        first = next(iter(self.times), self.winner)
+        gain = ""
+        if self.winner != first and self.winner in self.times:
+            gain = f" ({self.times[first] / self.times[self.winner]:.2f} times as quick as {first})"
+        often = f", {self.places} times" if self.places > 1 else ""
+        known = " (remembered)" if self.remembered else ""
+        return f"{self.question}{often}: {self.winner}{gain}{known}: {shown}"
+
+
+class Trials(Protocol):
+    """What a race needs of a GPU."""
+
+    machine: str
+
+    def request(self, contenders: Sequence[Contender]) -> None:
+        """Has the contenders' kernels compiled in the background."""
+
+    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+        """(name and call of each contender that runs and whose results agree with the first one's, why the others do not)."""
+
+    def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
+        """Seconds of each call in each round; calls take turns."""
+
+
+class Records(Protocol):
+    def get(self, key: str) -> bytes | None: ...
+    def put(self, key: str, label: str, body: bytes) -> object: ...
+
+
+# --- races ------------------------------------------------------------------------------------------------------------------
+
+
+def race(calls: Sequence[tuple[str, Any]], measure: Callable[[Sequence[Any], int], list[list[float]]]) -> tuple[str, dict[str, float]]:
+    """(the winner's name, median seconds by name). The first call keeps its place unless another one is clearly quicker."""
+    names = [name for name, _ in calls]
+    times = dict(zip(names, map(statistics.median, measure([call for _, call in calls], FEW))))
+    bound = MAY_WIN * min(times.values())
+    left = [(name, call) for name, call in calls if name == names[0] or times[name] <= bound]
+    if len(left) > 1:
+        times.update(zip([name for name, _ in left], map(statistics.median, measure([call for _, call in left], MANY))))
+    best = min((name for name, _ in left), key=lambda name: times[name])
+    winner = best if times[best] < (1 - MARGIN) * times[names[0]] else names[0]
+    return winner, times
+
+
+def answer_all(
+    questions: Sequence[Question],
+    trials: Trials,
+    records: Records | None,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[dict[str, Answer], int]:
+    """(answers by question's key, number of questions for which there was no time)."""
+    ends = clock() + seconds
+    answers: dict[str, Answer] = {}
+    open_: list[Question] = []
+    for question in sorted(questions, key=lambda q: -q.weight):
+        known = None if records is None else _remembered(records, trials, question)
+        if known is None:
+            open_.append(question)
+        else:
+            answers[question.key] = known
+    requested = 0
+    for number, question in enumerate(open_):
+        if clock() >= ends:
+            return answers, len(open_) - number
+        while requested < min(len(open_), number + AHEAD):
+            trials.request(open_[requested].contenders)
+            requested += 1
+        calls, refused = trials.prepare(question)
+        winner, times = race(calls, trials.measure) if len(calls) > 1 else (question.contenders[0].name, {})
+        answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))
+        if records is not None and times:
+            body = json.dumps({"winner": winner, "times": times}).encode()
+            records.put(record_key(trials, question), f"autotuning {question.title}", body)
+    return answers, 0
+
+
+def record_key(trials: Trials, question: Question) -> str:
+    """Where the disk cache has the answer."""
+    return hashlib.sha256(f"autotune {FORMAT}|{trials.machine}|{question.key}".encode()).hexdigest()
+
+
+def _remembered(records: Records, trials: Trials, question: Question) -> Answer | None:
+    body = records.get(record_key(trials, question))
+    if body is None:
+        return None
+    try:
+        found = json.loads(body)
+        winner, times = str(found["winner"]), {str(name): float(value) for name, value in found["times"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # written by something else: it is asked, and written, anew
+    if not any(contender.name == winner for contender in question.contenders):
+        return None
+    return Answer(question.title, winner, times, remembered=True, places=len(question.places))
+
+
+# --- questions --------------------------------------------------------------------------------------------------------------
+
+
+def product_questions(plan: Plan, processor: Processor, device: torch.device) -> list[Question]:
+    """One for each distinct product of the plan on that device."""
+    claimed: set[int] = set()
+    by_key: dict[str, list[Site]] = {}
+    for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
+        if site.work < LEAST_WORK or site.result.device != device:
+            continue
+        if site.following in claimed:
+            site = products.alone(site)
+        if site.following >= 0:
+            claimed.add(site.following)
+        by_key.setdefault(_site_key(plan, site), []).append(site)
+    return [_product_question(plan, key, sites, processor) for key, sites in by_key.items()]
+
+
+def _site_key(plan: Plan, site: Site) -> str:
+    follower = [plan.kernels[step.kernel] for n in products.steps_of(site) if isinstance(step := plan.steps[n], RunKernel)]
+    first = products.variants(plan, site)[0]
+    facts = (site.extern.target, [signature(kernel) for kernel in (*first.kernels, *follower)], site.result.shape, site.result.stride)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _product_question(plan: Plan, key: str, sites: list[Site], processor: Processor) -> Question:
+    site = sites[0]
+    steps = tuple(plan.steps[number] for number in products.steps_of(site))
+    kernels = {step.kernel: plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
+    contenders = [Contender("library", steps, kernels, {})]
+    whole, *_ = products.variants(plan, site)
+    product = whole.product.product
+    assert product is not None
+    channels = 0 if site.left.inner == product.k else _channels(site)
+    made: dict[int, Variant | None] = {1: whole}
+    extents = (site.batch, site.rows, site.columns, site.inner)
+    sliceable = products.sliced(plan, site, 2) is not None
+    for tile, slices in candidates(
+        extents, site.left.dtype, product.full, processor, MOST_TILES, block_of=channels, sliceable=sliceable
+    ):
+        if slices not in made:
+            made[slices] = products.sliced(plan, site, slices)
+        variant = made[slices]
+        if variant is None:
+            continue
+        runs = tuple(RunKernel(kernel.name) for kernel in variant.kernels)
+        named = {kernel.name: kernel for kernel in variant.kernels}
+        contenders.append(Contender(f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant))
+    written = {name for kernel in kernels.values() for name in kernel.written}
+    if site.kept or site.following < 0:
+        written.add(site.result.name)
+    size = "x".join(str(extent) for extent in extents[(0 if site.batch > 1 else 1) :])
+    title = f"{site.extern.name} {size}" + ("" if whole.name == "plain" else f" with {', '.join(_origins(kernels))}")
+    return Question(title, key, float(site.work) * len(sites), tuple(contenders), tuple(sorted(written)), _tolerance(product), tuple(sites))
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 1e-5)
+
+
+def _tolerance(product: Product) -> float:
+    return _rounding(product.left.dtype) if product.left.dtype is not torch.float32 or product.full else 2e-3
+
+
+def _channels(site: Site) -> int:
+    """Blocks of the inner dimension must divide this: the input channels of a convolution whose windows hold several pixels."""
+    if "convolution" not in site.extern.name:
+        return 0
+    weight = site.extern.args[1]
+    return 0 if weight.shape[2] == weight.shape[3] == 1 else int(weight.shape[1])
+
+
+def _origins(kernels: Mapping[str, Kernel]) -> list[str]:
+    return [origin for kernel in kernels.values() for origin in (kernel.origins or (kernel.name,))]
+
+
+def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> list[Question]:
+    """One for each distinct kernel that touches much memory, products apart."""
+    by_key: dict[str, list[Kernel]] = {}
+    for kernel in plan.kernels.values():
+        if kernel.product is not None or kernel.sizes or _bytes(plan, kernel) < LEAST_BYTES or _writes_outside(plan, kernel):
+            continue
+        if any(plan.buffers[name].device != device for name in kernel.buffers):
+            continue
+        by_key.setdefault(hashlib.sha256(repr(signature(kernel)).encode()).hexdigest(), []).append(kernel)
+    found = []
+    for key, kernels in by_key.items():
+        kernel = kernels[0]
+        try:
+            shape = analyse(kernel)
+            first = choose(shape, processor)
+            others = neighbours(shape, first)
+        except Unsupported:
+            continue
+        steps = (RunKernel(kernel.name),)
+        contenders = tuple(Contender(tile.sizes, steps, {kernel.name: kernel}, {kernel.name: tile}) for tile in (first, *others))
+        weight = float(_bytes(plan, kernel)) * len(kernels)
+        names = tuple(kernel.name for kernel in kernels)
+        results = tuple(sorted(kernel.written))
+        found.append(Question(f"blocks of {kernel.name}", key, weight, contenders, results, max(map(_rounding, kernel.dtypes)), names))
+    return found
+
+
+def _bytes(plan: Plan, kernel: Kernel) -> int:
+    spans = [(plan.buffers[name].span(), dtype.itemsize) for name, dtype in zip(kernel.buffers, kernel.dtypes)]
+    return sum(span * width for span, width in spans if isinstance(span, int))
+
+
+def _writes_outside(plan: Plan, kernel: Kernel) -> bool:
+    """Whether it changes memory that it also reads, so that it cannot simply be run again."""
+    return any(plan.buffers[name].role not in ("temporary", "output") for name in kernel.written) or _accumulates(kernel)
+
+
+def _accumulates(kernel: Kernel) -> bool:
+    return any(getattr(statement, "mode", "write") != "write" for stage in kernel.stages for statement in stage.statements)
+
+
+# --- tuning a plan ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """plan: with the winners in place; tiles: block sizes by kernel; answers: what was asked; unasked: questions that found no time."""
+
+    plan: Plan
+    tiles: dict[str, Tile | ProductTile]
+    answers: tuple[Answer, ...]
+    unasked: int
+
+    @property
+    def text(self) -> str:
+        lines = [answer.text for answer in self.answers]
+        lines += [f"  {name} was refused: {why}" for answer in self.answers for name, why in answer.refused.items()]
+        return "\n".join(lines + ([f"{self.unasked} more: no time left"] if self.unasked else []))
+
+
+def tune(
+    plan: Plan,
+    processor: Processor,
+    device: torch.device,
+    trials: Trials,
+    records: Records | None,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tuned:
+    """The plan with what is quickest here."""
+    started = clock()
+    asked = product_questions(plan, processor, device)
+    answers, unasked = answer_all(asked, trials, records, seconds, clock)
+    chosen: list[tuple[Site, Variant]] = []
+    tiles: dict[str, Tile | ProductTile] = {}
+    for question in asked:
+        contender = _winner(question, answers)
+        if contender is None or contender.variant is None:
+            continue
+        (tile,) = contender.tiles.values()
+        slices = contender.variant.name
+        for site in question.places:
+            variant = next(v for v in products.variants(plan, site, _counts(slices)) if v.name == slices)
+            chosen.append((site, variant))
+            tiles[variant.product.name] = tile
+    plan = products.replaced(plan, chosen) if chosen else plan
+    rest = tile_questions(plan, processor, device)
+    more, late = answer_all(rest, trials, records, seconds - (clock() - started), clock)
+    for question in rest:
+        contender = _winner(question, more)
+        if contender is not None and contender is not question.contenders[0]:
+            (tile,) = contender.tiles.values()
+            tiles.update(dict.fromkeys(question.places, tile))
+    return Tuned(plan, tiles, (*answers.values(), *more.values()), unasked + late)
+
+
+def _counts(name: str) -> tuple[int, ...]:
+    """The slices in a variant's name."""
+    first = name.split()[0]
+    return (int(first),) if first.isdigit() else ()
+
+
+def _winner(question: Question, answers: Mapping[str, Answer]) -> Contender | None:
+    answer = answers.get(question.key)
+    if answer is None:
+        return None
+    return next(contender for contender in question.contenders if contender.name == answer.winner)

@@ -1,0 +1,101 @@
+"""Contenders of a race, each alone, under Triton's interpreter: what the race compares is what the library computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusewright.backends.autotune import Contender, Question, product_questions, tile_questions
+from fusewright.backends.trials import disagreement, factors, isolated, made_up
+from fusewright.codegen.device_kernel import Processor
+from fusewright.graph import passes
+from fusewright.loops.lower import lower
+from fusewright.schedule import schedule
+from fusewright.schedule.plan import Plan
+from tests.codegen.triton.harness import run_plan
+from tests.codegen.triton.test_products import GPU
+from tests.loops.tracing import record
+
+CPU = torch.device("cpu")
+Half = torch.float16  # the interpreter multiplies the bits of bfloat16 numbers
+
+
+def planned(function: Callable[..., object], inputs: list[torch.Tensor]) -> Plan:
+    with torch.no_grad():
+        graph, constants = record(function, inputs)
+        return schedule(lower(passes.choose_layouts(passes.run(graph)), constants), GPU)
+
+
+def r(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=Half)
+
+
+def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, b: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    y = F.relu(F.batch_norm(F.conv2d(x, w), b, s, s, b))
+    return F.relu(F.batch_norm(F.conv2d(y, v, padding=1), b, s, s, b) + x)
+
+
+def strided(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.conv2d(F.conv2d(x, w, b, stride=2, padding=2, dilation=2), v, stride=(1, 2)))
+
+
+CONVOLUTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
+    "a residual block": (block, lambda: [r(2, 64, 7, 6), r(64, 64, 1, 1), r(64, 64, 3, 3), r(64), r(64).abs() + 0.5]),
+    "strides, dilation, windows that are not square": (strided, lambda: [r(1, 64, 29, 18), r(64, 64, 3, 2), r(48, 64, 1, 3), r(64)]),
+}
+
+
+def check(plan: Plan, question: Question, contenders: list[Contender], processor: Processor) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    expected: list[torch.Tensor] = []
+    for contender in contenders:
+        alone = isolated(plan, contender, question.results)
+        for name in alone.inputs:
+            tensors.setdefault(name, made_up(alone.buffers[name], generator, name in factors(question)))
+        actual = run_plan(alone, [tensors[name] for name in alone.inputs], processor, contender.tiles)
+        expected = expected or actual
+        for a, b in zip(actual, expected, strict=True):
+            assert a.shape == b.shape and a.stride() == b.stride()
+            assert not disagreement(a, b, 3 * question.tolerance), contender.name
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_as_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, make = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    plan = planned(function, make())
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_WORK", 0)
+    processor = Processor(90, 2)
+    questions = product_questions(plan, processor, CPU)
+    assert len(questions) == 2
+    for question in questions:
+        smallest = sorted(question.contenders[1:], key=lambda c: max(t.x * t.y for t in c.tiles.values()))[:2]
+        assert smallest and all("fused" in c.name or "plain" in c.name for c in smallest)
+        check(plan, question, [question.contenders[0], *smallest], processor)
+    assert any("fused" in contender.name for question in questions for contender in question.contenders)
+
+
+def test_a_skinny_product_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_WORK", 0)
+    torch.manual_seed(0)
+    plan = planned(lambda x, w, y: F.rms_norm(y + F.linear(x, w), (64,)), [r(3, 512), r(64, 512), r(3, 64)])
+    (question,) = product_questions(plan, Processor(), CPU)
+    sliced = [contender for contender in question.contenders if "slices" in contender.name]
+    assert sliced and len({contender.name for contender in question.contenders}) == len(question.contenders)
+    check(plan, question, [question.contenders[0], *sliced[:2]], Processor())
+
+
+def test_neighbours_of_a_tile_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_BYTES", 0)
+    torch.manual_seed(0)
+    inputs = [r(20, 70), r(20, 70), r(70)]
+    plan = planned(lambda x, y, w: (torch.softmax(x, -1) * w, F.gelu(x) * y, (x + y).t().contiguous() + 1, (x * y).sum(0)), inputs)
+    processor = Processor(90, 2)
+    questions = tile_questions(plan, processor, CPU)
+    assert questions and all(len(question.contenders) > 1 for question in questions)
+    for question in questions:
+        check(plan, question, list(question.contenders), processor)
