@@ -219,9 +219,7 @@ def _product_question(plan: Plan, key: str, sites: list[Site], processor: Proces
     made: dict[int, Variant | None] = {1: whole}
     extents = (site.batch, site.rows, site.columns, site.inner)
     sliceable = products.sliced(plan, site, 2) is not None
-    for tile, slices in candidates(
-        extents, site.left.dtype, product.full, processor, MOST_TILES, block_of=channels, sliceable=sliceable
-    ):
+    for tile, slices in candidates(extents, site.left.dtype, product.full, processor, MOST_TILES, block_of=channels, sliceable=sliceable):
         if slices not in made:
             made[slices] = products.sliced(plan, site, slices)
         variant = made[slices]

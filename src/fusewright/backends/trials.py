@@ -140,6 +140,10 @@ class GpuTrials:
         tensors: dict[str, torch.Tensor] = {}
         generator = torch.Generator(self.device).manual_seed(0)
         with torch.cuda.device(self.device), plain_mode():
+            try:
+                self._make_flush()
+            except torch.OutOfMemoryError as error:
+                return [], {contender.name: str(error).splitlines()[0] for contender in question.contenders}
             for contender in question.contenders:
                 try:
                     call = self._call(contender, question, tensors, generator)
@@ -173,15 +177,19 @@ class GpuTrials:
         inputs = [tensors[name] for name in mine.inputs]
         return lambda: native(*inputs)
 
+    def _make_flush(self) -> torch.Tensor:
+        if self.flush is None:
+            size = torch.cuda.get_device_properties(self.device).L2_cache_size
+            self.flush = torch.empty(max(FLUSHED * size, 1 << 26), dtype=torch.uint8, device=self.device)
+        return self.flush
+
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         with torch.cuda.device(self.device), plain_mode():
-            if self.flush is None:
-                size = torch.cuda.get_device_properties(self.device).L2_cache_size
-                self.flush = torch.empty(max(FLUSHED * size, 1 << 26), dtype=torch.uint8, device=self.device)
+            flush = self._make_flush()
             events = [[(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in calls] for _ in range(rounds)]
             for pairs in events:
                 for (begin, end), call in zip(pairs, calls):
-                    self.flush.zero_()
+                    flush.zero_()
                     begin.record()
                     call()
                     end.record()

@@ -28,7 +28,9 @@ def last(*shape: int) -> torch.Tensor:
     return r(*shape).to(memory_format=torch.channels_last)
 
 
-def run(plan: Plan, chosen: list[tuple[products.Site, products.Variant]], inputs: list[torch.Tensor], tile: ProductTile) -> list[torch.Tensor]:
+def run(
+    plan: Plan, chosen: list[tuple[products.Site, products.Variant]], inputs: list[torch.Tensor], tile: ProductTile
+) -> list[torch.Tensor]:
     made = products.replaced(plan, chosen)
     for kernel in made.kernels.values():
         verify_kernel(kernel)
