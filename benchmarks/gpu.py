@@ -3,7 +3,8 @@
     python -m benchmarks.gpu --stage check            quick: is every kernel and model right in every mode?
     python -m benchmarks.gpu --stage kernels          time by the profiler, share of the bandwidth of a copy
     python -m benchmarks.gpu --stage models           wall time of a call and of a training step, first call with empty caches
-    python -m benchmarks.gpu --only softmax --modes default --json out.json
+    python -m benchmarks.gpu --stage first            first call in a fresh process: with empty caches, and with those of an earlier process
+    python -m benchmarks.gpu --only softmax --ways fw,tc --json out.json
 
 Each stage fits ten minutes on an H200. The table is printed last. Every figure is a median; what is compared alternates.
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -382,6 +384,52 @@ def run_case(name: str, case: Case, ways: list[str], measure: bool, seconds: flo
     return results
 
 
+@dataclass
+class FirstCall:
+    """Seconds from before compiling to the first result, each in a fresh process (PyTorch's libraries and the model are warm)."""
+
+    case: str
+    way: str
+    cold: float
+    warm: float
+
+
+def first_call(name: str, case: Case, way: str) -> float:
+    """In a process of its own: seconds of compiling and of the first call; what the engine imports late is in it."""
+    torch.manual_seed(0)
+    function, arguments = case.make()
+    if isinstance(function, nn.Module):
+        function.train(case.train)
+    prepared = Prepared(case, function, arguments)
+    prepared.call(function)()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    prepared.call(WAYS[way](function))()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def first_calls(cases: dict[str, Case], ways: list[str]) -> list[FirstCall]:
+    """Each way twice with one set of caches, empty at first."""
+    found: list[FirstCall] = []
+    for name in cases:
+        for way in ways:
+            seconds = []
+            with tempfile.TemporaryDirectory() as folder:
+                caches = {key: f"{folder}/{key}" for key in ("FUSEWRIGHT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+                for path in caches.values():
+                    os.mkdir(path, 0o700)
+                for _ in range(2):
+                    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", "first-worker", "--only", name, "--ways", way]
+                    done = subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True)
+                    if done.returncode:
+                        print(done.stderr[-2000:])
+                    seconds.append(float(done.stdout.split()[-1]) if not done.returncode else float("nan"))
+            found.append(FirstCall(name, way, *seconds))
+            print(f"{name:34} {way:19} cold {seconds[0]:8.2f} s, warm {seconds[1]:8.2f} s", flush=True)
+    return found
+
+
 def table(results: list[Result], cases: dict[str, Case], bandwidth: float) -> str:
     lines = [
         f"{'case':34} {'way':19} {'error':>7} {'first s':>8} {'wall ms':>9} {'GPU ms':>9} {'copy %':>7} {'launch':>6} {'issue us':>9} {'GiB':>6}"
@@ -398,19 +446,29 @@ def table(results: list[Result], cases: dict[str, Case], bandwidth: float) -> st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", choices=("check", "kernels", "models"), default="check")
+    parser.add_argument("--stage", choices=("check", "kernels", "models", "first", "first-worker"), default="check")
     parser.add_argument("--only", default="", help="comma-separated parts of case names")
     parser.add_argument("--ways", default="", help=f"comma-separated, of: {', '.join(WAYS)}")
     parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, for each case and way")
     parser.add_argument("--json", default="")
     parser.add_argument("--verbose", action="store_true", help="the longest kernels of each call")
     options = parser.parse_args()
-    import torch._dynamo
-
-    cases = {"check": {**KERNELS, **MODELS}, "kernels": KERNELS, "models": MODELS}[options.stage]
+    cases = {"check": {**KERNELS, **MODELS}, "kernels": KERNELS}.get(options.stage, MODELS)
     if options.only:
         cases = {name: case for name, case in cases.items() if any(part in name for part in options.only.split(","))}
     ways = options.ways.split(",") if options.ways else (["fw"] if options.stage == "check" else ["eager", "fw", "tc"])
+    if options.stage == "first-worker":
+        ((name, case),) = cases.items()
+        print(first_call(name, case, ways[0]))
+        return 0
+    if options.stage == "first":
+        firsts = first_calls(cases, ways)
+        if options.json:
+            with open(options.json, "w") as out:
+                json.dump([vars(f) for f in firsts], out, indent=1)
+        return 0
+    import torch._dynamo
+
     bandwidth = copy_bandwidth() if options.stage == "kernels" else float("nan")
     results: list[Result] = []
     for name, case in cases.items():

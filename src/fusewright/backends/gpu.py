@@ -36,8 +36,9 @@ def schedule_options(options: ScheduleOptions, program: LoopProgram) -> Schedule
     if device is None:
         return options
     units = cuda_code.processor(device.index or 0).units
-    chunking = {"chunks": 8 * units, "smallest_chunk": 512, "chunk_points": 4096}
-    return replace(options, min_parallel=4 * units, lanes=64, scratch_bytes=128 * 1024, **chunking)
+    return replace(
+        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=128, chunk_points=4096, scratch_bytes=128 * 1024
+    )
 
 
 def split(plan: Plan) -> tuple[list[Kernel], list[Kernel]]:
