@@ -73,6 +73,8 @@ class Call {
     Call(Program &program, PyObject *const *inputs) : p(program), inputs_(inputs) {}
     ~Call() {
         if (block_ != nullptr) release_block(block_);
+        // The device's queue may still hold work on this memory; PyTorch's allocator gives it out again to the same queue only.
+        if (device_block_ != nullptr) torch.delete_handle(device_block_);
         if (frame_ == nullptr) return;
         if (owning_)
             for (const InputSpec &input : p.inputs)
@@ -95,6 +97,7 @@ class Call {
     PyObject *const *inputs_;
     Frame *frame_ = nullptr;
     Block *block_ = nullptr;
+    Handle device_block_ = nullptr;
     const int64_t *values_ = nullptr;
     bool owning_ = false;
 
@@ -189,11 +192,30 @@ class Call {
         }
         int64_t size = values_[p.arena];
         if (p.arena_slots.empty()) return true;
-        block_ = acquire_block(static_cast<size_t>(size > 0 ? size : 1), p.arena_limit);
-        if (block_ == nullptr) return false;
-        if (block_->base == frame_->base) return true;
-        frame_->base = block_->base;
-        for (const ArenaSlot &one : p.arena_slots) frame_->pointers[one.slot] = block_->base + values_[one.offset];
+        char *base = nullptr;
+        if (!take_memory(size > 0 ? size : 1, &base)) return false;
+        if (base == frame_->base) return true;
+        frame_->base = base;
+        for (const ArenaSlot &one : p.arena_slots) frame_->pointers[one.slot] = base + values_[one.offset];
+        return true;
+    }
+
+    // The arena, which lies where its tensors do: a block that all plans share, or one allocation of PyTorch's on a GPU.
+    bool take_memory(int64_t size, char **base) {
+        const Slot &first = p.slots[p.arena_slots[0].slot];
+        if (first.device == config.cpu) {
+            block_ = acquire_block(static_cast<size_t>(size), p.arena_limit);
+            if (block_ != nullptr) *base = block_->base;
+            return block_ != nullptr;
+        }
+        int64_t elements = (size + first.itemsize - 1) / first.itemsize, one = 1;
+        void *memory = nullptr;
+        if (torch.empty_strided(1, &elements, &one, first.dtype, first.device, first.device_index, &device_block_) != 0 ||
+            torch.data_ptr(device_block_, &memory) != 0) {
+            raise_fallback(torch_error("allocating temporary memory"));
+            return false;
+        }
+        *base = static_cast<char *>(memory);
         return true;
     }
 };

@@ -171,6 +171,7 @@ enum class ArgKind : uint8_t {
     Bytes,          // address of constant bytes
     BytesAddress,   // address of that address
     Out,            // address where the result's handle is put
+    Scratch,        // address where a number is put that nobody reads
 };
 struct Arg {
     ArgKind kind;

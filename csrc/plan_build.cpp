@@ -130,8 +130,9 @@ bool read_extern_args(PyObject *tuple, const Limits &limits, ExternStep *step) {
     while (r.ok() && !r.done()) {
         Reader arg(r.object());
         Arg made;
-        made.kind = static_cast<ArgKind>(arg.index(0, 9));
+        made.kind = static_cast<ArgKind>(arg.index(0, 10));
         switch (made.kind) {
+            case ArgKind::Scratch:
             case ArgKind::Immediate: made.payload = arg.integer(); break;
             case ArgKind::Value:
             case ArgKind::ValueAddress:

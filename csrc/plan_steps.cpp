@@ -382,6 +382,7 @@ bool Runner::external(const ExternStep &step) {
         int64_t n = arg.payload;
         switch (arg.kind) {
             case ArgKind::Immediate: integers[i] = n; break;
+            case ArgKind::Scratch: integers[i] = as_integer(&indirect[i]); break;
             case ArgKind::Value: integers[i] = v[n]; break;
             case ArgKind::ValueAddress: integers[i] = as_integer(v + n); break;
             case ArgKind::ValueAddressAddress:

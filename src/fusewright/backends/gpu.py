@@ -24,6 +24,10 @@ from fusewright.schedule.plan import Kernel, Plan
 __all__ = ["Unsupported", "autotune", "compile_kernels", "may_autotune", "schedule_options", "split", "texts", "warm_up"]
 
 
+OWN_BYTES = 8 << 20
+"""Larger temporaries are allocations of their own, given back after their last reader; the rest are one allocation a call."""
+
+
 def warm_up(inputs: Iterable[object]) -> None:
     """Lets the compiler process start while the graph is still being worked on."""
     if any(isinstance(item, torch.Tensor) and item.device.type == "cuda" for item in inputs):
@@ -31,14 +35,15 @@ def warm_up(inputs: Iterable[object]) -> None:
 
 
 def schedule_options(options: ScheduleOptions, program: LoopProgram) -> ScheduleOptions:
-    """Fusion bounds and reduction splits for the program's GPU, if it has one."""
+    """Fusion bounds, reduction splits and the arena's bound for the program's GPU, if it has one."""
     device = next((buffer.device for buffer in program.buffers.values() if buffer.device.type == "cuda"), None)
     if device is None:
         return options
     units = cuda_code.processor(device.index or 0).units
     return replace(
-        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=128, chunk_points=4096, scratch_bytes=128 * 1024
-    )
+        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=128, chunk_points=4096, scratch_bytes=128 * 1024,
+        own_bytes=OWN_BYTES,
+    )  # fmt: skip
 
 
 def split(plan: Plan) -> tuple[list[Kernel], list[Kernel]]:

@@ -81,6 +81,7 @@ class _Builder:
     available: Callable[[str], bool]
     consumes: bool = False
     values: ValueTable = field(init=False)
+    arena_device: torch.device = field(init=False)
     slots: list[_Slot] = field(default_factory=list)
     steps: list[StepSpec] = field(default_factory=list)
     buffer_slots: dict[str, int] = field(default_factory=dict)
@@ -91,6 +92,9 @@ class _Builder:
 
     def __post_init__(self) -> None:
         self.values = ValueTable(self.plan.size_symbols)
+        # There is one arena, on the GPU if there is one: temporaries on other devices have memory of their own.
+        on_gpus = {self.plan.buffers[name].device for name in self.plan.placements} - {torch.device("cpu")}
+        self.arena_device = on_gpus.pop() if len(on_gpus) == 1 else torch.device("cpu")
 
     def build(self, name: str, single: bool) -> CallPlan:
         plan = self.plan
@@ -144,7 +148,7 @@ class _Builder:
             kind, where = ("input" if buffer.role == "input" else "constant"), buffer.position
         elif buffer.name in self.returned:
             kind = "returned"
-        elif buffer.role == "output" or buffer.device.type != "cpu" or buffer.name not in self.plan.placements:
+        elif buffer.role == "output" or buffer.device != self.arena_device or buffer.name not in self.plan.placements:
             kind = "fresh"
         else:
             kind, offset = "arena", self.plan.placements[buffer.name].offset

@@ -15,7 +15,7 @@ from fusewright.records import dataclass
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
 STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group", "launch")
-INTEGER_KINDS = ("immediate", "value", "values", "pointer to values", "handle", "handles", "bytes", "pointer to bytes", "result")
+INTEGER_KINDS = ("immediate", "value", "values", "pointer to values", "handle", "handles", "bytes", "pointer to bytes", "result", "scratch")
 ARGUMENT_KINDS = ("constant", "tensor", "value", "list", "tuple", "private tensor")
 OUTPUT_KINDS = ("buffer", "view", "private view", "size", "value")
 """Each in the order of the native enumeration (csrc/plan.h)."""

@@ -222,7 +222,8 @@ def _bound_arguments(extern: Extern) -> list[tuple[str, Any]]:
 
 
 def _c_call(extern: Extern, row: ExternRow, places: Places, devices: set[str]) -> list[StepSpec]:
-    if len(devices) != 1 or any(str(result.type) != "Tensor" for result in extern.target._schema.returns):
+    kinds = [str(result.type) for result in extern.target._schema.returns]
+    if len(devices) != 1 or any(kind not in ("Tensor", "int", "SymInt") for kind in kinds):
         raise Inexpressible
     if row.placement != extern.placement or len(extern.outputs) != len(extern.target._schema.returns):
         raise Inexpressible
@@ -239,7 +240,13 @@ def _c_call(extern: Extern, row: ExternRow, places: Places, devices: set[str]) -
     for name, value in arguments:
         _ENCODERS[name](encoding, value)
     if row.placement == "returned":
-        encoding.integers.extend(("result", places.result(buffer)) for buffer in extern.outputs)
+        for kind, buffer in zip(kinds, extern.outputs, strict=True):
+            if kind == "Tensor":
+                encoding.integers.append(("result", places.result(buffer)))
+            elif buffer is None:
+                encoding.integers.append(("scratch", 0))
+            else:
+                raise Inexpressible
     if len(encoding.integers) > MAX_INTEGERS or len(encoding.doubles) > MAX_DOUBLES:
         raise Inexpressible
     name = schema_name(extern.target) or extern.name
@@ -249,7 +256,7 @@ def _c_call(extern: Extern, row: ExternRow, places: Places, devices: set[str]) -
 def _on_device(row: ExternRow, devices: set[str]) -> ExternRow | None:
     """The row for the device type of all tensors: PyTorch names the C functions of its CPU and CUDA operators alike."""
     if devices == {"cpu"}:
-        return row
+        return row if "_torch_cpu_" in row.symbol else None
     return replace(row, symbol=row.symbol.replace("_torch_cpu_", "_torch_cuda_")) if devices == {"cuda"} else None
 
 

@@ -77,6 +77,13 @@ EXTERNS: dict[str, ExternRow] = {
 }
 """By schema name: "aten::mm", "aten::sort.stable" (an overload other than the default one is named)."""
 
+CUDA_EXTERNS: dict[str, ExternRow] = {
+    f"aten::{name}": ExternRow(f"aoti_torch_cuda_{name}", "returned")
+    for kind in ("cudnn", "flash", "efficient")
+    for name in (f"_scaled_dot_product_{kind}_attention", f"_scaled_dot_product_{kind}_attention_backward")
+}
+"""Operators that only a GPU has (c_shim_cuda.h). A version of PyTorch that lacks a function calls the operator through Python."""
+
 CLASSES: dict[str, str] = {
     # type in the schema: how its C function takes it (see codegen/extern_calls.py)
     "Tensor": "tensor",
@@ -116,7 +123,7 @@ def schema_name(target: Any) -> str | None:
 def row_of(target: Any) -> ExternRow | None:
     """The operator's row, or None."""
     name = schema_name(target)
-    return None if name is None else EXTERNS.get(name)
+    return None if name is None else EXTERNS.get(name) or CUDA_EXTERNS.get(name)
 
 
 def placement(target: Any, args: Any) -> Placement:
