@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Exactly this torch: an unpinned one brings gigabytes of CUDA along.
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
 
 .PHONY: demo test bench lint setup clean
 
@@ -17,6 +18,8 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) "setuptools>=77" wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[dev]"
+	# The generator of GPU kernels is tested under Triton's interpreter; without Triton those tests are left out.
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(TRITON)
 	touch $@
 
 demo: setup
