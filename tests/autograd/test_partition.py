@@ -51,6 +51,31 @@ def test_a_reduction_is_saved_rather_than_computed_again() -> None:
     assert not any("norm" in str(node.target) for node in halves.backward.nodes if node.op == "call_function" and "div" not in str(node.target))
 
 
+def test_of_equal_cuts_the_one_that_computes_least_again() -> None:
+    """Saving the product or what a chain of pointwise operators makes of it costs the same: the end of the chain is saved."""
+    x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+    saved, halves = saved_by(lambda x, w: (x @ w).detach().sin() * w, x, w)
+    assert saved == 64 * 64 * 4
+    assert not any("sin" in str(node.target) for node in halves.backward.nodes if node.op == "call_function")
+
+
+def test_a_view_is_saved_as_what_it_views() -> None:
+    """A result of the forward that the backward reads transposed is saved as it is: a write to it before the backward is an error."""
+    x, w = torch.randn(8, 64, requires_grad=True), torch.randn(64, 8, requires_grad=True)
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x @ w).exp()
+        return y, y.t() @ x
+
+    compiled = fusewright.compile(step, fullgraph=True)
+    for run in (step, compiled):
+        y, z = run(x, w)
+        with torch.no_grad():
+            y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+
+
 def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.relu(torch.relu(x @ w) @ v).softmax(-1) @ w
 

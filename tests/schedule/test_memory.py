@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusewright.graph.sizes import symbol
-from fusewright.schedule import memory, schedule
+from fusewright.schedule import ScheduleOptions, memory, schedule
 from fusewright.schedule.memory import Lifetime
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.verify import PlanError, verify
@@ -53,6 +53,20 @@ def test_returned_results_have_a_last_use_and_no_place() -> None:
     returned = [step.extern.outputs[0] for step in plan.steps if hasattr(step, "extern")]
     assert list(plan.last_use) == returned and not set(returned) & set(plan.placements)
     assert list(plan.last_use.values()) == [1, 3, 5]
+
+
+def test_memory_of_their_own_is_taken_over_in_place() -> None:
+    b = Builder()
+    x = b.input(64, 32)
+    for k in range(3):
+        x = b.pointwise(f"add_{k}", lambda v: p.add(v, 1.0), b.extern("sigmoid", SIGMOID, x, shape=(64, 32), placement="out"))
+    program = b.done(b.extern("sigmoid", SIGMOID, x, shape=(64, 32), placement="out"))
+    plan = schedule(program, ScheduleOptions(own_bytes=4096))
+    verify(plan)
+    assert not plan.placements and len(plan.takes_over) == 3  # each sum lies where its sigmoid lay
+    pairs = {(read, written) for kernel in plan.kernels.values() for read, written in kernel.inplace}
+    assert pairs == {(read, written) for written, read in plan.takes_over.items()}
+    assert not schedule(program, ScheduleOptions(own_bytes=1 << 20)).takes_over
 
 
 def test_no_reuse_in_place_where_elements_are_read_elsewhere() -> None:

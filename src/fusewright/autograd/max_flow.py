@@ -1,6 +1,7 @@
 """Maximum flow by Dinic's algorithm, for the partitioner's minimum cut.
 
-Takes a network with integer capacities; gives the set of vertices on the source's side of a minimum cut.
+Takes a network with integer capacities; gives the set of vertices on the sink's side of a minimum cut, the one of them
+that is nearest to the sink.
 Source: E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", 1970.
 """
 
@@ -71,12 +72,24 @@ class Network:
             self._capacity[edge ^ 1] += amount
         return True
 
-    def source_side(self, source: int, sink: int) -> set[int]:
-        """The vertices reachable from `source` after a maximum flow: one side of a minimum cut."""
+    def sink_side(self, source: int, sink: int) -> set[int]:
+        """The vertices that `sink` can be reached from after a maximum flow: one side of a minimum cut, and the smallest such."""
         while True:
             level = self._levels(source)
             if level[sink] < 0:
-                return {vertex for vertex, depth in enumerate(level) if depth >= 0}
+                return self._reaching(sink)
             position = [0] * len(self._adjacent)
             while self._augment(source, sink, level, position):
                 pass
+
+    def _reaching(self, sink: int) -> set[int]:
+        """The vertices with a way to `sink` along edges that have capacity left."""
+        found = {sink}
+        pending = [sink]
+        while pending:
+            for edge in self._adjacent[pending.pop()]:
+                start = self._head[edge]
+                if self._capacity[edge ^ 1] > 0 and start not in found:
+                    found.add(start)
+                    pending.append(start)
+        return found

@@ -16,7 +16,7 @@ import torch.fx
 
 from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results_of, written_inputs
 from fusewright.autograd.max_flow import INFINITE, Network
-from fusewright.autograd.recompute import can_recompute, elements, is_cheap, work
+from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.graph.builder import Builder
 from fusewright.graph.sizes import Expr
 from fusewright.graph.types import TensorType, symbols_in
@@ -107,8 +107,10 @@ class _Cut:
                 network.edge(exit_[argument], entry[node], INFINITE)
             if node in self.wanted:
                 network.edge(exit_[node], sink, INFINITE)
-        near = network.source_side(source, sink)
-        return [node for node in self.forward if entry[node] in near and exit_[node] not in near]
+        # Of the cheapest cuts the one nearest to the backward, which computes least again.
+        far = network.sink_side(source, sink)
+        chosen = {_viewed(node) for node in self.forward if entry[node] not in far and exit_[node] in far}
+        return [node for node in self.forward if node in chosen]
 
     def cost(self, node: Node, allowed: frozenset[Node]) -> int:
         if isinstance(node.meta.get("type"), tuple):
@@ -119,6 +121,13 @@ class _Cut:
             leaves = not all(user.meta.get("recompute") or user in self.backward for user in node.users)
             return saved_bytes(node) if leaves else DISCOURAGED * saved_bytes(node)
         return saved_bytes(node)
+
+
+def _viewed(node: Node) -> Node:
+    """The tensor that `node` is a view of all elements of: it is saved itself, so that it may be a result of the forward, or an input."""
+    while is_view(node) and saved_bytes(node) == saved_bytes(node.all_input_nodes[0]):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _ancestors(nodes: set[Node]) -> set[Node]:

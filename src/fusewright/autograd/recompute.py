@@ -24,6 +24,13 @@ _VIEW_TAGS = (
     "_unsafe_view",
 )
 
+CHEAP = frozenset({
+    torch.ops.aten.constant_pad_nd.default, torch.ops.aten.clone.default, torch.ops.aten.full.default, torch.ops.aten.full_like.default,
+    torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.zeros.default, torch.ops.aten.ones.default,
+    torch.ops.aten.scalar_tensor.default, torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step,
+})  # fmt: skip
+"""Operators beside views and pointwise ones that read each element once at most and compute next to nothing."""
+
 
 def is_view(node: torch.fx.Node) -> bool:
     """Whether the node only renames its input's elements."""
@@ -50,7 +57,7 @@ def is_cheap(node: torch.fx.Node) -> bool:
     if target is torch.ops.aten._to_copy.default:
         # A cast of what was computed fuses into its readers; a weight's is a pass over memory of its own.
         return isinstance(node.args[0], torch.fx.Node) and node.args[0].op != "placeholder"
-    return torch.Tag.pointwise in target.tags or is_view(node)
+    return torch.Tag.pointwise in target.tags or target in CHEAP or is_view(node)
 
 
 def elements(kind: TensorType) -> int:

@@ -134,9 +134,11 @@ class _Builder:
         return len(self.slots) - 1
 
     def slot_of(self, name: str) -> int:
-        """The slot of a buffer."""
+        """The slot of a buffer; one that takes over another's memory has its slot."""
         found = self.buffer_slots.get(name)
-        if found is None:
+        if found is None and name in self.plan.takes_over:
+            found = self.buffer_slots[name] = self.slot_of(self.plan.takes_over[name])
+        elif found is None:
             found = self.buffer_slots[name] = self.new_slot(self.buffer_slot(self.plan.buffers[name]))
         return found
 
@@ -183,8 +185,9 @@ class _Builder:
     def tensor(self, ref: BufferRef) -> int:
         buffer = self.plan.buffers[ref.buffer]
         slot = self.slot_of(ref.buffer)
-        whole = (ref.shape, ref.stride, ref.dtype) == (buffer.shape, buffer.stride, buffer.dtype) and ref.offset == 0
-        if whole and self.slots[slot].kind != "arena":
+        own = self.slots[slot]
+        whole = (ref.shape, ref.stride, ref.dtype) == (tuple(own.shape), tuple(own.stride), own.dtype) and ref.offset == 0
+        if whole and own.kind != "arena":
             return slot
         found = self.window_slots.get(ref)
         if found is None:

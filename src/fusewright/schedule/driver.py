@@ -63,6 +63,7 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS) -> Plan:
         placements=memory.placements,
         arena_size=memory.arena_size,
         last_use=memory.last_use,
+        takes_over=memory.takes_over,
         size_symbols=program.size_symbols,
     )
 

@@ -1,8 +1,8 @@
 """Where temporaries live: lifetimes over the step order, and offsets in one arena.
 
-Takes a plan's steps and buffers; gives placements, the arena's size, the last use of temporaries with memory of their own, and the
-pairs of buffers that share memory within a kernel. Always holds: buffers whose lifetimes overlap do not overlap in the arena, except
-pairs in `inplace`.
+Takes a plan's steps and buffers; gives placements, the arena's size, the last use of temporaries with memory of their own, the
+pairs of buffers that share memory within a kernel, and which temporaries take over the memory that another one had of its own.
+Always holds: buffers whose lifetimes overlap do not overlap in the arena, except pairs in `inplace`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class MemoryPlan:
     arena_size: Dim
     last_use: dict[str, int]
     inplace: dict[str, tuple[tuple[str, str], ...]]
+    takes_over: dict[str, str]
 
 
 def plan_memory(
@@ -76,9 +77,17 @@ def plan_memory(
     alone = returned if own_bytes is None else returned | {name for name, size in sizes.items() if hint(size) >= own_bytes}
     last_use = {name: last_step[life.last] for name, life in lifetimes.items() if name in alone}
     placed = {name: life for name, life in lifetimes.items() if name not in alone}
+    own = {
+        name: life
+        for name, life in lifetimes.items()
+        if name in alone and name not in returned and life.last < len(steps) and buffers[name].device.type == "cpu"
+    }
     shared, inplace = _share_in_place(steps, kernels, buffers, placed)
+    takes_over, more = _share_in_place(steps, kernels, buffers, own)
+    for name, pairs in more.items():
+        inplace[name] = (*inplace.get(name, ()), *pairs)
     placements, arena_size = _assign(placed, sizes, shared)
-    return MemoryPlan(placements, arena_size, last_use, inplace)
+    return MemoryPlan(placements, arena_size, last_use, inplace, takes_over)
 
 
 def _round(size: Dim) -> Dim:
@@ -113,7 +122,8 @@ def _share_in_place(
         for written in fresh:
             for read in dying:
                 a, b = buffers[read], buffers[written]
-                if a.dtype.itemsize != b.dtype.itemsize or not same(a.span(), b.span()) or not places.in_place(read, written):
+                alike = a.dtype.itemsize == b.dtype.itemsize and a.device == b.device and same(a.span(), b.span())
+                if not alike or not places.in_place(read, written):
                     continue
                 shared[written] = read
                 pairs.append((read, written))

@@ -171,7 +171,8 @@ class Plan:
     """Everything that code generation and the runtime need to run a graph.
 
     `placements` covers every temporary that a kernel or an out= extern writes; temporaries returned by an extern own their memory and
-    are freed after the step numbered in `last_use`.
+    are freed after the step numbered in `last_use`. Large temporaries of training own theirs too (see ScheduleOptions.own_bytes);
+    `takes_over` (written → read) names those whose memory passes to what a kernel writes in place of them.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -183,4 +184,5 @@ class Plan:
     placements: dict[str, Placement] = field(default_factory=dict)
     arena_size: Dim = 0
     last_use: dict[str, int] = field(default_factory=dict)
+    takes_over: dict[str, str] = field(default_factory=dict)
     size_symbols: dict[Expr, tuple[int, int]] = field(default_factory=dict)

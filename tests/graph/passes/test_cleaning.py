@@ -67,6 +67,12 @@ def test_no_ops_only_where_exact() -> None:
     assert operators(graph) == ["add.Tensor", "_to_copy.default", "_to_copy.default", *["sin.default"] * 4]
 
 
+def test_padding_by_nothing() -> None:
+    pad = torch.nn.functional.pad
+    graph = check(lambda c, x: [c(torch.sin, (c(pad, (x, amounts)),)) for amounts in ((0, 0), (1, 0), (-1, 1))], torch.randn(3, 4))
+    assert operators(graph).count("constant_pad_nd.default") == 2
+
+
 def test_promotion_is_no_no_op() -> None:
     graph = check(lambda c, x: [c(torch.neg, (c(torch.mul, (x, 1.0)),))], torch.arange(3))
     assert operators(graph) == ["mul.Tensor", "neg.default"]

@@ -16,10 +16,12 @@ from fusewright.graph.passes.canonicalise import canonicalise
 from fusewright.graph.passes.constant_fold import constant_fold
 from fusewright.graph.passes.cse import cse
 from fusewright.graph.passes.dce import dce
+from fusewright.graph.passes.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.layout import layout
 from fusewright.graph.passes.merge_linear import merge_linear
+from fusewright.graph.passes.norm_results import norm_results
 from fusewright.graph.passes.pack import pack
 from fusewright.graph.passes.patch_convolution import patch_convolution
 from fusewright.graph.passes.prepare import split_preparation
@@ -43,7 +45,9 @@ LAYOUT: list[tuple[Pass, str]] = [(layout, "Runs chains of convolutions in chann
 
 LIBRARY: list[tuple[Pass, str]] = [
     (patch_convolution, "Makes matrix products of convolutions over patches that do not overlap."),
+    (depthwise_gradients, "Computes gradients of depthwise weights over small images on contiguous copies."),
     (biased_linear, "Gives linear layers with a bias in bfloat16 to oneDNN."),
+    (norm_results, "Writes out the results of batch normalisation as pointwise in their statistics."),
     (attention_backward, "Writes out the gradients of attention over short sequences."),
     (dce, "Removes what that left unused."),
 ]

@@ -78,6 +78,11 @@ def _copy(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
     return node.args[0] if _same(_type(node.args[0]), _type(node)) else None  # type: ignore[return-value]
 
 
+def _pad(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
+    """Padding by nothing."""
+    return _copy(build, node) if all(isinstance(amount, int) and amount == 0 for amount in node.args[1]) else None  # type: ignore[union-attr]
+
+
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
 
 
@@ -212,6 +217,7 @@ RULES: dict[OpOverload, tuple[Rule, bool]] = {
     aten.t.default: (_permute, True),
     aten.clone.default: (_copy, False),
     aten.lift_fresh_copy.default: (_copy, False),
+    aten.constant_pad_nd.default: (_pad, False),
     aten._to_copy.default: (_cast, False),
     aten.mul.Tensor: (_neutral(_one), False),
     aten.mul.Scalar: (_neutral(_one), False),
