@@ -24,8 +24,9 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
     """The program itself where nothing is split."""
     operations: list[Operation] = []
     buffers = program.buffers
+    cuts = _cuts(program, options)
     for operation in program.operations:
-        chunking = _chunking(operation, options) if isinstance(operation, Reduction) else None
+        chunking = cuts.get(_space(operation)) if isinstance(operation, Reduction) and _splittable(operation) else None
         if chunking is None:
             operations.append(operation)
             continue
@@ -40,18 +41,41 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
     return replace(program, buffers=buffers, operations=operations)
 
 
+Space = tuple[tuple[Dim, ...], tuple[Dim, ...], bool]
+
+
+def _space(operation: Reduction) -> Space:
+    """The extents that a reduction walks, and which way it reads."""
+    return tuple(axis.extent for axis in operation.axes), tuple(axis.extent for axis in operation.reduced), _along_outer(operation)
+
+
+def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, tuple[int, int]]:
+    """How the reductions over each space are cut. They are cut alike, so that they stay one loop."""
+    found: dict[Space, tuple[int, int]] = {}
+    for operation in program.operations:
+        chunking = _chunking(operation, options) if isinstance(operation, Reduction) and _splittable(operation) else None
+        if chunking is not None and isinstance(operation, Reduction):
+            known = found.setdefault(_space(operation), chunking)
+            found[_space(operation)] = max(known, chunking, key=lambda cut: cut[1])
+    return found
+
+
+def _splittable(operation: Reduction) -> bool:
+    return operation.kind in SPLITTABLE and (operation.kind not in ("any", "all") or operation.value.dtype is torch.bool)
+
+
 def _chunking(operation: Reduction, options: ScheduleOptions) -> tuple[int, int] | None:
     """(which reduced axis, number of chunks), or None where the reduction stays whole."""
-    if operation.kind not in SPLITTABLE or (operation.kind in ("any", "all") and operation.value.dtype is not torch.bool):
-        return None
     outer = hint(product(axis.extent for axis in operation.axes))
     reduced = hint(product(axis.extent for axis in operation.reduced))
-    smallest = options.smallest_chunk
+    smallest, least_points = options.smallest_chunk, options.chunk_points
+    if options.gathered_chunk and any(load.bindings for load in survey([operation.value]).loads):
+        smallest, least_points = options.gathered_chunk, 16 * options.gathered_chunk
     if options.lanes > 1 and _along_outer(operation):
         outer = -(-outer // options.lanes)
         smallest //= 4
     points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
-    if outer >= options.min_parallel or points < options.chunk_points or reduced < 2 * smallest:
+    if outer >= options.min_parallel or points < least_points or reduced < 2 * smallest:
         return None
     wanted = min(options.chunks, reduced // smallest)
     if options.lanes > 1:
