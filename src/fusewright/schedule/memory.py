@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Buffer, Expression, Output, Store
 from fusewright.records import dataclass
@@ -20,6 +22,7 @@ from fusewright.schedule.plan import Kernel, Placement, RunExtern, Step
 from fusewright.schedule.together import moments
 
 ALIGNMENT = 64
+_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ def plan_memory(
     own = {
         name: life
         for name, life in lifetimes.items()
-        if name in alone and name not in returned and life.last < len(steps) and buffers[name].device.type == "cpu"
+        if name in alone and name not in returned and life.last < len(steps)
     }
     shared, inplace = _share_in_place(steps, kernels, buffers, placed)
     takes_over, more = _share_in_place(steps, kernels, buffers, own)
@@ -122,7 +125,8 @@ def _share_in_place(
         for written in fresh:
             for read in dying:
                 a, b = buffers[read], buffers[written]
-                alike = a.dtype.itemsize == b.dtype.itemsize and a.device == b.device and same(a.span(), b.span())
+                # On a GPU another thread of the block may write an element than the one that reads it, and nothing orders the two.
+                alike = a.dtype.itemsize == b.dtype.itemsize and a.device == b.device == _CPU and same(a.span(), b.span())
                 if not alike or not places.in_place(read, written):
                     continue
                 shared[written] = read
