@@ -10,7 +10,7 @@ recorded operators), or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -50,6 +50,7 @@ class Halves:
     saved     see autograd.joint.Split
     depends   for each gradient, the tangents that it depends on (all of them for a constant); constant: whether it reads none
     parts     the backward in several parts, instead of `backward` (see autograd.buckets); empty: in one
+    graphs    what runs both halves instead of `forward` and `backward`, if anything does
     fell_back is told why when the compiled backward could not finish and the recorded operators ran instead
     """
 
@@ -66,6 +67,19 @@ class Halves:
     constant: tuple[bool, ...]
     fell_back: Callable[[str], None]
     parts: tuple[buckets.CompiledPart, ...] = ()
+    graphs: Graphs | None = None
+
+
+class Graphs(Protocol):
+    """Both halves, replayed from recordings where that is possible (runtime/training_graphs.py). A lease stands for a forward that was."""
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]: ...
+
+    def saved_by(self, lease: Any, values: Sequence[Any]) -> None: ...
+
+    def backward(self, lease: Any, values: list[Any]) -> tuple[Any, ...]: ...
+
+    def finished(self, lease: Any, kept: bool) -> None: ...
 
 
 class _Compiled(torch.autograd.Function):
@@ -74,7 +88,7 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, halves: Halves, *inputs: Any) -> tuple[Any, ...]:
         ctx.random = torch.get_rng_state() if halves.random and halves.replay is not None else None
-        results = halves.forward(*inputs)
+        results, ctx.lease = (halves.forward(*inputs), None) if halves.graphs is None else halves.graphs.forward(inputs)
         outputs = results[: halves.outputs]
         saved = [inputs[place] if place >= 0 else results[~place] for place in halves.saved]
         ctx.halves = halves
@@ -83,6 +97,8 @@ class _Compiled(torch.autograd.Function):
         ctx.inputs = None if halves.updates else inputs
         ctx.versions = [] if halves.updates else _versions(inputs)
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
+        if halves.graphs is not None and ctx.lease is not None:
+            halves.graphs.saved_by(ctx.lease, saved)
         differentiable = set(halves.tangents)
         ctx.mark_non_differentiable(
             *(value for index, value in enumerate(outputs) if index not in differentiable and isinstance(value, torch.Tensor))
@@ -102,17 +118,27 @@ class _Compiled(torch.autograd.Function):
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, each saved tensor is freed after its last use in the backward
             values += [_tangent(tangent, layout) for tangent, layout in zip(given, ctx.layouts)]
             try:
-                results = consume(values) if (consume := getattr(halves.backward, "consume", None)) else halves.backward(*values)
+                results = _run_backward(halves, ctx.lease, values)
             except RuntimeFallback as error:
                 halves.fell_back(str(error))
                 with torch.enable_grad():
                     results = _replayed_gradients(ctx, given, create_graph=False)
-            if not torch._C._autograd._get_current_graph_task_keep_graph():
+            kept = torch._C._autograd._get_current_graph_task_keep_graph()
+            if not kept:
                 ctx.inputs = None
+            if halves.graphs is not None and ctx.lease is not None:
+                halves.graphs.finished(ctx.lease, kept)
         for position, gradient, depends in zip(halves.gradients, results, halves.depends):
             if ctx.needs_input_grad[1 + position] and any(given[place] is not None for place in depends):
                 gradients[1 + position] = gradient
         return tuple(gradients)
+
+
+def _run_backward(halves: Halves, lease: Any, values: list[Any]) -> tuple[Any, ...]:
+    if halves.graphs is not None:
+        return halves.graphs.backward(lease, values)
+    consume = getattr(halves.backward, "consume", None)
+    return consume(values) if consume is not None else halves.backward(*values)  # type: ignore[no-any-return]
 
 
 class _InParts(torch.autograd.Function):

@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fusewright.capture.torch_state import capture_global_state
 from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.events import CacheUse, Hint, KernelMade, StageDone
+from fusewright.events import CacheUse, Event, Hint, KernelMade, StageDone
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.graph.shape_env import ShapeEnv
@@ -40,9 +40,12 @@ from fusewright.runtime.cache import DiskCache
 from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.machine_code import load_code
 from fusewright.runtime.parameters import with_preparation
+from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
 
 IRRELEVANT = frozenset({"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
 """Options that do not change what is compiled."""
+RECORDED = "cuda"
+"""The kind of device whose work can be recorded and replayed."""
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
 
 
@@ -153,7 +156,7 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
     addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
     made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
-    if to_compile.settings["triton.cudagraphs"] and any(slot.device == "cuda" for slot in plan.slots):
+    if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
         made = with_preparation(made, compiled.preparation, len(plan.inputs) - len(compiled.preparation.results))
@@ -162,15 +165,28 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
 
 
 def _recorded(to_compile: GraphToCompile, made: Any, plan: CallPlan) -> Any:
-    """The plan behind a CUDA graph. What a forward pass saves for its backward would be copied at every call, so training goes without."""
-
-    def tell(text: str) -> None:
-        to_compile.notify(Hint(to_compile.function, text))
-
+    """The plan behind a CUDA graph; half of a joint graph waits for the other half."""
     if to_compile.backward is not None:
-        tell("no CUDA graph: the graph is trained")
-        return made
-    return Recorder(made, plan, tell)
+        return Half(made, plan)
+    return Recorder(made, plan, partial(_hint, to_compile.notify, to_compile.function))
+
+
+def _hint(notify: Callable[[Event], None], function: str, text: str) -> None:
+    notify(Hint(function, text))
+
+
+def with_draws(plan: Callable[..., Any], draws: tuple[Callable[[], torch.Tensor], ...]) -> Callable[..., Any]:
+    """The plan of a graph whose last inputs are drawn anew at each call."""
+    return replace(plan, draws=draws) if isinstance(plan, Half) else lambda *inputs: plan(*inputs, *(draw() for draw in draws))
+
+
+def training_graphs(to_compile: GraphToCompile, forward: Any, backward: Any, saved: Sequence[int], outputs: int) -> TrainingGraphs | None:
+    """Both halves of a joint graph behind CUDA graphs, if they are plans for a GPU in a mode that records. `saved`: see joint.Split."""
+    if not isinstance(forward, Half) or not isinstance(backward, Half):
+        return None
+    index = max((slot.device_index for slot in forward.call_plan.slots if slot.device == "cuda"), default=0)
+    tell = partial(_hint, to_compile.notify, to_compile.function)
+    return TrainingGraphs(forward, backward, saved, outputs, tell, Gpu(index))
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

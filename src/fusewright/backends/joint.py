@@ -14,7 +14,7 @@ from typing import Any
 import torch.fx
 
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
-from fusewright.autograd.function import Halves, differentiable
+from fusewright.autograd.function import Graphs, Halves, differentiable
 from fusewright.autograd.joint import JointGraph, Split, constant_gradients, tangents_of_gradients
 from fusewright.autograd.partition import split
 from fusewright.autograd.replay import replay
@@ -29,8 +29,10 @@ def compile_joint(
     to_compile: GraphToCompile,
     compile_half: Callable[[torch.fx.Graph, str], Callable[..., Any]],
     partition: Callable[[JointGraph], Split] = split,
+    record: Callable[..., Graphs | None] = lambda *halves: None,
 ) -> Callable[..., Any]:
-    """`graph` is the functional form of `to_compile.graph`; `compile_half(graph, direction)` compiles one half ("forward", "backward")."""
+    """`graph` is the functional form of `to_compile.graph`; `compile_half(graph, direction)` compiles one half ("forward", "backward");
+    `record(forward, backward, saved, outputs)` gives what replays the compiled halves, if anything does."""
     backward = to_compile.backward
     assert backward is not None
     joint = JointGraph(graph, backward.inputs, backward.outputs, backward.tangents, backward.gradients)
@@ -45,10 +47,13 @@ def compile_joint(
     if backward.user_code is not None:
         again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
     in_parts = _parts(halves.backward, compile_half)
+    run_forward = compile_half(halves.forward, "forward")
+    run_backward = compile_half(halves.backward, "backward") if backward.gradients and not in_parts else no_gradients
     compiled = Halves(
-        forward=compile_half(halves.forward, "forward"),
-        backward=compile_half(halves.backward, "backward") if backward.gradients and not in_parts else no_gradients,
+        forward=run_forward,
+        backward=run_backward,
         parts=in_parts,
+        graphs=record(run_forward, run_backward, halves.saved, backward.outputs),
         replay=again,
         random=any(node.meta.get("random") for node in halves.forward.nodes),
         updates=bool(backward.updates),

@@ -34,7 +34,8 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         partition = functools.partial(stages.split, budget=to_compile.settings["activation_memory_budget"])
         compile_half = functools.partial(_compile_half, to_compile.without_examples())
         graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
-        return stages.compile_joint(stages.choose_operators(to_compile, graph), to_compile, compile_half, partition)
+        record = functools.partial(graph_cache.training_graphs, to_compile.without_examples())
+        return stages.compile_joint(stages.choose_operators(to_compile, graph), to_compile, compile_half, partition, record)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     if has_data_sizes(to_compile.graph):
@@ -78,10 +79,14 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     name = f"{to_compile.function} {direction}"
     if direction != "forward":
         graph = _stages().finish_backward(to_compile, graph)
+    seeds: tuple[Any, ...] = ()
+    if direction == "forward" and to_compile.backward is not None and to_compile.settings["triton.cudagraphs"]:
+        graph, seeds = _stages().seeds_outside(graph, graph_cache.RECORDED)
     lookup = graph_cache.find(to_compile, graph)
-    if lookup.plan is not None:
-        return lookup.plan
-    return _generate(to_compile, lookup, graph, name, half=direction.split()[0])
+    plan = lookup.plan
+    if plan is None:
+        plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
+    return graph_cache.with_draws(plan, tuple(seed.draw for seed in seeds)) if seeds else plan
 
 
 def _generate(

@@ -30,6 +30,7 @@ from fusewright.graph.builder import env_of
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.preparation import Preparation
 from fusewright.graph.printer import print_graph
+from fusewright.graph.seeds import seeds_outside
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
@@ -42,7 +43,7 @@ from fusewright.schedule.printer import plan_text
 
 __all__ = [
     "choose_layouts", "choose_operators", "clean", "compile_joint", "finish_backward", "generate", "pack_parameters", "split",
-    "with_buckets",
+    "seeds_outside", "with_buckets",
 ]  # fmt: skip
 
 Result = TypeVar("Result")

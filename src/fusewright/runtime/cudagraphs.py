@@ -26,15 +26,16 @@ MOST_REPEATS = 4
 """Times that a recording is made again because an input that seemed to stay has moved."""
 
 
-def unsafe_reason(plan: CallPlan) -> str:
-    """Why the plan cannot be recorded; empty when it can."""
+def unsafe_reason(plan: CallPlan, copied_out: bool = False, may_write: bool = False) -> str:
+    """Why the plan cannot be recorded; empty when it can. copied_out: no result need share memory with an input or with another result,
+    since who records it copies what the program gets; may_write: it may write to inputs, which then stay in place."""
     devices = {(slot.device, slot.device_index) for slot in plan.slots if slot.name not in ("_", "list")}
     if not any(device == "cuda" for device, _ in devices):
         return "it runs on no GPU"
     if len(devices) > 1:
         return "it touches memory of several devices"
     for step in plan.steps:
-        if isinstance(step, SlotStep) and step.kind == "mutate":
+        if isinstance(step, SlotStep) and step.kind == "mutate" and not (may_write and plan.slots[step.slot].kind == "input"):
             return "it writes to an input"
         if isinstance(step, (KernelCall, KernelGroup)):
             return "a kernel runs on the CPU"
@@ -42,7 +43,7 @@ def unsafe_reason(plan: CallPlan) -> str:
             return "a kernel reads a number in CPU memory"
         if isinstance(step, (PythonCall, CCall)) and _is_unsafe(step.target if isinstance(step, PythonCall) else _operator(step.name)):
             return f"{step.name} draws random numbers, or its result's size depends on data"
-    for output in plan.outputs:
+    for output in () if copied_out else plan.outputs:
         if output.kind == "view" or (output.kind in ("buffer", "private view") and plan.slots[output.slot].kind in ("input", "constant")):
             return "a result shares memory with an input"
     return ""
@@ -87,6 +88,11 @@ class _Pool:
 
 
 _pools: dict[int, _Pool] = {}
+
+
+def side_stream(index: int) -> torch.cuda.Stream:
+    """The stream that recordings on a GPU are made on."""
+    return _pool(index).stream
 
 
 def _pool(index: int) -> _Pool:
@@ -148,7 +154,7 @@ class Recorder:
             recording.copied = []
             for k in sorted(recording.moving):
                 position = self.tensors[k]
-                copy = _like(inputs[position])
+                copy = like(inputs[position])
                 if copy is None:
                     self.reason = "an input's elements share memory"
                     self.tell(f"no CUDA graph: {self.reason}")
@@ -167,17 +173,10 @@ class Recorder:
                 self.reason = f"recording failed: {error}"
                 self.tell(f"no CUDA graph: {self.reason}")
                 recording.graph, recording.results, recording.copied = None, (), []
-                self._recover(stream)
+                recover(self.index, stream)
                 return self.plan(*inputs)
             recording.graph = graph
         return self._replay(recording, inputs)
-
-    def _recover(self, stream: torch.cuda.Stream) -> None:
-        """After a recording that failed, PyTorch leaves its stream current, and its random numbers in the state of a recording."""
-        torch.cuda.set_stream(stream)
-        generator = torch.cuda.default_generators[self.index]
-        generator.graphsafe_set_state(generator.clone_state().graphsafe_get_state())
-        torch.cuda.synchronize(self.index)
 
     def _replay(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
         pool = _pool(self.index)
@@ -195,7 +194,15 @@ class Recorder:
             return tuple(_copy_of(item) if isinstance(item, torch.Tensor) else item for item in results)
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor | None:
+def recover(index: int, stream: torch.cuda.Stream) -> None:
+    """After a recording that failed, PyTorch leaves its stream current, and its random numbers in the state of a recording."""
+    torch.cuda.set_stream(stream)
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state().graphsafe_get_state())
+    torch.cuda.synchronize(index)
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor | None:
     """Memory laid out as `tensor`; None where its elements overlap."""
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())):
         return None
@@ -203,5 +210,5 @@ def _like(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    made = _like(tensor)
+    made = like(tensor)
     return tensor.clone() if made is None else made.copy_(tensor)

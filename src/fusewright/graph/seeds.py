@@ -1,0 +1,64 @@
+"""Seeds of a graph's random truths, drawn before the graph runs instead of inside it: so that a recording of the graph holds no draw.
+
+Takes a functional graph; gives a copy of it that takes its seeds as further inputs, and how to draw them.
+Always holds: the same numbers come from PyTorch's generator, in the same order. A graph that draws anything else stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from fusewright.graph.types import TensorType
+from fusewright.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """One int64 between `low` and `high`, on a device."""
+
+    low: int
+    high: int
+    device: torch.device
+
+    def draw(self) -> torch.Tensor:
+        return torch.randint(self.low, self.high, (), dtype=torch.int64, device=self.device)
+
+
+def seeds_outside(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Graph, tuple[Seed, ...]]:
+    """The graph with its seeds as last inputs, and the seeds in that order; the graph itself unless seeds on GPUs (or whatever kind
+    `device` is) are all that it draws."""
+    drawn = [node for node in graph.nodes if node.meta.get("random")]
+    seeds = [seed for node in drawn if (seed := _seed(node)) is not None and seed.device.type == device]
+    if not drawn or len(seeds) != len(drawn):
+        return graph, ()
+    made = torch.fx.Graph()
+    values: dict[torch.fx.Node, Any] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        values[node] = _copy(node, made, values)
+    for node in drawn:
+        values[node] = made.placeholder(f"seed_{node.name}")
+        values[node].meta = {key: value for key, value in node.meta.items() if key != "random"}
+    for node in graph.nodes:
+        if node not in values:
+            values[node] = _copy(node, made, values)
+    made.lint()
+    return made, tuple(seeds)
+
+
+def _copy(node: torch.fx.Node, graph: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> torch.fx.Node:
+    made = graph.node_copy(node, lambda argument: values[argument])
+    made.meta = dict(node.meta)
+    return made
+
+
+def _seed(node: torch.fx.Node) -> Seed | None:
+    """What the node draws, if it is a seed."""
+    kind = node.meta.get("type")
+    if node.target is not torch.ops.aten.randint.low or not isinstance(kind, TensorType):
+        return None
+    low, high, _ = node.args
+    known = isinstance(low, int) and isinstance(high, int) and kind.shape == () and kind.dtype is torch.int64
+    return Seed(low, high, kind.device) if known else None  # type: ignore[arg-type]

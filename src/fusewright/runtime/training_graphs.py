@@ -1,0 +1,383 @@
+"""CUDA graphs of training: the forward and the backward of one graph, recorded as a pair and replayed as one launch each.
+
+Takes the two plans of a joint graph; gives `TrainingGraphs`, which the autograd function calls in their place. What the forward saves stays
+in the recording's memory until the backward has read it; a *lease* says that somebody may still read it. Results of the forward and
+gradients are copied out, so that nothing that the program holds is ever overwritten; parameters are read in place; what moves is copied in.
+Always holds: a forward is replayed only when no lease of its recording is pending; a backward is replayed only for the forward that was
+replayed last, on exactly the tensors that it saved. Everything else runs the plans themselves, and `without` counts why.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+
+from fusewright.codegen.call_plan_types import CallPlan, SlotStep
+from fusewright.records import dataclass, field
+from fusewright.runtime.cudagraphs import MOST_RECORDINGS, MOST_REPEATS, WARM_UP, like, recover, side_stream, unsafe_reason
+
+PENDING = "an earlier forward still waits for its backward"
+HOOKED = "saved tensors came back from hooks as others"
+DROPPED = "the recording was made again between forward and backward"
+MOVING = "its inputs keep moving"
+SIZES = "too many different sizes"
+CAPTURING = "the program records a CUDA graph of its own"
+
+
+class Machine(Protocol):
+    """What records and replays work on one GPU."""
+
+    def capturing(self) -> bool: ...
+
+    def memory(self) -> Any:
+        """Memory for one pair of recordings."""
+
+    def record(self, memory: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """(recording, what `run` gave). Raises what recording raises, with the GPU as it was before."""
+
+    def replay(self, recording: Any) -> None: ...
+
+    def stream(self) -> Any:
+        """The stream that work goes to now."""
+
+    def wait(self, stream: Any, other: Any) -> None:
+        """Lets `stream` wait for all work given to `other`."""
+
+
+class Gpu:
+    """The real one."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def memory(self) -> Any:
+        with torch.cuda.device(self.index):
+            return torch.cuda.MemPool()
+
+    def record(self, memory: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
+        with torch.cuda.device(self.index):
+            graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.current_stream()
+            torch.cuda.synchronize(self.index)
+            try:
+                with torch.cuda.graph(
+                    graph, pool=cast(Any, memory.id), stream=side_stream(self.index), capture_error_mode="thread_local"
+                ):
+                    results = run()
+            except Exception:
+                recover(self.index, stream)
+                raise
+        return graph, results
+
+    def replay(self, recording: Any) -> None:
+        with torch.cuda.device(self.index):
+            recording.replay()
+
+    def stream(self) -> Any:
+        return torch.cuda.current_stream(self.index)
+
+    def wait(self, stream: Any, other: Any) -> None:
+        stream.wait_stream(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A native plan, forward or backward, beside the call plan that it was loaded from. draws: give its last inputs, anew at each call."""
+
+    plan: Any
+    call_plan: CallPlan
+    draws: tuple[Callable[[], torch.Tensor], ...] = ()
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.plan(*self.drawn(inputs))
+
+    def drawn(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The plan's inputs."""
+        return (*inputs, *(draw() for draw in self.draws)) if self.draws else inputs
+
+    def consume(self, inputs: list[Any]) -> Any:
+        """The results; empties the list, so that each tensor may be freed after its last reader."""
+        return self.plan.consume(inputs)
+
+
+class Lease:
+    """One replayed forward whose saved values the backward may still read: it lives as long as the gradient function.
+
+    done       the backward has run and keeps nothing: the recording may be replayed
+    addresses  of the values saved, as the backward must find them"""
+
+    __slots__ = ("__weakref__", "addresses", "done", "recording")
+
+    def __init__(self, recording: _Recording) -> None:
+        self.recording = recording
+        self.done = False
+        self.addresses: list[int] = []
+
+
+@dataclass(slots=True)
+class _Recording:
+    """What is known for one combination of sizes. `graph`: of the forward; `back`: of the backward, once it has been recorded."""
+
+    calls: int = 0
+    repeats: int = 0
+    addresses: list[int] = field(default_factory=list)
+    moving: set[int] = field(default_factory=set)
+    memory: Any = None
+    graph: Any = None
+    fixed: list[int] = field(default_factory=list)
+    copied: dict[int, torch.Tensor] = field(default_factory=dict)
+    results: tuple[Any, ...] = ()
+    backward_calls: int = 0
+    back: Any = None
+    tangents: list[torch.Tensor] = field(default_factory=list)
+    gradients: tuple[Any, ...] = ()
+    lease: Any = None  # a weak reference to the last one
+    last: Any = None  # the stream of the last replay
+
+    def drop(self) -> None:
+        self.graph = self.back = self.memory = self.last = None
+        self.results, self.gradients = (), ()
+        self.copied, self.tangents = {}, []
+
+    def pending(self) -> bool:
+        lease = None if self.lease is None else self.lease()
+        return lease is not None and not lease.done
+
+
+class TrainingGraphs:
+    """The pair of plans, replayed from CUDA graphs where that is possible.
+
+    saved    for each saved value, in the backward's order: n >= 0, input n of the forward; ~n, its result n (see autograd.joint.Split)
+    outputs  how many of the forward's results are the program's; the others are only saved
+    reason   why nothing is recorded, as far as is known; without: how often each reason kept a call from being replayed"""
+
+    def __init__(
+        self,
+        forward: Half,
+        backward: Half,
+        saved: Sequence[int],
+        outputs: int,
+        tell: Callable[[str], None],
+        machine: Machine,
+    ) -> None:
+        self.halves = {"forward": forward, "backward": backward}
+        self.saved = tuple(saved)
+        self.outputs = outputs
+        self.tell = tell
+        self.machine = machine
+        self.dynamic = bool(forward.call_plan.symbols) or bool(backward.call_plan.symbols)
+        self.tensors = [position for position, kind in enumerate(forward.call_plan.inputs) if kind == "t"]
+        drawn = len(forward.call_plan.inputs) - len(forward.draws)
+        self.drawn = frozenset(k for k, position in enumerate(self.tensors) if position >= drawn)  # they are new at every call
+        steps = [step.slot for step in forward.call_plan.steps if isinstance(step, SlotStep) and step.kind == "mutate"]
+        self.written = sorted({forward.call_plan.slots[slot].where for slot in steps})  # running statistics
+        self.recordings: dict[Any, _Recording] = {}
+        self.without: Counter[str] = Counter()
+        self.lock = threading.RLock()
+        self.warm = 0
+        self.reason = ""
+        for direction, half in self.halves.items():
+            if found := unsafe_reason(half.call_plan, copied_out=True, may_write=direction == "forward"):
+                self.refuse(f"the {direction}: {found}")
+                break
+
+    def refuse(self, reason: str) -> None:
+        """From now on nothing is recorded or replayed."""
+        self.reason = reason
+        for recording in self.recordings.values():
+            recording.drop()
+        self.tell(f"no CUDA graph: {reason}")
+
+    def _skip(self, reason: str) -> None:
+        """Counts a call that is not replayed, and says why the first time."""
+        self.without[reason] += 1
+        if self.without[reason] == 1:
+            self.tell(f"a call in training runs without its CUDA graph: {reason}")
+
+    # --- forward -----------------------------------------------------------------------------------------------------
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Lease | None]:
+        """The forward's results, and a lease when its backward may be replayed."""
+        half = self.halves["forward"]
+        inputs = half.drawn(inputs)
+        with self.lock:
+            recording = None if self.reason else self._ready(inputs)
+            if recording is not None:
+                return self._replay_forward(recording, inputs)
+        return half.plan(*inputs), None
+
+    def _ready(self, inputs: tuple[Any, ...]) -> _Recording | None:
+        """The recording that this call can be replayed from, made now if it is time."""
+        if self.machine.capturing():
+            self._skip(CAPTURING)
+            return None
+        key = tuple(tuple(item.shape) if isinstance(item, torch.Tensor) else item for item in inputs) if self.dynamic else None
+        recording = self.recordings.get(key)
+        if recording is None:
+            if len(self.recordings) >= MOST_RECORDINGS:
+                self._skip(SIZES)
+                return None
+            recording = self.recordings[key] = _Recording(moving=set(self.drawn))
+        if recording.repeats > MOST_REPEATS:
+            self._skip(MOVING)
+            return None
+        if recording.pending():
+            self._skip(PENDING)
+            return None
+        addresses = [inputs[position].data_ptr() for position in self.tensors]
+        if recording.graph is not None:
+            moved = {k for k in recording.fixed if addresses[k] != recording.addresses[k]}
+            if not moved:
+                return recording
+            recording.moving |= moved
+            recording.drop()
+            recording.repeats += 1
+        elif recording.addresses:
+            recording.moving.update(k for k, address in enumerate(addresses) if address != recording.addresses[k])
+        recording.addresses = addresses
+        recording.calls += 1
+        if recording.calls <= WARM_UP or recording.repeats > MOST_REPEATS:
+            return None
+        return recording if self._record_forward(recording, inputs) else None
+
+    def _record_forward(self, recording: _Recording, inputs: tuple[Any, ...]) -> bool:
+        mine = list(inputs)
+        for k in sorted(recording.moving):
+            position = self.tensors[k]
+            if position in self.written:
+                self.refuse("an input that it writes to does not stay in place")
+                return False
+            copy = like(inputs[position])
+            if copy is None:
+                self.refuse("an input's elements share memory")
+                return False
+            recording.copied[position] = mine[position] = copy
+        with torch.no_grad():
+            self._copy_in(recording, inputs)
+            recording.fixed = [k for k in range(len(self.tensors)) if k not in recording.moving]
+            recording.memory = self.machine.memory()
+            found = self._recorded(recording, "forward", mine)
+        if found is None:
+            return False
+        recording.graph, recording.results = found
+        return True
+
+    def _recorded(self, recording: _Recording, direction: str, inputs: list[Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        plan = self.halves[direction].plan
+        try:
+            return self.machine.record(recording.memory, lambda: plan(*inputs))
+        except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
+            self.refuse(f"recording the {direction} failed: {error}")
+            return None
+
+    def _copy_in(self, recording: _Recording, inputs: tuple[Any, ...]) -> None:
+        if recording.copied:
+            torch._foreach_copy_(list(recording.copied.values()), [inputs[position] for position in recording.copied])
+
+    def _replay_forward(self, recording: _Recording, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Lease]:
+        with torch.no_grad():
+            self._after_last(recording)
+            self._copy_in(recording, inputs)
+            self.machine.replay(recording.graph)
+            if self.written:
+                torch.autograd.graph.increment_version([inputs[position] for position in self.written])
+            results = recording.results
+            lease = Lease(recording)
+            recording.lease = weakref.ref(lease)
+            return (*copies_of(results[: self.outputs]), *results[self.outputs :]), lease
+
+    def _after_last(self, recording: _Recording) -> None:
+        """This replay waits for the one before, if that went to another stream."""
+        stream = self.machine.stream()
+        if recording.last is not None and recording.last != stream:
+            self.machine.wait(stream, recording.last)
+        recording.last = stream
+
+    def saved_by(self, lease: Lease, values: Sequence[Any]) -> None:
+        """Notes what was saved for the backward, in order."""
+        lease.addresses = _addresses(values)
+
+    # --- backward ----------------------------------------------------------------------------------------------------
+
+    def backward(self, lease: Lease | None, values: list[Any]) -> tuple[Any, ...]:
+        """The gradients. `values`: what was saved, then the tangents; the list is emptied where the plan itself runs."""
+        if lease is not None:
+            with self.lock:
+                recording = lease.recording
+                if self._can_replay(recording, lease, values):
+                    return self._replay_backward(recording, values)
+        self.warm += 1
+        return self.halves["backward"].consume(values)  # type: ignore[no-any-return]
+
+    def finished(self, lease: Lease, kept: bool) -> None:
+        """A backward has run; kept: the program keeps the graph, and may ask for another one."""
+        if not kept:
+            lease.done = True
+
+    def _can_replay(self, recording: _Recording, lease: Lease, values: list[Any]) -> bool:
+        if self.reason:
+            return False
+        if self.machine.capturing():
+            self._skip(CAPTURING)
+        elif recording.lease is None or recording.lease() is not lease or recording.graph is None:
+            self._skip(DROPPED)
+        elif _addresses(values[: len(self.saved)]) != lease.addresses:
+            self._skip(HOOKED)
+        elif recording.back is not None:
+            return True
+        elif self.warm:
+            return self._record_backward(recording, values)
+        return False
+
+    def _record_backward(self, recording: _Recording, values: list[Any]) -> bool:
+        saved = len(self.saved)
+        mine = [self._at_home(recording, place, value) for place, value in zip(self.saved, values)]
+        with torch.no_grad():
+            recording.tangents = [tensor for value in values[saved:] if (tensor := like(value)) is not None]
+            if len(recording.tangents) != len(values) - saved:
+                self.refuse("a gradient's elements share memory")
+                return False
+            self._copy_tangents(recording, values)
+            found = self._recorded(recording, "backward", [*mine, *recording.tangents])
+        if found is None:
+            return False
+        recording.back, recording.gradients = found
+        return True
+
+    def _at_home(self, recording: _Recording, place: int, value: Any) -> Any:
+        """Where the recorded forward has a saved value."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return recording.results[~place] if place < 0 else recording.copied.get(place, value)
+
+    def _copy_tangents(self, recording: _Recording, values: list[Any]) -> None:
+        if recording.tangents:
+            torch._foreach_copy_(recording.tangents, values[len(self.saved) :])
+
+    def _replay_backward(self, recording: _Recording, values: list[Any]) -> tuple[Any, ...]:
+        with torch.no_grad():
+            self._after_last(recording)
+            self._copy_tangents(recording, values)
+            self.machine.replay(recording.back)
+            return copies_of(recording.gradients)
+
+
+def copies_of(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The values in memory of their own, copied in one batch."""
+    made = [like(value) if isinstance(value, torch.Tensor) else value for value in values]
+    pairs = [(new, old) for new, old in zip(made, values) if isinstance(new, torch.Tensor)]
+    if pairs:
+        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
+    return tuple(old.clone() if new is None and isinstance(old, torch.Tensor) else new for new, old in zip(made, values))
+
+
+def _addresses(values: Sequence[Any]) -> list[int]:
+    return [value.data_ptr() for value in values if isinstance(value, torch.Tensor)]

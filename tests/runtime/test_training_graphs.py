@@ -1,0 +1,358 @@
+"""CUDA graphs of training, on a machine that stands for a GPU: a recording keeps its tensors and writes to them at each replay.
+
+What the recordings must never do (overwrite what a backward, or the program, still needs) shows in wrong numbers here as it would there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusewright
+from fusewright import events
+from fusewright.backends import graph_cache
+from fusewright.runtime import training_graphs
+from fusewright.runtime.training_graphs import CAPTURING, HOOKED, MOVING, PENDING, TrainingGraphs
+
+STATE: list[torch.Tensor] = []
+"""What a forward writes to in place."""
+
+
+class Recording:
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.run = run
+        before = [value.clone() for value in STATE]
+        self.results = run()
+        for value, old in zip(STATE, before):
+            value.copy_(old)
+        self.replays = 0
+        self.poison()
+
+    def floats(self) -> list[torch.Tensor]:
+        return [value for value in self.results if isinstance(value, torch.Tensor) and value.is_floating_point()]
+
+    def poison(self) -> None:
+        """Recording computes nothing."""
+        for value in self.floats():
+            value.fill_(float("nan"))
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.poison()
+        for kept, value in zip(self.results, self.run(), strict=True):
+            if isinstance(kept, torch.Tensor) and kept.data_ptr() != value.data_ptr():
+                kept.copy_(value)
+
+
+class Machine:
+    def __init__(self, index: int) -> None:
+        self.recordings: list[Recording] = []
+        self.busy = False
+        self.fails = ""
+        self.current = "main"
+        self.waits: list[tuple[str, str]] = []
+
+    def capturing(self) -> bool:
+        return self.busy
+
+    def memory(self) -> object:
+        return object()
+
+    def record(self, memory: object, run: Callable[[], Any]) -> tuple[Recording, Any]:
+        if self.fails:
+            raise RuntimeError(self.fails)
+        made = Recording(run)
+        self.recordings.append(made)
+        return made, made.results
+
+    def replay(self, recording: Recording) -> None:
+        recording.replay()
+
+    def stream(self) -> str:
+        return self.current
+
+    def wait(self, stream: str, other: str) -> None:
+        self.waits.append((stream, other))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrainingGraphs]]:
+    """The pairs that compiles make, on the machine above."""
+    found: list[TrainingGraphs] = []
+
+    def listed(*args: Any) -> TrainingGraphs | None:
+        pair = original(*args)
+        if pair is not None:
+            found.append(pair)
+        return pair
+
+    original = graph_cache.training_graphs
+    monkeypatch.setattr(graph_cache, "training_graphs", listed)
+    monkeypatch.setattr(graph_cache, "RECORDED", "cpu")
+    monkeypatch.setattr(graph_cache, "Gpu", Machine)
+    monkeypatch.setattr(training_graphs, "unsafe_reason", lambda plan, **options: "")
+    STATE.clear()
+    yield found
+    STATE.clear()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(-1))
+    STATE[:] = model.buffers()
+    return model
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    return fusewright.compile(model, mode="reduce-overhead", options={"disk_cache": False}, **options)
+
+
+def batch(k: int, rows: int = 5) -> torch.Tensor:
+    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(k))
+
+
+def train(run: Any, model: nn.Module, steps: int = 8) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for k in range(steps):
+        loss = (run(batch(k)) ** 2).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *model.state_dict().values()]
+
+
+def replays(pair: TrainingGraphs) -> list[int]:
+    return [recording.replays for recording in pair.machine.recordings]  # type: ignore[attr-defined]
+
+
+def test_a_training_loop(made: list[TrainingGraphs]) -> None:
+    model = network()
+    eager = copy.deepcopy(model)
+    torch.testing.assert_close(train(compiled(model, fullgraph=True), model), train(eager, eager))
+    (pair,) = made
+    assert replays(pair) == [6, 6] and not pair.without  # two calls warm up; then each forward and each backward is a replay
+
+
+def both(program: Callable[[Any, nn.Module], Any], warm: bool = True) -> None:
+    """The program gives with a recorded model what it gives eagerly."""
+    model = network()
+    eager = copy.deepcopy(model)
+    results = []
+    for net, run in ((model, compiled(model, fullgraph=True)), (eager, eager)):
+        train(run, net, 4)
+        results.append(program(run, net))
+        net.zero_grad()
+    torch.testing.assert_close(*results)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [value.grad.clone() for value in model.parameters()]  # type: ignore[union-attr]
+
+
+def test_two_forwards_before_their_backwards(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        first, second, third = (run(batch(k)) for k in range(3))
+        second.square().sum().backward()
+        (first.exp().sum() + third.sin().sum()).backward()
+        return first, second, third, gradients(model)
+
+    both(program)
+    assert made[0].without == {PENDING: 2}
+
+
+def test_a_kept_graph(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        y = run(batch(0))
+        for factor in (1, 2, 3):
+            (y.square().sum() * factor).backward(retain_graph=True)
+        other = run(batch(1))  # the first one may still be asked for gradients
+        other.sum().sin().backward()
+        y.square().sum().backward()
+        return gradients(model)
+
+    both(program)
+    assert made[0].without == {PENDING: 1}
+
+
+def test_results_and_gradients_are_the_programs_own(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        kept = []
+        for k in range(4):
+            y = run(batch(k))
+            kept.append((y.detach(), torch.autograd.grad(y.square().sum(), list(model.parameters()))))
+        return kept
+
+    both(program)
+    assert not made[0].without
+
+
+def test_gradients_accumulate(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        for k in range(3):
+            run(batch(k)).square().sum().backward()
+        return gradients(model)
+
+    both(program)
+    assert not made[0].without
+
+
+def test_a_forward_whose_backward_never_comes(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        idle = run(batch(0))
+        y = run(batch(1))
+        y.square().sum().backward()
+        del idle
+        z = run(batch(2))
+        z.square().sum().backward()
+        return y, z, gradients(model)
+
+    both(program)
+    assert made[0].without == {PENDING: 1}
+
+
+def test_gradients_of_gradients(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        y = run(batch(0))
+        first = torch.autograd.grad(y.square().sum(), list(model.parameters()), create_graph=True)
+        sum(value.square().sum() for value in first).backward()  # type: ignore[union-attr]
+        return gradients(model)
+
+    both(program)
+
+
+def test_saved_tensors_that_hooks_replace(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
+            y = run(batch(0))
+        y.square().sum().backward()
+        return gradients(model)
+
+    both(program)
+    assert made[0].without == {HOOKED: 1}
+
+
+def test_statistics_that_move_are_not_written_elsewhere(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        for k in range(3):
+            model[1].running_mean = model[1].running_mean.clone()
+            if run is not model:
+                STATE[:] = model.buffers()
+            run(batch(k)).square().sum().backward()
+        return list(model.buffers())
+
+    both(program)
+    assert "stay in place" in made[0].reason
+
+
+def test_writes_are_counted(made: list[TrainingGraphs]) -> None:
+    model = network()
+    run = compiled(model)
+    train(run, model, 4)
+    before = model[1].running_mean._version
+    train(run, model, 1)
+    assert model[1].running_mean._version > before
+
+
+def test_parameters_that_move(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        found = []
+        for k in range(9):
+            model[0].weight.data = model[0].weight.data.clone() + 0.1
+            run(batch(k)).square().sum().backward()
+            found.append(gradients(model))
+        return found
+
+    both(program)
+    assert set(made[0].without) <= {MOVING}
+
+
+def test_a_result_written_to_before_the_backward(made: list[TrainingGraphs]) -> None:
+    model = network()
+    run = compiled(model)
+    train(run, model, 4)
+    y = run(batch(0))  # softmax's gradient reads its result
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.square().sum().backward()
+    train(run, model, 2)
+
+
+def test_sizes_have_recordings_of_their_own(made: list[TrainingGraphs]) -> None:
+    model = network()
+    eager = copy.deepcopy(model)
+    run = compiled(model, dynamic=True, fullgraph=True)
+    for k in range(6):
+        found = []
+        for net, call in ((model, run), (eager, eager)):
+            small, large = call(batch(k, 5)), call(batch(k, 7))
+            (small.exp().sum() + large.square().sum()).backward()
+            found.append((small, large, gradients(net)))
+            net.zero_grad()
+        torch.testing.assert_close(*found)
+    (pair,) = made
+    assert replays(pair) == [4, 4, 4, 4] and not pair.without
+
+
+def test_dropout_draws_anew_at_each_replay(made: list[TrainingGraphs]) -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Dropout(0.5))
+    x = torch.ones(4, 64, requires_grad=True)
+    nn.init.eye_(layer[0].weight)
+    masks = {}
+    for mode in ("reduce-overhead", "default"):
+        run = fusewright.compile(layer, mode=mode, options={"disk_cache": False}, fullgraph=True)
+        torch.manual_seed(7)
+        masks[mode] = []
+        for _ in range(6):
+            y = run(x)
+            (gradient,) = torch.autograd.grad(y.sum(), x)
+            assert torch.equal(gradient, y)  # forward and backward see the same mask: 0 or 2
+            masks[mode].append(y.detach())
+    assert all(torch.equal(a, b) for a, b in zip(*masks.values()))  # the seeds are those of the default mode
+    assert not any(torch.equal(a, b) for a, b in zip(masks["default"], masks["default"][1:]))
+    assert replays(made[0]) == [4, 4]
+
+
+def test_what_cannot_be_recorded_runs_the_plans(made: list[TrainingGraphs]) -> None:
+    heard: list[events.Event] = []
+    model = network()
+    eager = copy.deepcopy(model)
+    run = compiled(model)
+    with events.STREAM.listening(heard.append):
+        train(run, model, 1)
+        made[0].machine.fails = "no such thing here"  # type: ignore[attr-defined]
+        train(run, model, 5)
+    train(eager, eager, 1)
+    train(eager, eager, 5)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    assert "no such thing" in made[0].reason
+    assert any(isinstance(event, events.Hint) and "no such thing" in event.text for event in heard)
+
+
+def test_inside_a_recording_of_the_programs_own(made: list[TrainingGraphs]) -> None:
+    def program(run: Any, model: nn.Module) -> Any:
+        if made and run is not model:
+            made[0].machine.busy = True  # type: ignore[attr-defined]
+        run(batch(0)).square().sum().backward()
+        return gradients(model)
+
+    both(program)
+    assert made[0].without == {CAPTURING: 1}
+
+
+def test_another_stream_waits(made: list[TrainingGraphs]) -> None:
+    model = network()
+    run = compiled(model)
+    train(run, model, 4)
+    machine: Any = made[0].machine
+    machine.current = "side"
+    train(run, model, 2)
+    assert machine.waits == [("side", "main")]
