@@ -19,6 +19,7 @@ from tests.test_gpu import Block, quiet
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+RECORDED = {"triton.cudagraphs_training": True}
 Program = Callable[[Any, nn.Module], Any]
 
 
@@ -67,7 +68,7 @@ def both(model: nn.Module, program: Program) -> None:
     eager = copy.deepcopy(model)
     heard: list[events.Event] = []
     with events.STREAM.listening(heard.append):
-        found = program(fusewright.compile(model, mode="reduce-overhead", fullgraph=True), model)
+        found = program(fusewright.compile(model, mode="reduce-overhead", options=RECORDED, fullgraph=True), model)
     torch.testing.assert_close(found, program(eager, eager), rtol=1e-3, atol=1e-4)
     quiet(heard)
 
@@ -109,7 +110,7 @@ def test_two_forwards_a_kept_graph_and_accumulation(made: list[TrainingGraphs]) 
 def test_other_recordings_run_between_forward_and_backward(made: list[TrainingGraphs]) -> None:
     def program(run: Any, model: nn.Module) -> Any:
         other = torch.nn.functional.softmax
-        scale = fusewright.compile(lambda x: other(x * 3, -1) @ x.mT, mode="reduce-overhead") if run is not model else None
+        scale = fusewright.compile(lambda x: other(x * 3, -1) @ x.mT, mode="reduce-overhead", options=RECORDED) if run is not model else None
         found = []
         for k in range(6):
             y = run(batch(k, 2, 16, 64))
@@ -130,7 +131,7 @@ def test_dropout(made: list[TrainingGraphs]) -> None:
     results = []
     for mode in ("reduce-overhead", "default"):
         net = copy.deepcopy(model)
-        run = fusewright.compile(net, mode=mode, fullgraph=True)
+        run = fusewright.compile(net, mode=mode, options=RECORDED, fullgraph=True)
         torch.manual_seed(5)
         x = batch(0, 2, 16, 64)
         seen = []
@@ -162,7 +163,7 @@ def test_autocast_and_a_scaler(made: list[TrainingGraphs]) -> None:
     torch.manual_seed(0)
     model = Block().cuda()
     eager = copy.deepcopy(model)
-    found = program(fusewright.compile(model, mode="reduce-overhead"), model)
+    found = program(fusewright.compile(model, mode="reduce-overhead", options=RECORDED), model)
     torch.testing.assert_close(found, program(eager, eager), rtol=2e-2, atol=2e-2)
     assert any(recorded(pair) for pair in made)
 
@@ -185,7 +186,7 @@ def test_a_side_stream(made: list[TrainingGraphs]) -> None:
 def test_memory_does_not_grow(made: list[TrainingGraphs]) -> None:
     torch.manual_seed(0)
     model = Block().cuda()
-    run = fusewright.compile(model, mode="reduce-overhead")
+    run = fusewright.compile(model, mode="reduce-overhead", options=RECORDED)
     train(run, model, 5, (2, 16, 64))
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

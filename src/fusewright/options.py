@@ -51,6 +51,9 @@ OPTIONS: dict[str, Option] = {
     ),
     "shape_padding": Option(bool, False, "pad matrix multiplications to sizes that the hardware likes"),
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
+    "triton.cudagraphs_training": Option(
+        bool, False, "with triton.cudagraphs: replay forward and backward of training too (new, and not yet tried on many programs)"
+    ),
     "trace.enabled": Option(bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"),
     "fallback_random": Option(bool, False, "dropout draws exactly eager's numbers; each costs a library call and a mask in memory"),
     "activation_memory_budget": Option(

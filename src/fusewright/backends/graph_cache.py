@@ -166,6 +166,10 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
 
 def _recorded(to_compile: GraphToCompile, made: Any, plan: CallPlan) -> Any:
     """The plan behind a CUDA graph; half of a joint graph waits for the other half."""
+    if to_compile.backward is not None and not to_compile.settings["triton.cudagraphs_training"]:
+        asks = 'options={"triton.cudagraphs_training": True} records that'
+        _hint(to_compile.notify, to_compile.function, f"no CUDA graph: it is trained ({asks})")
+        return made
     if to_compile.backward is not None:
         return Half(made, plan)
     return Recorder(made, plan, partial(_hint, to_compile.notify, to_compile.function))

@@ -80,7 +80,8 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     if direction != "forward":
         graph = _stages().finish_backward(to_compile, graph)
     seeds: tuple[Any, ...] = ()
-    if direction == "forward" and to_compile.backward is not None and to_compile.settings["triton.cudagraphs"]:
+    recorded = to_compile.settings["triton.cudagraphs"] and to_compile.settings["triton.cudagraphs_training"]
+    if direction == "forward" and to_compile.backward is not None and recorded:
         graph, seeds = _stages().seeds_outside(graph, graph_cache.RECORDED)
     lookup = graph_cache.find(to_compile, graph)
     plan = lookup.plan
