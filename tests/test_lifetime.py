@@ -66,11 +66,11 @@ def arguments(program: Callable[..., Any]) -> tuple[torch.Tensor, Box]:
     return torch.ones(4, requires_grad=program is trained), Box()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize(("backend", "dynamic"), [("eager", None), ("aot_eager", None), ("native", None), ("native", True)])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_arguments_die_at_once(program: Callable[..., Any], backend: str) -> None:
+def test_arguments_die_at_once(program: Callable[..., Any], backend: str, dynamic: bool | None) -> None:
     """Without help from the cycle collector: activations are large."""
-    compiled = fusewright.compile(program, backend=backend)
+    compiled = fusewright.compile(program, backend=backend, dynamic=dynamic)
     gc.collect()
     gc.disable()
     try:
@@ -88,7 +88,8 @@ def test_arguments_die_at_once(program: Callable[..., Any], backend: str) -> Non
 
 
 def live() -> Counter[str]:
-    gc.collect()
+    for _ in range(3):  # tensors are finalised in one collection and freed in the next
+        gc.collect()
     return Counter(kind.__name__ for kind in map(type, gc.get_objects()) if ours(kind))
 
 
@@ -103,10 +104,10 @@ def memory() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def compile_and_delete(count: int) -> None:
+def compile_and_delete(count: int, dynamic: bool | None) -> None:
     for turn in range(count):
         program = PROGRAMS[turn % len(PROGRAMS)]
-        compiled = fusewright.compile(program)
+        compiled = fusewright.compile(program, dynamic=dynamic)
         x, box = arguments(program)
         result = compiled(x, box)
         if program is trained:
@@ -114,10 +115,11 @@ def compile_and_delete(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.sweep)])
-def test_compiled_functions_are_collected(count: int) -> None:
-    compile_and_delete(10)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_functions_are_collected(count: int, dynamic: bool | None) -> None:
+    compile_and_delete(10, dynamic)
     before, resident = live(), memory()
-    compile_and_delete(count)
+    compile_and_delete(count, dynamic)
     after = live()
     grown = {name: after[name] - before[name] for name in after if after[name] > before[name] + 2}
     assert not grown

@@ -91,7 +91,6 @@ class FunctionState:
     works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0
-    general: list[General] = field(default_factory=list)  # compiles over sizes that were taken to be 2 or more
     pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
     error: Exception | None = None  # what a background compile has to tell the caller
 
@@ -300,13 +299,14 @@ class Compiler:
         captured = time.perf_counter()
         state.works |= frame.op_count > 0 or bool(frame.breaks)
         self._announce(name, frame, captured - started)
-        for general in state.general:
-            entry = widened(general, frame, self._clean, values, function)
+        known = [entry for entry in compiled.entries if isinstance(entry.tag, General)]
+        for larger in known:
+            entry = widened(larger, frame, self._clean, values, function)
             if entry is not None:
                 state.compiles -= 1
                 self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
                 return entry
-        if self.backend.level == "aten" and not self.settings["background"] and ones_of(frame, state.general):
+        if self.backend.level == "aten" and not self.settings["background"] and ones_of(frame, [entry.tag for entry in known]):
             entry = self._compile_for_several(compiled, state, name, frame, function, values, started)
             if entry is not None:
                 return entry
@@ -327,12 +327,12 @@ class Compiler:
             return None  # with several, the program does something else
         if general.graph is None or general.eager_reason or general.breaks or not is_general(general):
             return None
-        if serves(General(general, copy_of(general.graph), None), frame, self._clean) is None:
+        if serves(General(general, copy_of(general.graph)), frame, self._clean) is None:
             return None
         larger = self._finish(state, name, general, started)
         if larger is None:
             return None
-        entry = widened(state.general[-1], frame, self._clean, values, function)
+        entry = widened(larger, frame, self._clean, values, function) if larger.tag is not None else None
         if entry is None:
             state.compiles += 1  # another one follows
         compiled.append(larger)
@@ -373,7 +373,7 @@ class Compiler:
             return self._failed(state, name, "compile", error)
         self.notify(Compiled(name, time.perf_counter() - started))
         if original is not None and entry.graph is not None:
-            state.general.append(General(frame, original, entry))
+            entry.tag = General(replace(frame, example_inputs=()), original)  # the caller's tensors live no longer for it
         return entry
 
     def _failed(self, state: FunctionState, name: str, stage: str, error: Exception) -> None:

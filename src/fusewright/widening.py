@@ -29,11 +29,10 @@ from fusewright.same_finish import numbers_in
 
 @dataclass(frozen=True, slots=True)
 class General:
-    """A compile over symbolic sizes: its capture, with the graph as it was before any pass, and its entry."""
+    """A compile over symbolic sizes: its capture, with the graph as it was before any pass. The tag of its entry."""
 
     frame: CapturedFrame
     graph: torch.fx.Graph
-    entry: Any
 
 
 def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -51,10 +50,11 @@ def is_general(frame: CapturedFrame) -> bool:
 
 
 def widened(
-    general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph], values: tuple[Any, ...], function: Any
+    larger: Any, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph], values: tuple[Any, ...], function: Any
 ) -> Any:
-    """An entry for the calls that `frame` was captured for, running the code of `general`; None unless that is shown to be right.
-    `clean`: the graph passes; `values`, `function`: the call at hand."""
+    """An entry for the calls that `frame` was captured for, running the code of the entry `larger`, whose tag is a General; None unless
+    that is shown to be right. `clean`: the graph passes; `values`, `function`: the call at hand."""
+    general: General = larger.tag
     fixed = serves(general, frame, clean)
     if fixed is None:
         return None
@@ -64,7 +64,7 @@ def widened(
     program = build_program((*frame.guards, *frame.later_guards(), *relations), plain_sources(general.frame.inputs)[0])
     if not program.check(values, function):
         return None
-    return _native.Entry(program, general.entry.graph, general.entry.finish)
+    return _native.Entry(program, larger.graph, larger.finish)
 
 
 def serves(general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph]) -> dict[Expr, Dim] | None:

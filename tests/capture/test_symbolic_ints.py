@@ -82,7 +82,7 @@ class State:
     table: torch.Tensor
 
 
-def test_a_counter_and_a_growing_tensor_of_an_argument_object_become_symbolic() -> None:
+def test_a_counter_and_a_growing_tensor_of_an_argument_object_are_symbolic_at_once() -> None:
     def step(x: torch.Tensor, state: State) -> torch.Tensor:
         state.table = torch.cat([state.table, x])
         state.position += x.shape[0]
@@ -97,7 +97,7 @@ def test_a_counter_and_a_growing_tensor_of_an_argument_object_become_symbolic() 
             x = torch.randn(2, 4)
             assert torch.equal(compiled(x, mine), step(x, theirs))
             assert mine.position == theirs.position and type(mine.position) is int and torch.equal(mine.table, theirs.table)
-    assert len(captures) == 2
+    assert len(captures) == 1  # what leaves a larger tensor in its argument will meet it again
 
 
 def test_what_a_module_holds_stays_static() -> None:

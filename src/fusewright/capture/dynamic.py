@@ -4,7 +4,9 @@ Takes a real tensor, its source and the capture's options; gives the symbols of 
 Always holds: no size is made symbolic from an example of 0 or 1 (what that example does may be particular to it), unless the driver asks
 to take batches of 1 for larger ones: it then shows that the code does the same for 1; parameters and buffers
 of modules stay static unless marked; under `dynamic=None` a size is symbolic once it has been seen with two values, and the first size
-of a tensor together with any other; a size marked with mark_dynamic that the program fixes is an error.
+of a tensor together with any other. Two kinds of functions are known to vary before a size was seen twice: what varies in one
+argument varies in those that a later version meets for the first time; and what leaves tensors in its arguments (a key-value cache) will
+meet them again. A size marked with mark_dynamic that the program fixes is an error.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright import marks
-from fusewright.capture.signals import SkipFrame
+from fusewright.capture.effects import changed, contents
+from fusewright.capture.signals import SizesVary, SkipFrame
 from fusewright.capture.sources import Attribute, InstanceDict, Item, Local, Source, TensorSize
 from fusewright.errors import DynamicMarkError
+from fusewright.graph.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
     from fusewright.capture.settings import CaptureOptions
+    from fusewright.capture.world import World
     from fusewright.graph.shape_env import ShapeEnv
     from fusewright.graph.sizes import Symbol
     from fusewright.graph.types import Location
@@ -36,7 +41,7 @@ def symbolic_dims(
     """dimension → symbol, for the dimensions of this input that are to be symbolic. `modules`: where nn.Modules were met."""
     marked = _marked(real, marks.DYNAMIC)
     maybe = _marked(real, marks.MAYBE_DYNAMIC) | _marked(real, marks.UNBACKED)
-    wanted = _wanted(real, source, modules, code, options)
+    wanted = _wanted(real, source, modules, code, env, options)
     buckets = _buckets(real, source, modules, options)
     if env is None or options.dynamic is False:
         return {}
@@ -123,24 +128,92 @@ def _range(real: torch.Tensor, dim: int) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _wanted(real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, options: CaptureOptions) -> set[int]:
-    if isinstance(real, torch.nn.Parameter) or not from_argument(source, modules):
+def _wanted(
+    real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
+) -> set[int]:
+    if env is None or isinstance(real, torch.nn.Parameter) or not from_argument(source, modules):
         return set()
     sizes = tuple(real.shape)
-    if options.dynamic is True:
-        return {dim for dim, size in enumerate(sizes) if size > 1 or dim == 0}
     if options.dynamic is False:
         return set()
-    key: Any = (code, source)
-    seen = options.size_history.get(key)
+    every = {dim for dim, size in enumerate(sizes) if size > 1 or dim == 0}
+    if is_symbolic_throughout(code, options):
+        return every
+    history = options.size_history
+    seen = history.get((code, source))
     if seen is None or len(seen) != len(sizes):
-        options.size_history[key] = sizes
+        history[code, source] = sizes
+        if (code, CAPTURED) not in history:
+            return set()
+        if (code, VARIES) in history:
+            return every
+        env.first_met.append((code, source))
         return set()
     merged = tuple(old if old == new else None for old, new in zip(seen, sizes, strict=False))
-    options.size_history[key] = merged
-    changed = {dim for dim, size in enumerate(merged) if size is None}
+    history[code, source] = merged
+    differing = {dim for dim, size in enumerate(merged) if size is None}
+    if not differing:
+        return differing
+    history[code, VARIES] = ()
     # The first dimension is the batch as a rule: where other sizes vary, it will.
-    return changed | {0} if changed else changed
+    return differing | {0}
+
+
+CAPTURED, VARIES, KEEPS = "captured", "varies", "keeps"
+"""What is known of a function as a whole, kept beside the sizes of its arguments: it was captured before, a size of an argument has
+changed, it leaves tensors in its arguments."""
+
+
+def is_symbolic_throughout(code: types.CodeType, options: CaptureOptions) -> bool:
+    """Whether all sizes of arguments are symbolic from the start."""
+    return options.dynamic is True or (options.dynamic is None and (code, KEEPS) in options.size_history)
+
+
+def check_history(world: World) -> None:
+    """Called at the end of an attempt: raises SizesVary when it has shown more sizes to vary than it took symbols for."""
+    options, code, env = world.tracer.options, world.tracer.function.__code__, world.recorder.env
+    if options.dynamic is not None or env is None:
+        return
+    history = options.size_history
+    if (code, KEEPS) not in history and _keeps_tensors(world):
+        history[code, KEEPS] = ()
+        raise SizesVary
+    if env.first_met and (code, VARIES) in history:
+        for key in env.first_met:
+            del history[key]
+        raise SizesVary
+    history[code, CAPTURED] = ()
+
+
+def _keeps_tensors(world: World) -> bool:
+    """Whether the frame uses a place in an argument as its memory: it leaves a tensor where there was one of another shape, or where there
+    was none and it has looked. (A place that is only written to takes a result.)"""
+    for namespace in world.written_dicts():
+        if from_argument(namespace.source, world.module_sources):
+            for key, value in namespace.stores.items():
+                before = namespace.real.get(key)
+                if (before is not None or key in namespace.loaded or key in namespace.read_back) and _differs(before, value, world):
+                    return True
+    for shadow in world.effects.shadows:
+        if changed(shadow) and from_argument(shadow.source, world.module_sources):
+            if any(_differs(before, after, world) for before, after in zip(shadow.items, contents(shadow.value), strict=False)):
+                return True
+    return False
+
+
+def _differs(before: object, after: object, world: World) -> bool:
+    """Whether tensors made by the frame stand where there was nothing, or tensors of other shapes."""
+    if after is before:
+        return False
+    shapes = [tuple(tensor.shape) for tensor in _members(before) if isinstance(tensor, torch.Tensor)]
+    if before is not None and not shapes:
+        return False
+    made = [tensor for tensor in _members(after) if isinstance(tensor, TracedTensor) and tensor.dim() and world.outside(tensor) is None]
+    return any(tuple(tensor.shape) not in shapes for tensor in made)
+
+
+def _members(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def from_argument(source: Any, modules: set[Source]) -> bool:

@@ -19,13 +19,13 @@ import torch
 from fusewright import _native
 from fusewright.capture import calls, cutting, finish
 from fusewright.capture.continuation import Continuation
-from fusewright.capture.dynamic import check_marks
+from fusewright.capture.dynamic import check_history, check_marks
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guard_types import Guard
 from fusewright.capture.native import Interceptor
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
-from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
+from fusewright.capture.signals import GraphBreak, Signal, SizesVary, SkipFrame
 from fusewright.capture.sources import Local
 from fusewright.capture.tracer import Frame, Tracer
 from fusewright.capture.world import World, size_guards_since
@@ -65,6 +65,8 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
                 custom_gradients = False
             except _GradientThroughSize:
                 options = replace(options, data_shapes=False, data_numbers=False)
+            except SizesVary:
+                found, stop_at = None, -1
             except UnknownShapeUsed:
                 unknown_shapes = False
             except GraphBreak as signal:
@@ -163,6 +165,10 @@ class _Attempt:
             world.close()
             world.forget()
             self.tracer.forget()
+            env = self.tracer.recorder.env
+            if env is not None:
+                # PyTorch holds symbolic sizes where the collector of cycles does not look: nothing may lead from them to the attempt.
+                env.location, env.float_of = tuple, None  # what passes learn has no line of the user's
 
     def _load_argument(self, real: object, slot: int, name: str) -> Any:
         return self.tracer.world.load(real, Local(slot, name))
@@ -182,6 +188,7 @@ class _Attempt:
     def _captured(self, continuation: Continuation) -> CapturedFrame:
         tracer = self.tracer
         recorder, world = tracer.recorder, tracer.world
+        check_history(world)
         finished = finish.build(tracer, continuation)
         broken = self.broken if self.reached else None
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
@@ -194,8 +201,6 @@ class _Attempt:
         graph = recorder.finish(results) if needed else None
         guards = world.guards()
         check_marks(recorder.env)
-        if recorder.env is not None:
-            recorder.env.location = tuple  # what passes learn has no line of the user's
         return CapturedFrame(
             graph=graph,
             inputs=tuple(world.input_sources) if needed else (),

@@ -39,7 +39,8 @@ class CaptureOptions:
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
     ones            sizes of 1 that would be symbolic were they larger are so, as if they were (capture/dynamic.py)
     bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded to
-    size_history    sizes seen so far by (code, source), None where they differed: the one thing that captures add to
+    size_history    sizes seen so far by (code, source), None where they differed, and what is known of a function as a whole
+                    (capture/dynamic.py): the one thing that captures add to
     """
 
     fullgraph: bool = False

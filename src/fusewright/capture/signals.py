@@ -38,6 +38,10 @@ class SkipFrame(Signal):
         self.stack = stack
 
 
+class SizesVary(Signal):
+    """The frame has shown more of its sizes to vary than were taken as symbols: it is captured again."""
+
+
 class UserException(Signal):
     """Carries an exception that the user's own code (or a native operation that it asked for) has raised, until the
     interpreter unwinds it through the frame's exception table."""

@@ -58,6 +58,7 @@ class ShapeEnv:
         self.assumed: set[Expr] = set()  # symbols that are taken to be 2 or more
         self._larger: dict[Expr, Symbol] = {}  # symbol -> the same, 2 or more
         self.ones: set[object] = set()  # where sizes of 1 were met that would be symbols were they larger
+        self.first_met: list[object] = []  # arguments that only this capture has met, with their sizes as they are
         self.buckets: dict[Symbol, tuple[int, ...]] = {}  # what the sizes of marked dimensions may be padded to
         self.unbacked: list[Symbol] = []  # sizes that depend on data: no source, no example value
         self.asserted: list[Relation] = []  # what is taken for granted of those, checked at run time

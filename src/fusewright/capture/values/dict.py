@@ -30,10 +30,11 @@ class OutsideDict:
 
     loaded  key → its value inside, MISSING when its absence was guarded
     stores  key → the value stored, or DELETED, in the order of the stores
+    read_back  the keys that were read after they were stored
     shadow  the real dict that has taken over, once materialised
     """
 
-    __slots__ = ("loaded", "real", "shadow", "source", "stores", "world")
+    __slots__ = ("loaded", "read_back", "real", "shadow", "source", "stores", "world")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, world: World, real: dict | types.MappingProxyType, source: Source) -> None:
@@ -42,6 +43,7 @@ class OutsideDict:
         self.source = source
         self.loaded: dict[object, object] = {}
         self.stores: dict[object, object] = {}
+        self.read_back: set[object] = set()
         self.shadow: dict | None = None
 
     def lookup(self, key: object) -> object:
@@ -54,6 +56,7 @@ class OutsideDict:
             self.world.guard_identity(key)
         if key in self.stores:
             stored = self.stores[key]
+            self.read_back.add(key)
             return MISSING if stored is DELETED else stored
         if key in self.loaded:
             return self.world.use(self.loaded[key])

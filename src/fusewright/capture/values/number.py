@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture.dynamic import from_argument
+from fusewright.capture.dynamic import from_argument, is_symbolic_throughout
 from fusewright.capture.guards import Guard
 from fusewright.capture.sources import Attribute, InstanceDict, Item, NumberTensor, Source
 from fusewright.capture.values.text import TensorText
@@ -53,9 +53,11 @@ def has_changed(world: World, real: float | int, source: Source) -> bool:
     options = world.tracer.options
     if not _may_change(world):
         return False
-    if options.dynamic is True and type(real) is int and _is_attribute(source) and from_argument(source, world.module_sources):
-        return True
-    key = (world.tracer.function.__code__, "number", source)
+    code = world.tracer.function.__code__
+    if is_symbolic_throughout(code, options) and type(real) is int and _is_attribute(source):
+        if from_argument(source, world.module_sources):
+            return True
+    key = (code, "number", source)
     seen: Any = options.size_history.setdefault(key, (real,))  # type: ignore[arg-type]
     if seen[0] is None:
         return True
