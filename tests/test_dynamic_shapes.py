@@ -148,6 +148,24 @@ def test_what_a_varying_function_meets_late_is_symbolic_at_once() -> None:
     assert sum(isinstance(event, Compiled) for event in events) <= 3  # the first prompt, the further steps, any prompt
 
 
+def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([(x * 2 + y).softmax(1), x.mT.contiguous().mT], 1) + x.reshape(-1).sum()
+
+
+@pytest.mark.parametrize(("how", "most"), [({"dynamic": True}, 1), ({}, 2)])
+def test_windows_on_tensors_of_changing_sizes(how: dict[str, Any], most: int) -> None:
+    """The strides of a window are no products of its sizes: they are symbols of their own."""
+    calls = []
+    for rows, columns, width in ((7, 9, 4), (5, 11, 3), (8, 8, 6), (3, 30, 2)):
+        calls.append((torch.randn(rows, columns)[:, :width], torch.randn(rows, width)))
+    assert compiles(windows, calls, **how) == most
+
+
+def test_elements_that_share_memory_are_told_from_windows() -> None:
+    calls = [(torch.randn(n).unfold(0, 4, 2),) for n in (10, 14, 20)] + [(torch.randn(n * 3, 8)[::3, ::2],) for n in (4, 7, 9)]
+    assert compiles(lambda x: x * 2 + x.mT.mT, calls, dynamic=True) <= 2
+
+
 class Memory:
     def __init__(self) -> None:
         self.state, self.last, self.notes = torch.zeros(2, 8), None, []

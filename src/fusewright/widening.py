@@ -17,7 +17,7 @@ from fusewright.backends.numbers import plain_sources
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guard_types import SMALL_SIZES, STRIDE
 from fusewright.capture.guards import Guard, build_program
-from fusewright.capture.sources import Source, TensorSize
+from fusewright.capture.sources import Source, TensorSize, TensorStride
 from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import env_of
 from fusewright.graph.equivalence import same_for
@@ -169,6 +169,8 @@ def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
             found[symbol] = new.simplify(symbols[source])  # type: ignore[union-attr]
         elif isinstance(source, TensorSize) and isinstance(examples.get(source.base), torch.Tensor):
             found[symbol] = int(examples[source.base].shape[source.dim])  # type: ignore[attr-defined]
+        elif isinstance(source, TensorStride) and isinstance(examples.get(source.base), torch.Tensor):
+            found[symbol] = int(examples[source.base].stride(source.dim))  # type: ignore[attr-defined]
         elif source in constants and symbol in old.numbers:
             found[symbol] = constants[source]  # type: ignore[assignment]
         else:

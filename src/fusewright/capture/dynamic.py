@@ -19,8 +19,9 @@ import torch
 from fusewright import marks
 from fusewright.capture.effects import changed, contents
 from fusewright.capture.signals import SizesVary, SkipFrame
-from fusewright.capture.sources import Attribute, InstanceDict, Item, Local, Source, TensorSize
+from fusewright.capture.sources import Attribute, InstanceDict, Item, Local, Source, TensorSize, TensorStride
 from fusewright.errors import DynamicMarkError
+from fusewright.graph.strides import free_strides
 from fusewright.graph.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -66,6 +67,23 @@ def symbolic_dims(
             env.promised.add(made)
             env.declared[made] = (lower, upper)
     return chosen
+
+
+def symbolic_steps(real: torch.Tensor, source: Source, world: World) -> dict[int, Symbol]:
+    """dimension → symbol, for the strides of an argument that are no products of its sizes, and vary: a window on a tensor that grows."""
+    options, code, env = world.tracer.options, world.tracer.function.__code__, world.recorder.env
+    if env is None or options.dynamic is False or options.level != "aten" or isinstance(real, torch.nn.Parameter):
+        return {}
+    free = free_strides(real)
+    if not free or not from_argument(source, world.module_sources):
+        return {}
+    wanted = set(free)
+    if not is_symbolic_throughout(code, options):
+        key: Any = (code, "strides", source)
+        seen = options.size_history.setdefault(key, real.stride())
+        options.size_history[key] = merged = tuple(old if old == new else None for old, new in zip(seen, real.stride()))
+        wanted = {dim for dim in free if dim < len(merged) and merged[dim] is None}
+    return {dim: env.create(f"t{len(env.symbols)}", real.stride(dim), TensorStride(source, dim)) for dim in free if dim in wanted}
 
 
 DIMENSIONS = {"batch": 0, "seq": 1}

@@ -285,6 +285,9 @@ def _size_name(source: Source) -> str:
     if isinstance(source, TensorSize):
         base = source.base.name if isinstance(source.base, Local) else readable(source.base)
         return f"{base}.shape[{source.dim}]"
+    if isinstance(source, TensorStride):
+        base = source.base.name if isinstance(source.base, Local) else readable(source.base)
+        return f"{base}.stride({source.dim})"
     return readable(source)
 
 

@@ -149,16 +149,18 @@ class Recorder:
         tensor: torch.Tensor,
         name: str,
         symbolic_dims: Mapping[int, Expr] | None = None,
+        symbolic_steps: Mapping[int, Dim] | None = None,
         requires_grad: bool | None = None,
     ) -> TracedTensor:
-        """A placeholder for a real tensor. `symbolic_dims` gives the sizes that are symbolic; strides that are products of them follow."""
+        """A placeholder for a real tensor. `symbolic_dims` gives the sizes that are symbolic; strides that are products of them follow;
+        `symbolic_steps`: symbols for strides that are not."""
         if tensor.ndim > MAX_DIMENSIONS:
             raise GraphBreak("unsupported-tensor", f"a tensor of {tensor.ndim} dimensions")
         shape: tuple[Dim, ...] = tuple(tensor.shape)
         stride: tuple[Dim, ...] = tuple(tensor.stride())
-        if symbolic_dims:
-            shape = tuple(symbolic_dims.get(axis, size) for axis, size in enumerate(shape))
-            stride = symbolic_strides(tensor, shape)
+        if symbolic_dims or symbolic_steps:
+            shape = tuple((symbolic_dims or {}).get(axis, size) for axis, size in enumerate(shape))
+            stride = symbolic_strides(tensor, shape, symbolic_steps or {})
         if requires_grad is None:
             requires_grad = tensor.requires_grad
         type_ = TensorType(shape, stride, tensor.dtype, tensor.device, requires_grad, 0)

@@ -5,6 +5,8 @@ Takes types and real tensors; gives answers about their layout. Always holds: of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,8 +31,9 @@ def shares_elements(type_: TensorType) -> bool:
     return False
 
 
-def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is that product."""
+def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...], own: Mapping[int, Dim]) -> tuple[Dim, ...]:
+    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is that product; one
+    that does not is a symbol of its own where `own` has one for it."""
     sizes, strides = tensor.shape, tensor.stride()
     result: list[Dim] = list(strides)
     order = sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis))
@@ -39,4 +42,14 @@ def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim,
             if sizes[inner] * strides[inner] == strides[axis] and sizes[inner] != 1:
                 result[axis] = shape[inner] * result[inner]
                 break
+        else:
+            result[axis] = own.get(axis, result[axis])
     return tuple(result)
+
+
+def free_strides(tensor: torch.Tensor) -> dict[int, int]:
+    """axis → the next axis inside of it, for axes of several elements whose stride steps over the inner ones by more than their product:
+    the tensor is a window on a larger one."""
+    sizes, strides = tensor.shape, tensor.stride()
+    order = sorted((axis for axis, size in enumerate(sizes) if size > 1), key=lambda axis: strides[axis])
+    return {axis: inner for inner, axis in pairwise(order) if strides[axis] > sizes[inner] * strides[inner] > 0}

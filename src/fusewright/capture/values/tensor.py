@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from fusewright.capture.dynamic import symbolic_dims
+from fusewright.capture.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.guard_types import STRIDE
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
 from fusewright.capture.native import native
@@ -23,7 +23,8 @@ from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.sources import Attribute, InstanceDict, Item, Source, TensorSize, TensorStride
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.dict import OutsideDict
-from fusewright.graph.sizes import Relation, symbol
+from fusewright.graph.sizes import Dim, Relation, symbol
+from fusewright.graph.strides import free_strides
 from fusewright.graph.symint import dim_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,15 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     for dim, size in symbols.items():
         recorder.size_input(size, size.name)
         world.input_sources.append(TensorSize(source, dim))
-    traced = recorder.input(real, placeholder_name(source), symbols)
+    steps = symbolic_steps(real, source, world)
+    for dim, step in steps.items():
+        recorder.size_input(step, step.name)
+        world.input_sources.append(TensorStride(source, dim))
+    traced = recorder.input(real, placeholder_name(source), symbols, steps)
+    for dim, inner in free_strides(real).items():
+        if dim in steps:  # elements share no memory
+            type_ = traced.tensor_type
+            recorder.env.guard(Relation("<=", type_.shape[inner] * type_.stride[inner], steps[dim]))
     world.input_sources.append(source)
     world.stand_in(real, source, traced)
     world.inputs.append((real, source, traced))
@@ -102,11 +111,17 @@ def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Gu
     guards: list[Guard] = []
     env = world.recorder.env
     for dim, step in enumerate(traced.stride()):
-        if type(step) is not int:
+        if type(step) is not int and not _is_own(env, dim_of(step), source, dim):
             stride = symbol(f"stride{len(env.symbols)}_{len(guards)}")
             sources = {known.symbol.name: known.source for known in env.symbols.values()} | {stride.name: TensorStride(source, dim)}
             guards.append(Guard("SIZE", source, (Relation("==", stride, dim_of(step)), sources), STRIDE))
     return guards
+
+
+def _is_own(env: Any, step: Dim, source: Source, dim: int) -> bool:
+    """Whether a stride is the symbol that stands for just this stride."""
+    known = env.symbols.get(step)
+    return known is not None and known.source == TensorStride(source, dim)
 
 
 # Attributes answered natively by the traced tensor.
