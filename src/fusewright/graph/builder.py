@@ -35,7 +35,7 @@ def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], en
     """The type of the result(s) of op(args), from TensorTypes and Dims. Raises what the meta kernel raises."""
     if env is not None and env.has_equalities:
         args, kwargs = simplified(args, env), simplified(kwargs, env)  # type: ignore[assignment]
-    found = shape_rules.by_rule(op, args, kwargs)
+    found = shape_rules.by_rule(op, args, kwargs, env)
     if found is not NotImplemented:
         return found
     return infer(op, tuple(args), kwargs, shape_rules.result_device(args, kwargs), env)

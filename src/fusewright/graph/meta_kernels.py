@@ -20,8 +20,7 @@ from fusewright.graph.runtime_float import shape_float
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.graph.symint import dim_of, size_of
-from fusewright.graph.types import TensorType
-from fusewright.records import replace
+from fusewright.graph.types import TensorType, with_sizes
 
 META = torch.device("meta")
 
@@ -135,14 +134,7 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
 
 def simplified(value: object, env: ShapeEnv) -> object:
     """An operator's argument (types in the tensors' places) with the sizes that guards have fixed since it was recorded."""
-    if isinstance(value, TensorType):
-        shape, stride = tuple(map(env.simplify, value.shape)), tuple(map(env.simplify, value.stride))
-        return value if shape == value.shape and stride == value.stride else replace(value, shape=shape, stride=stride)
-    if isinstance(value, (list, tuple)):
-        return type(value)([simplified(item, env) for item in value])
-    if isinstance(value, dict):
-        return {name: simplified(item, env) for name, item in value.items()}
-    return env.simplify(value) if isinstance(value, Expr) else value
+    return with_sizes(value, env.simplify)
 
 
 def _layout(type_: TensorType, env: ShapeEnv | None) -> tuple[Dim, ...]:

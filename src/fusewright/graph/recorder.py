@@ -38,7 +38,7 @@ from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symb
 from fusewright.graph.special_operators import SCALAR_READ, SPECIAL
 from fusewright.graph.strides import shares_elements, symbolic_strides
 from fusewright.graph.symint import dim_of, size_of
-from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, make_traced, move_metadata, replace_metadata
+from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, check_window, make_traced, move_metadata, replace_metadata
 from fusewright.graph.types import Location, TensorType
 from fusewright.graph.unknown_shape import UnknownShape, UnknownShapeUsed, make_unknown, result_types
 from fusewright.records import replace
@@ -491,8 +491,8 @@ class Recorder:
                 read = [value.node for value in leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
                 if read and shares_in_part(target.node, read):
                     raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
-        if func is aten.as_strided.default and args[0].input_storage and argument(func, args, kwargs, 3) is not None:  # type: ignore[attr-defined]
-            raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
+        if func is aten.as_strided.default:
+            check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]
         if func in _OTHER_GRADIENT and self._grad_mode and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
             raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
         refused = _refusal(func)
@@ -558,7 +558,7 @@ class Recorder:
         try:
             if self.env is not None:
                 size_checks.check(self.env, func, args, kwargs)
-            found = shape_rules.by_rule(func, args, kwargs)
+            found = shape_rules.by_rule(func, args, kwargs, self.env)
             if found is NotImplemented:
                 found = infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)
         except (Signal, MetadataChanged):

@@ -8,7 +8,7 @@ Always holds: an answer is either provable from the symbols' ranges and `guards`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.sizes import (
@@ -206,14 +206,20 @@ class ShapeEnv:
         found = self._general.get(relation)
         if found is None:
             simple = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
-            symbols = (free_symbols(simple.left) | free_symbols(simple.right)) & self._larger.keys()
-            larger: dict[Expr, Dim] = {**self._narrow, **{s: self._at_least_two(s) for s in symbols}}
+            larger, symbols = self.larger(free_symbols(simple.left) | free_symbols(simple.right))
             answer = known(Relation(relation.op, substitute(simple.left, larger), substitute(simple.right, larger)))
             found = self._general[relation] = answer, frozenset(symbols)
         answer, symbols = found
         if answer is not None:
             self.assumed |= symbols
         return answer
+
+    def larger(self, symbols: Iterable[Expr]) -> tuple[dict[Expr, Dim], frozenset[Expr]]:
+        """What these symbols become when they are taken to be 2 or more where they may be, and which those are."""
+        found: dict[Expr, Dim] = {s: self._narrow[s] for s in symbols if s in self._narrow}
+        taken = frozenset(s for s in symbols if s in self._larger)
+        found.update((s, self._at_least_two(s)) for s in taken)
+        return found, taken
 
     def _at_least_two(self, s: Expr) -> Symbol:
         narrow = self._narrow.get(s)

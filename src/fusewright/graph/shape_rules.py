@@ -14,21 +14,38 @@ from torch._ops import OpOverload
 from fusewright.graph.rules import cpu, create, linear, pointwise, quantized, reductions, views
 from fusewright.graph.rules.common import Rule, Undecided
 from fusewright.graph.rules.create import exact_device
-from fusewright.graph.types import TensorType
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.sizes import Dim, Expr, substitute
+from fusewright.graph.types import TensorType, symbols_in, with_sizes
 
 _FILES = (cpu, create, linear, pointwise, quantized, reductions, views)
 RULES: dict[OpOverload, Rule] = {op: rule for file in _FILES for op, rule in file.RULES.items()}
 
 
-def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """What the rule gives; NotImplemented when there is no rule, or it cannot tell."""
+def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], env: ShapeEnv | None = None) -> object:
+    """What the rule gives; NotImplemented when there is no rule, or it cannot tell. What depends on the value of a symbolic size is
+    decided for sizes of 2 and more where `env` is given: the symbols are then `assumed` to be that large (as a meta kernel would ask)."""
     rule = RULES.get(op)
     if rule is None:
         return NotImplemented
     try:
         return rule(*args, **kwargs)
     except Undecided:
+        if env is None:
+            return NotImplemented
+    larger, symbols = env.larger(symbols_in((args, kwargs)))
+    if not symbols:
         return NotImplemented
+    back: dict[Expr, Dim] = {new: old for old, new in larger.items()}
+    given, named = with_sizes((list(args), dict(kwargs)), lambda size: substitute(size, larger))  # type: ignore[misc]
+    try:
+        found = rule(*given, **named)
+    except Undecided:
+        return NotImplemented
+    if found is NotImplemented:
+        return NotImplemented
+    env.assumed |= symbols
+    return with_sizes(found, lambda size: substitute(size, back))
 
 
 def result_device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:

@@ -14,14 +14,16 @@ from torch._ops import OpOverload
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.builder import derive
+from fusewright.graph.rules.cpu import UPSAMPLING
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Relation, product
 from fusewright.graph.types import TensorType
 
 aten = ops.aten
-Pairs = Sequence[tuple[Dim, Dim]]
+Pairs = Sequence[tuple[Dim, Dim] | Relation]
 Condition = Callable[..., Pairs | None]
-"""From the sizes' environment and the operator's arguments, the sizes that must be equal; None when even their number is wrong."""
+"""From the sizes' environment and the operator's arguments, the sizes that must be equal, and other relations that must hold; None when
+even the number of sizes is wrong."""
 
 
 def _equal_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Pairs | None:
@@ -49,6 +51,11 @@ def _nll_loss(env: ShapeEnv, self: TensorType, target: TensorType, weight: Tenso
     return () if weight is None or weight.ndim != 1 else [(weight.shape[0], self.shape[1 if self.ndim > 1 else 0])]
 
 
+def _upsample(env: ShapeEnv, self: TensorType, output_size: Sequence[Dim], *rest: Any, **named: Any) -> Pairs:
+    """There is something to read and something to write; an empty batch is allowed."""
+    return [Relation("<=", 1, size) for size in (*self.shape[1:], *output_size)]
+
+
 CONDITIONS: dict[OpOverload, Condition] = {
     aten.slice_scatter.default: _fits_view(aten.slice.Tensor),
     aten.select_scatter.default: _fits_view(aten.select.int),
@@ -57,6 +64,7 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.native_group_norm.default: _group_norm,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss,
+    **dict.fromkeys(UPSAMPLING, _upsample),
 }
 
 
@@ -66,7 +74,7 @@ def check(env: ShapeEnv, op: OpOverload, args: Sequence[object], kwargs: dict[st
     if condition is None:
         return
     pairs = condition(env, *args, **kwargs)
-    if pairs is None or not all(env.guard(Relation("==", a, b)) for a, b in pairs):
+    if pairs is None or not all(env.guard(one if isinstance(one, Relation) else Relation("==", *one)) for one in pairs):
         raise GraphBreak("operator-failed", f"{op}: sizes do not fit")
 
 

@@ -6,6 +6,7 @@ Always holds: every operator on it reaches its recorder's `dispatch`; asking for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -13,7 +14,8 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.capture.signals import GraphBreak
-from fusewright.graph.symint import size_of
+from fusewright.graph.sizes import Dim, Relation
+from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.types import TensorType
 
 if TYPE_CHECKING:
@@ -82,10 +84,16 @@ DATA_METHODS: dict[object, object] = {
 }
 
 
+_LARGE = 1 << 40
+"""Bytes in the storage of a tensor of symbolic sizes, as far as PyTorch's own checks are concerned."""
+
+
 def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorType, requires_grad: bool = False) -> TracedTensor:
     """A traced tensor of this type, standing for `node`."""
     shape, stride, offset = type_.shape, type_.stride, type_.offset
+    storage = None  # PyTorch computes it
     if recorder.symbolic:
+        storage = _LARGE  # nobody may ask for it, and from symbolic sizes it takes 85 us
         env = recorder.env
         shape = tuple(size_of(d, env) for d in shape)  # type: ignore[misc]
         stride = tuple(size_of(d, env) for d in stride)  # type: ignore[misc]
@@ -98,6 +106,7 @@ def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorTyp
         dtype=type_.dtype,
         device=type_.device,
         requires_grad=requires_grad,
+        storage_size=storage,  # type: ignore[call-arg]
     )
     prepare(traced, recorder, node, type_)
     return traced
@@ -130,6 +139,29 @@ def memory_root(value: TracedTensor) -> TracedTensor:
     while value.viewed is not None and not value.reshaped:
         value = value.viewed
     return value
+
+
+def check_window(tensor: TracedTensor, shape: Sequence[int], stride: Sequence[int], offset: int | None) -> None:
+    """Raises GraphBreak where as_strided could reach beyond the memory that the program has shown: eager checks the storage, which may be
+    larger than an input, but whose size nothing guards."""
+    root = memory_root(tensor)
+    if root.is_input and offset is not None:
+        raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")
+    start = tensor.tensor_type.offset if offset is None else dim_of(offset)
+    needed = _reach([dim_of(size) for size in shape], [dim_of(step) for step in stride], start)
+    env, fits = tensor.recorder.env, Relation("<=", needed, _reach(root.tensor_type.shape, root.tensor_type.stride, 0))
+    if not (fits.holds({}) if env is None else env.guard(fits)):
+        raise GraphBreak("operator-failed", "as_strided beyond the elements of the tensor")
+
+
+def _reach(shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Dim:
+    """How many elements of the storage a tensor spans."""
+    if any(size == 0 for size in shape):
+        return 0
+    last = offset
+    for size, step in zip(shape, stride, strict=True):
+        last = last + (size - 1) * step
+    return last + 1
 
 
 def _recorder_of(values: tuple[object, ...]) -> Recorder:

@@ -5,10 +5,12 @@ Always holds: shape and stride have the same length, and both are counted in ele
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fusewright.graph.sizes import Dim, Expr, free_symbols
-from fusewright.records import dataclass
+from fusewright.records import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,22 @@ def symbols_in(value: object) -> set[Expr]:
     if isinstance(value, dict):
         return {symbol for item in value.values() for symbol in symbols_in(item)}
     return set(free_symbols(value)) if isinstance(value, Expr) else set()
+
+
+def with_sizes(value: object, becomes: Callable[[Expr], Dim]) -> object:
+    """A type, or an argument of an operator, with each symbolic size replaced by what it becomes."""
+    if isinstance(value, TensorType):
+        dims = (*value.shape, *value.stride, value.offset)
+        made = [dim if type(dim) is int else becomes(dim) for dim in dims]  # type: ignore[arg-type]
+        if all(a is b for a, b in zip(made, dims, strict=True)):
+            return value
+        rank = len(value.shape)
+        return replace(value, shape=tuple(made[:rank]), stride=tuple(made[rank:-1]), offset=made[-1])
+    if isinstance(value, (list, tuple)):
+        return type(value)([with_sizes(item, becomes) for item in value])
+    if isinstance(value, dict):
+        return {name: with_sizes(item, becomes) for name, item in value.items()}
+    return becomes(value) if isinstance(value, Expr) else value
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -357,7 +357,38 @@ def _upsample_backward(follows_layout: bool) -> Rule:
     return rule
 
 
+def _upsample(spatial: int) -> Rule:
+    """The result has the size that is asked for, and the layout that the input suggests. That there is something to read and something to
+    write is a condition of graph/size_checks.py."""
+
+    def rule(self: TensorType, output_size: Sequence[Dim], *rest: Any, **named: Any) -> object:
+        if self.ndim != spatial + 2 or len(output_size) != spatial or not self.dtype.is_floating_point:
+            return NotImplemented
+        shape = (*self.shape[:2], *output_size)
+        if any(isinstance(size, int) and size < 1 for size in (*shape[1:], *self.shape[2:])):
+            return NotImplemented
+        return TensorType(shape, suggested_strides(self, shape), self.dtype, self.device)
+
+    return rule
+
+
+UPSAMPLING: dict[OpOverload, int] = {
+    aten.upsample_nearest1d.default: 1,
+    aten._upsample_nearest_exact1d.default: 1,
+    aten.upsample_linear1d.default: 1,
+    aten.upsample_nearest2d.default: 2,
+    aten._upsample_nearest_exact2d.default: 2,
+    aten.upsample_bilinear2d.default: 2,
+    aten._upsample_bilinear2d_aa.default: 2,
+    aten.upsample_bicubic2d.default: 2,
+    aten._upsample_bicubic2d_aa.default: 2,
+    aten.upsample_nearest3d.default: 3,
+    aten._upsample_nearest_exact3d.default: 3,
+    aten.upsample_trilinear3d.default: 3,
+}
+"""Operators that resize images, and how many dimensions these have."""
 _MISSING: dict[OpOverload, Rule] = {
+    **{op: _upsample(spatial) for op, spatial in UPSAMPLING.items()},
     aten.upsample_linear1d_backward.default: _upsample_backward(False),
     aten.upsample_bicubic2d_backward.default: _upsample_backward(False),
     aten.upsample_bilinear2d_backward.default: _upsample_backward(True),

@@ -12,7 +12,6 @@ from fusewright.graph.rules.common import (
     broadcast,
     channels_last_strides,
     fresh,
-    is_channels_last,
     is_contiguous,
     preserved_strides,
     same,
@@ -250,14 +249,14 @@ def _cat(tensors: Sequence[TensorType], dim: int = 0) -> object:
     axis = dim % first.ndim
     if any(t.shape == (0,) for t in tensors) or not -first.ndim <= dim < first.ndim:
         return NotImplemented
-    if first.ndim in (4, 5) and not all(is_contiguous(t) and not is_channels_last(t) for t in tensors):
-        return NotImplemented
     total: Dim = 0
     for t in tensors:
         if not same_shape((*t.shape[:axis], *t.shape[axis + 1 :]), (*first.shape[:axis], *first.shape[axis + 1 :])):
             return NotImplemented
         total = total + t.shape[axis]
-    return fresh((*first.shape[:axis], total, *first.shape[axis + 1 :]), first)
+    result = fresh((*first.shape[:axis], total, *first.shape[axis + 1 :]), first)
+    last = all(suggests_channels_last(t) for t in tensors)  # of 4 or 5 dimensions
+    return replace(result, stride=channels_last_strides(result.shape)) if last else result
 
 
 def _stack(tensors: Sequence[TensorType], dim: int = 0) -> object:
