@@ -166,6 +166,31 @@ def test_elements_that_share_memory_are_told_from_windows() -> None:
     assert compiles(lambda x: x * 2 + x.mT.mT, calls, dynamic=True) <= 2
 
 
+def test_sizes_given_as_ints() -> None:
+    """A view by an int that changes ties it to sizes by a division: what is learnt there must not be written into itself."""
+
+    def heads(x: torch.Tensor, count: int) -> torch.Tensor:
+        q = x.view(x.shape[0], count, 8, -1).transpose(-1, -2)
+        mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).flatten(2)
+
+    calls = [(torch.randn(b, h * 8, n), h) for b, h, n in ((2, 2, 5), (3, 4, 9), (1, 3, 7), (2, 5, 13))]
+    assert compiles(heads, calls) <= 3
+
+
+def test_rows_added_at_an_index() -> None:
+    """The other sizes of what is added must be those of what it is added to: a guard where they are symbolic."""
+    calls = [(torch.randn(m, 4), torch.randn(n, 4), torch.randint(0, m, (n,))) for n, m in ((5, 3), (9, 4), (12, 7))]
+    assert compiles(lambda x, y, index: x.index_add(0, index, y), calls, dynamic=True) == 1
+
+
+def test_a_window_beyond_its_tensor_raises_as_eager_does() -> None:
+    for dynamic in (False, True):
+        compiled = fusewright.compile(lambda x: x.as_strided((100,), (1,)) + 1, dynamic=dynamic)
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            compiled(torch.randn(4, 3))
+
+
 class Memory:
     def __init__(self) -> None:
         self.state, self.last, self.notes = torch.zeros(2, 8), None, []

@@ -70,7 +70,7 @@ from fusewright.events import (
 )
 from fusewright.options import Settings
 from fusewright.records import dataclass, field, replace
-from fusewright.widening import General, copy_of, is_general, ones_of, serves, widened
+from fusewright.widening import General, is_general, ones_of, serves, widened
 
 CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
@@ -327,7 +327,7 @@ class Compiler:
             return None  # with several, the program does something else
         if general.graph is None or general.eager_reason or general.breaks or not is_general(general):
             return None
-        if serves(General(general, copy_of(general.graph)), frame, self._clean) is None:
+        if serves(General(general, general.graph), frame, self._clean) is None:
             return None
         larger = self._finish(state, name, general, started)
         if larger is None:
@@ -364,7 +364,9 @@ class Compiler:
 
     def _finish(self, state: FunctionState, name: str, frame: CapturedFrame, started: float) -> Any:
         """The entry of a captured frame, or None after a defect of ours."""
-        original = copy_of(frame.graph) if frame.graph is not None and self.backend.level == "aten" and is_general(frame) else None
+        general: General | None = None
+        if frame.graph is not None and self.backend.level == "aten" and is_general(frame):
+            general = General(replace(frame, example_inputs=()), frame.graph)  # the caller's tensors live no longer for it
         try:
             entry = self._entry(name, frame)
         except (BackendError, DynamicMarkError, GraphBreakError, OptionError):
@@ -372,8 +374,8 @@ class Compiler:
         except Exception as error:
             return self._failed(state, name, "compile", error)
         self.notify(Compiled(name, time.perf_counter() - started))
-        if original is not None and entry.graph is not None:
-            entry.tag = General(replace(frame, example_inputs=()), original)  # the caller's tensors live no longer for it
+        if entry.graph is not None:
+            entry.tag = general
         return entry
 
     def _failed(self, state: FunctionState, name: str, stage: str, error: Exception) -> None:

@@ -7,10 +7,12 @@ existing graph was shown to be that graph (graph/equivalence.py); every other gu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch.fx
+from torch.fx.node import map_arg
 
 from fusewright import _native
 from fusewright.backends.numbers import plain_sources
@@ -23,16 +25,27 @@ from fusewright.graph.builder import env_of
 from fusewright.graph.equivalence import same_for
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.graph.write_sizes import write_sizes
-from fusewright.records import dataclass
 from fusewright.same_finish import numbers_in
 
 
-@dataclass(frozen=True, slots=True)
 class General:
     """A compile over symbolic sizes: its capture, with the graph as it was before any pass. The tag of its entry."""
 
-    frame: CapturedFrame
-    graph: torch.fx.Graph
+    def __init__(self, frame: CapturedFrame, graph: torch.fx.Graph) -> None:
+        self.frame = frame
+        # Passes give a node new arguments and types, and never change those that it has: to note them is much quicker than to copy.
+        self._nodes = [(node, node.op, node.target, node.args, node.kwargs, node.name, dict(node.meta)) for node in graph.nodes]
+        self.env = env_of(graph)
+
+    @functools.cached_property
+    def graph(self) -> torch.fx.Graph:
+        made = torch.fx.Graph()
+        copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node, op, target, args, kwargs, name, meta in self._nodes:
+            args, kwargs = map_arg((args, kwargs), copies.__getitem__)
+            copies[node] = made.create_node(op, target, args, kwargs, name)
+            copies[node].meta = dict(meta)
+        return made
 
 
 def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -58,7 +71,7 @@ def widened(
     fixed = serves(general, frame, clean)
     if fixed is None:
         return None
-    symbols = env_of(general.graph).symbols.values()  # type: ignore[union-attr]
+    symbols = general.env.symbols.values()  # type: ignore[union-attr]
     empty = {known.source.base for known in symbols if isinstance(known.source, TensorSize) and fixed.get(known.symbol) == 0}
     relations = [guard for guard in (*general.frame.guards, *general.frame.later_guards()) if _is_kept(guard, empty)]
     program = build_program((*frame.guards, *frame.later_guards(), *relations), plain_sources(general.frame.inputs)[0])
@@ -96,7 +109,7 @@ def ones_of(frame: CapturedFrame, known: Sequence[General]) -> bool:
     env = None if frame.graph is None else env_of(frame.graph)
     if env is None or not env.ones:
         return False
-    covered = [env_of(general.graph) for general in known]
+    covered = [general.env for general in known]
     return not any(env.ones <= {size.source for size in other.symbols.values()} for other in covered if other is not None)
 
 
@@ -156,7 +169,7 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
 
 def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
     """What the symbols of `general` are in `frame`; None when one is not there, or none is small."""
-    old, new = env_of(general.graph), env_of(frame.graph)  # type: ignore[arg-type]
+    old, new = general.env, env_of(frame.graph)  # type: ignore[arg-type]
     if old is None or old.unbacked or (new is not None and new.unbacked):
         return None
     symbols = {} if new is None else {known.source: known.symbol for known in new.symbols.values()}

@@ -700,7 +700,7 @@ class Recorder:
 
 # What PyTorch's Python versions write as up to thirty operators, while C++ takes symbolic sizes.
 _SYMBOLIC_IN_C: frozenset[object] = frozenset({
-    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm,
+    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch._C._nn.linear, torch.matmul, torch.Tensor.matmul,
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact3d.default,
     aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default,
@@ -721,7 +721,6 @@ def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
         return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
     except TypeError:  # not hashable, so none of ours
         return fn
-
 
 
 # In-place operators that change sizes and strides, and the views that they turn their tensor into.

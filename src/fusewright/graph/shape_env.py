@@ -23,12 +23,12 @@ from fusewright.graph.sizes import (
     eliminate,
     evaluate,
     free_symbols,
+    greatest_term,
     is_multiple,
     known,
     known_le,
     substitute,
     symbol,
-    term_key,
 )
 from fusewright.graph.types import Location
 from fusewright.records import dataclass
@@ -359,7 +359,7 @@ class ShapeEnv:
             if len(monomial) == 1 and isinstance(monomial[0], Symbol):
                 self._fix(monomial[0], -constant // count)
                 return
-        self._zero[difference] = max(difference.terms, key=lambda term: (len(term[0]), term_key(term)))
+        self._zero[difference] = greatest_term(difference)
         self._not_negative.extend((difference, -difference))
         self._learn_bound(difference)
         self._learn_bound(-difference)

@@ -7,6 +7,7 @@ Takes an operator with a TensorType in each tensor's place; gives the results' T
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -36,8 +37,9 @@ def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
     larger, symbols = env.larger(symbols_in((args, kwargs)))
     if not symbols:
         return NotImplemented
-    back: dict[Expr, Dim] = {new: old for old, new in larger.items()}
-    given, named = with_sizes((list(args), dict(kwargs)), lambda size: substitute(size, larger))  # type: ignore[misc]
+    back: dict[Expr, Dim] = {new: old for old, new in larger.items() if isinstance(new, Expr)}
+    given: Any = with_sizes(list(args), lambda size: substitute(size, larger))
+    named: Any = with_sizes(dict(kwargs), lambda size: substitute(size, larger))
     try:
         found = rule(*given, **named)
     except Undecided:

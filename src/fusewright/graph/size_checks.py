@@ -47,6 +47,11 @@ def _group_norm(
     return [(product(input.shape), product((n, c, hxw))), *parameters]
 
 
+def _index_add(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any, **named: Any) -> Pairs:
+    axes = range(self.ndim if self.ndim == source.ndim else 0)
+    return [(self.shape[axis], source.shape[axis]) for axis in axes if axis != dim % self.ndim]
+
+
 def _nll_loss(env: ShapeEnv, self: TensorType, target: TensorType, weight: TensorType | None, *rest: Any, **named: Any) -> Pairs:
     return () if weight is None or weight.ndim != 1 else [(weight.shape[0], self.shape[1 if self.ndim > 1 else 0])]
 
@@ -62,6 +67,8 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.diagonal_scatter.default: _fits_view(aten.diagonal.default),
     aten.as_strided_scatter.default: lambda env, self, src, size, *rest, **named: _equal_shapes(src.shape, size),
     aten.native_group_norm.default: _group_norm,
+    aten.index_add.default: _index_add,
+    aten.index_add_.default: _index_add,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss,
     **dict.fromkeys(UPSAMPLING, _upsample),

@@ -201,9 +201,23 @@ def substitute(d: Dim, mapping: Mapping[Expr, Dim]) -> Dim:
 Term = tuple[Monomial, int]
 
 
+def greatest_term(zero: Expr) -> Term:
+    """The term of a sum that `eliminate` replaces: the most deeply nested one, so that it stands inside of no other; then by degree."""
+    return max(zero.terms, key=lambda term: (max(map(_nesting, term[0])), len(term[0]), term_key(term)))
+
+
+def _nesting(d: Dim) -> int:
+    """How many divisions and choices lie within one another."""
+    if isinstance(d, (int, Symbol)):
+        return 0
+    if isinstance(d, Sum):
+        return max((_nesting(atom) for monomial, _ in d.terms for atom in monomial), default=0)
+    return 1 + max(map(_nesting, d._children()))
+
+
 def eliminate(d: Dim, zero: Expr, term: Term) -> Dim:
-    """`d`, where `zero` is known to be 0 and `term` is its greatest term (by degree and `term_key`): multiples of the term give way to the
-    others, also inside divisions and choices."""
+    """`d`, where `zero` is known to be 0 and `term` is its `greatest_term`: multiples of the term give way to the others, also inside
+    divisions and choices."""
     if isinstance(d, int):
         return d
     if not isinstance(d, (Symbol, Sum)):

@@ -12,9 +12,9 @@ from typing import Any
 import torch.fx
 from torch.fx.node import map_aggregate
 
+from fusewright.graph.nodes import leaves
 from fusewright.graph.sizes import Dim, Expr
-from fusewright.graph.types import TensorType
-from fusewright.records import replace
+from fusewright.graph.types import with_sizes
 
 
 def write_sizes(graph: torch.fx.Graph, becomes: Callable[[Dim], Dim], allowed: Callable[[str], bool] = lambda text: True) -> torch.fx.Graph:
@@ -24,18 +24,13 @@ def write_sizes(graph: torch.fx.Graph, becomes: Callable[[Dim], Dim], allowed: C
     def value(item: Any) -> Any:
         return dim(item) if isinstance(item, Expr) else item
 
-    def type_(kind: Any) -> Any:
-        if isinstance(kind, TensorType):
-            return replace(kind, shape=tuple(map(dim, kind.shape)), stride=tuple(map(dim, kind.stride)), offset=dim(kind.offset))
-        if isinstance(kind, tuple):
-            return tuple(map(type_, kind))
-        return value(kind)
-
     for node in graph.nodes:
         if node.op == "placeholder" and isinstance(node.meta.get("type"), Expr):
             continue  # the size itself: it still arrives
         if "type" in node.meta:
-            node.meta["type"] = type_(node.meta["type"])
-        if node.op != "placeholder" and allowed(f"specialise: {node.name}"):
-            node.args, node.kwargs = map_aggregate(node.args, value), map_aggregate(node.kwargs, value)
+            node.meta["type"] = with_sizes(node.meta["type"], dim)
+        # Most nodes have no such argument, and to give one new arguments costs more than to look.
+        if any(isinstance(leaf, Expr) and dim(leaf) is not leaf for leaf in leaves((node.args, node.kwargs))):
+            if node.op != "placeholder" and allowed(f"specialise: {node.name}"):
+                node.args, node.kwargs = map_aggregate(node.args, value), map_aggregate(node.kwargs, value)
     return graph

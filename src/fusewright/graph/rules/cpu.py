@@ -148,9 +148,9 @@ def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any
 
 
 def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any) -> TensorType:
-    """The meta kernel does not look at the source."""
-    others = [axis for axis in range(self.ndim) if axis != dim % self.ndim]
-    if self.ndim and (source.ndim != self.ndim or any(self.shape[axis] != source.shape[axis] for axis in others)):
+    """The meta kernel does not look at the source. (Symbolic sizes: graph/size_checks.py.)"""
+    others = [(self.shape[axis], source.shape[axis]) for axis in range(min(self.ndim, source.ndim)) if axis != dim % self.ndim]
+    if self.ndim and (source.ndim != self.ndim or any(a != b for a, b in others if isinstance(a, int) and isinstance(b, int))):
         raise RuntimeError("index_add: the source's shape is not that of self")
     return said
 
