@@ -72,7 +72,7 @@ class ShapeEnv:
         self._zero: dict[Dim, Term] = {}  # learnt: these are 0, and no symbol could be solved for; the term that the others replace
         self._simplified: dict[Dim, Dim] = {}  # what `simplify` has answered since the last fact was learnt
         self._answers: dict[Relation, bool | None] = {}  # what `known` has answered since then
-        self._general: dict[Relation, tuple[bool | None, frozenset[Symbol]]] = {}  # what `generally` has, with the symbols concerned
+        self._general: dict[Relation, tuple[bool | None, frozenset[Expr]]] = {}  # what `generally` has, with the symbols concerned
         self._narrow: dict[Expr, Symbol] = {}  # symbol -> the same, with the range that learnt facts leave it
 
     def copy(self) -> ShapeEnv:
