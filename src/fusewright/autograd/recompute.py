@@ -25,7 +25,7 @@ _VIEW_TAGS = (
 )
 
 CHEAP = frozenset({
-    torch.ops.aten.constant_pad_nd.default, torch.ops.aten.clone.default, torch.ops.aten.full.default, torch.ops.aten.full_like.default,
+    torch.ops.aten.constant_pad_nd.default, torch.ops.aten.full.default, torch.ops.aten.full_like.default,
     torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.zeros.default, torch.ops.aten.ones.default,
     torch.ops.aten.scalar_tensor.default, torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step,
 })  # fmt: skip
