@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusewright.graph.sizes import Expr
 from fusewright.loops.ir import Axis, Store
-from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel
+from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel
 from tests.loops import reference as loops
 from tests.loops.reference import Index, Memory, Points, accumulate, collect, grid
 
@@ -49,10 +49,27 @@ def _run_stages(memory: Memory, kernel: Kernel, outer: tuple[int, ...], indices:
         size = memory.size(scratch.size)
         memory.buffers[scratch.name] = _poisoned(rows * size, scratch.dtype)
     visible: dict[str, Tensor] = {}
+    if kernel.product is not None:
+        visible[kernel.product.local] = _product(memory, kernel.product, outer, indices)
     for stage in kernel.stages:
         visible.update(_run_stage(memory, kernel, stage.axes, stage.statements, outer, indices, base, visible))
     for scratch in kernel.scratch:
         del memory.buffers[scratch.name]
+
+
+def _product(memory: Memory, product: Product, outer: tuple[int, ...], indices: dict[Expr, Index]) -> Tensor:
+    """The sums of a product at the outer points in `indices`."""
+    widened = {sym: torch.as_tensor(value).unsqueeze(-1) for sym, value in indices.items()}
+    points = Points(memory, (*outer, product.length), {**widened, product.k: torch.arange(product.length)})
+    factors = []
+    for side in (product.left, product.right):
+        inside = torch.ones(points.shape, dtype=torch.bool)
+        for along, within, extent in side.checks:
+            place = points.index(along + within)
+            inside = inside & (place >= 0) & (place < extent)
+        address = points.restricted(inside).address(side.buffer, side.outer + side.inner, ())
+        factors.append(torch.where(inside, memory.buffers[side.buffer][address].float(), 0.0))
+    return (factors[0] * factors[1]).sum(-1)
 
 
 def _run_stage(

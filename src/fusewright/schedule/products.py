@@ -601,7 +601,9 @@ def replaced(plan: Plan, chosen: Sequence[tuple[Site, Variant]]) -> Plan:
             used.update(name for name in (*step.extern.outputs, *step.extern.mutates) if name is not None)
     for output in plan.outputs:
         used.add(output.buffer if output.ref is None else output.ref.buffer)
-    placements = {name: place for name, place in plan.placements.items() if name in used}
+    # What lived together has changed where the products are; other memory keeps its place.
+    moved = {site.result.device for site, _ in chosen}
+    placements = {name: place for name, place in plan.placements.items() if name in used and buffers[name].device not in moved}
     return replace(
         plan,
         kernels=kernels,

@@ -16,8 +16,8 @@ from fusewright.loops.lower import lower
 from fusewright.schedule import schedule
 from fusewright.schedule.plan import Plan
 from tests.codegen.triton.harness import run_plan
-from tests.codegen.triton.test_products import GPU
 from tests.loops.tracing import record
+from tests.schedule.product_programs import GPU
 
 CPU = torch.device("cpu")
 Half = torch.float16  # the interpreter multiplies the bits of bfloat16 numbers
