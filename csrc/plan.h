@@ -157,6 +157,7 @@ struct LaunchStep {
     std::vector<int32_t> buffers, sizes;
     std::vector<uint8_t> by_value, written;
     int32_t device, grid, threads, shared;
+    bool scratch;  // the last buffer is scratch memory of Triton's own
     std::string name;
 };
 

@@ -101,7 +101,7 @@ bool read_kernel(Reader &r, const Limits &limits, KernelStep *step) {
     return r.ok() && read_indices(r.object(), 0, limits.slots, &step->buffers) && read_indices(r.object(), 0, limits.values, &step->sizes);
 }
 
-// (name, function, device, grid, threads, shared, buffers, by value, written, sizes)
+// (name, function, device, grid, threads, shared, whether the last buffer is Triton's, buffers, by value, written, sizes)
 bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
     step->name = r.text();
     PyObject *function = r.object();
@@ -115,10 +115,12 @@ bool read_launch(Reader &r, const Limits &limits, LaunchStep *step) {
     step->grid = r.index(0, limits.values);
     step->threads = r.index(1, 1025);
     step->shared = r.index(0, 1 << 20);
+    step->scratch = r.index(0, 2) != 0;
     std::vector<int32_t> by_value, written;
     if (!r.ok() || !read_indices(r.object(), 0, limits.slots, &step->buffers) || !read_indices(r.object(), 0, 2, &by_value) ||
         !read_indices(r.object(), 0, 2, &written) || !read_indices(r.object(), 0, limits.values, &step->sizes))
         return false;
+    if (step->scratch && step->buffers.empty()) r.fail("scratch memory that is not among the buffers");
     if (by_value.size() != step->buffers.size() || written.size() != step->buffers.size()) r.fail("a kernel's parameters do not fit together");
     step->by_value.assign(by_value.begin(), by_value.end());
     step->written.assign(written.begin(), written.end());

@@ -273,7 +273,7 @@ bool Runner::launch(const LaunchStep &step) {
     if (step.device != device_ && !enter_device(step.device)) return false;
     constexpr size_t kMost = 128;
     void *pointers[kMost], *parameters[kMost + 2];
-    size_t n = step.buffers.size(), all = n + step.sizes.size();
+    size_t n = step.buffers.size() - step.scratch, all = n + step.sizes.size();
     if (all > kMost) return fail(step.name + " has too many parameters", PyExc_RuntimeError);
     for (size_t i = 0; i < n; i++) {
         int32_t slot = step.buffers[i];
@@ -287,8 +287,9 @@ bool Runner::launch(const LaunchStep &step) {
         parameters[i] = &pointers[i];
     }
     for (size_t i = 0; i < step.sizes.size(); i++) parameters[n + i] = const_cast<int64_t *>(v + step.sizes[i]);
-    void *nothing = nullptr;
-    parameters[all] = parameters[all + 1] = &nothing;  // Triton's own scratch memory, which these kernels do without
+    void *scratch = step.scratch ? f.pointers[step.buffers[n]] : nullptr, *nothing = nullptr;
+    parameters[all] = &scratch;  // Triton's own memory: descriptions of tensors for the copy engine, and what profiling writes
+    parameters[all + 1] = &nothing;
     std::string error;
     if (cuda_launch(step.function, grid, step.threads, step.shared, stream_, parameters, &error)) return true;
     return fail(step.name + ": " + error, PyExc_RuntimeError);

@@ -20,6 +20,7 @@ import torch
 from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.llvm.analysis import analyse
 from fusewright.codegen.llvm.signature import signature
+from fusewright.codegen.triton.product import takes_copies
 from fusewright.codegen.triton.product_tiles import ProductTile, candidates
 from fusewright.codegen.triton.tiles import Tile, choose, neighbours
 from fusewright.records import dataclass, field
@@ -31,6 +32,8 @@ MARGIN = 0.03
 """Share of the time of what runs without tuning that another contender must save."""
 MOST_TILES = 8
 """Contenders for a product, beside the library."""
+BULK_ARCH = 90
+"""Compute capability from which GPUs have a copy engine for tensors (9.0)."""
 LEAST_WORK = 1 << 20
 """Multiplications of a product that is worth a race."""
 LEAST_BYTES = 1 << 22
@@ -219,7 +222,9 @@ def _product_question(plan: Plan, key: str, sites: list[Site], processor: Proces
     made: dict[int, Variant | None] = {1: whole}
     extents = (site.batch, site.rows, site.columns, site.inner)
     sliceable = products.sliced(plan, site, 2) is not None
-    for tile, slices in candidates(extents, site.left.dtype, product.full, processor, MOST_TILES, block_of=channels, sliceable=sliceable):
+    bulk = processor.arch >= BULK_ARCH and takes_copies(whole.product)
+    facts = (extents, site.left.dtype, product.full, processor, MOST_TILES)
+    for tile, slices in candidates(*facts, block_of=channels, sliceable=sliceable, bulk=bulk):
         if slices not in made:
             made[slices] = products.sliced(plan, site, slices)
         variant = made[slices]

@@ -245,10 +245,16 @@ class _Builder:
             slot = self.new_slot(_Slot(f"{kernel.name}.rows", "fresh", 0, spill.dtype, device, (spill.elements,), (1,), 0, True))
             self.steps.append(SlotStep("allocate", slot))
             spills.append(slot)
+        if code.scratch:
+            size = (code.grid * code.scratch,)
+            slot = self.new_slot(_Slot(f"{kernel.name}.scratch", "fresh", 0, torch.uint8, device, size, (1,), 0, True))
+            self.steps.append(SlotStep("allocate", slot))
+            spills.append(slot)
         by_value = tuple(k in code.scalars for k in range(len(buffers))) + (False,) * len(spills)
         written = tuple(name in kernel.written for name in code.buffers) + (True,) * len(spills)
         grid = self.values.of(code.grid)
-        self.steps.append(LaunchCall(kernel.name, code.key, device.index or 0, (*buffers, *spills), by_value, written, grid, sizes))
+        touched = (*buffers, *spills)
+        self.steps.append(LaunchCall(kernel.name, code.key, device.index or 0, touched, by_value, written, grid, sizes, code.scratch > 0))
 
     def extern(self, extern: Extern) -> None:
         names = {ref.buffer for ref in references((extern.args, extern.kwargs))}

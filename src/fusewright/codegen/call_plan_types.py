@@ -63,7 +63,8 @@ class KernelGroup:
 @dataclass(frozen=True, slots=True)
 class LaunchCall:
     """A kernel on GPU number `device`. key: content hash of its machine code; grid: value
-    entry of its number of programs; by_value: buffers (scalars in CPU memory) whose content is the parameter; written: those it writes."""
+    entry of its number of programs; by_value: buffers (scalars in CPU memory) whose content is the parameter; written: those it writes.
+    scratch: the last buffer is scratch memory of Triton's own."""
 
     name: str
     key: str
@@ -73,6 +74,7 @@ class LaunchCall:
     written: tuple[bool, ...]
     grid: int
     sizes: tuple[int, ...]
+    scratch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Spill:
 class DeviceKernel:
     """key: hash of all that decides the machine code. symbol: the function's name in `text`. signature: Triton's type of each parameter.
     aligned: parameters whose pointers must be multiples of 16 bytes. grid: number of programs, over the size symbols. checks: the kernel
-    asserts that indices are in range."""
+    asserts that indices are in range. scratch: bytes of a program's scratch memory that Triton itself uses."""
 
     name: str
     key: str
@@ -55,6 +55,7 @@ class DeviceKernel:
     checks: bool
     locations: tuple[Location, ...] = ()
     origins: tuple[str, ...] = ()
+    scratch: int = 0
 
     @property
     def source(self) -> str:

@@ -197,7 +197,8 @@ def request(kernels: Iterable[DeviceKernel], arch: int) -> None:
             COMPILER.ask(
                 {
                     "text": kernel.text, "symbol": kernel.symbol, "signature": kernel.signature, "aligned": kernel.aligned,
-                    "warps": kernel.warps, "stages": kernel.stages, "checks": kernel.checks, "arch": arch, "path": str(path),
+                    "warps": kernel.warps, "stages": kernel.stages, "checks": kernel.checks, "scratch": kernel.scratch, "arch": arch,
+                    "path": str(path),
                 }
             )  # fmt: skip
 

@@ -25,6 +25,15 @@ def function_of(code: DeviceKernel) -> Any:
     return scope[code.symbol]
 
 
+def _number_programs() -> None:
+    """NumPy makes no Python number of an array of one element any more, which the interpreter counts on where a loop starts at a program's
+    number: gives it as an array without dimensions."""
+    import numpy
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
+
+    InterpreterBuilder.create_get_program_id = lambda self, axis: TensorHandle(numpy.asarray(self.grid_idx[axis], numpy.int32), tl.int32)
+
+
 def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None) -> None:
     sizes = sizes or {}
     grid = evaluate(code.grid, sizes)
@@ -33,6 +42,7 @@ def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Map
     arguments: list[Any] = [tensors[name].item() if k in code.scalars else tensors[name] for k, name in enumerate(code.buffers)]
     arguments += [torch.full((evaluate(spill.elements, sizes),), 113, dtype=spill.dtype) for spill in code.spills]
     arguments += [evaluate(symbol, sizes) for symbol in code.sizes]
+    _number_programs()
     function_of(code)[(grid,)](*arguments)
 
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from fusewright.backends.autotune import Contender, Question, product_questions, tile_questions
 from fusewright.backends.trials import disagreement, factors, isolated, made_up
 from fusewright.codegen.device_kernel import Processor
+from fusewright.codegen.triton.product import takes_copies
+from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.graph import passes
 from fusewright.loops.lower import lower
 from fusewright.schedule import schedule
@@ -87,6 +89,41 @@ def test_a_skinny_product_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) ->
     sliced = [contender for contender in question.contenders if "slices" in contender.name]
     assert sliced and len({contender.name for contender in question.contenders}) == len(question.contenders)
     check(plan, question, [question.contenders[0], *sliced[:2]], Processor())
+
+
+COPIED: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
+    "rows and rows": (lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda: [r(150, 72), r(40, 72), r(40)]),
+    "rows and columns": (lambda x, w: torch.relu(x @ w), lambda: [r(70, 40), r(40, 88)]),
+    "columns and rows": (lambda x, w: torch.tanh(x.t() @ w.t()), lambda: [r(40, 72), r(24, 40)]),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_products_by_the_copy_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_WORK", 0)
+    function, make = COPIED[name]
+    torch.manual_seed(0)
+    plan = planned(function, make())
+    (question,) = product_questions(plan, Processor(), CPU)
+    library, plain = question.contenders[:2]
+    assert plain.variant is not None and takes_copies(plain.variant.product)
+    for tile in (ProductTile(32, 64, 16, 4, 3, 2, programs=3), ProductTile(16, 32, 32, 4, 3, programs=2)):
+        bulk = Contender(tile.text, plain.steps, plain.kernels, {plain.variant.product.name: tile}, plain.variant)
+        check(plan, question, [library, bulk], Processor())
+
+
+def test_what_the_copy_engine_cannot_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_WORK", 0)
+    programs: list[tuple[Callable[..., object], list[torch.Tensor]]] = [
+        (lambda x, w: x @ w, [r(80, 33), r(33, 64)]),  # rows that start anywhere
+        (lambda x, w: x @ w, [r(3, 80, 64), r(3, 64, 64)]),  # a batch
+        (lambda x, w: x @ w, [torch.randn(80, 64), torch.randn(64, 64)]),  # float32
+        (lambda x, w: x[:, 1:65] @ w, [r(80, 72), r(64, 64)]),  # an offset
+    ]
+    for function, inputs in programs:
+        (question,) = product_questions(planned(function, inputs), Processor(), CPU)
+        variant = question.contenders[1].variant
+        assert variant is not None and not takes_copies(variant.product)
 
 
 def test_neighbours_of_a_tile_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Machine code from kernel text: the program of a compiler process. It imports Triton and library.py, nothing of fusewright or PyTorch.
 
-Takes, on standard input, one job a line (JSON: text, symbol, signature, aligned, warps, stages, checks, arch, and the path of the result);
-starts a child process for each, as many at a time as there are processors; writes the result (machine code behind a line of JSON) to the
-path under another name first, and then one line of JSON on standard output: {"path", "error"}. Ends when its input ends.
+Takes, on standard input, one job a line (JSON: text, symbol, signature, aligned, warps, stages, checks, scratch, arch, and the path of the
+result); starts a child process for each, as many at a time as there are processors; writes the result (machine code behind a line of
+JSON) to the path under another name first, and then one line of JSON on standard output: {"path", "error"}. Ends when its input ends.
 Always holds: a file at a job's path is complete; a crash of Triton's is an answer with an error, never silence.
 """
 
@@ -65,9 +65,8 @@ def machine_code(job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     module = source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
     for make in stages.values():
         module = make(module, metadata)
-    scratch = max(metadata.get("global_scratch_size") or 0, metadata.get("profile_scratch_size") or 0)
-    if scratch:
-        raise ValueError("the kernel needs scratch memory of Triton's own")
+    if (metadata.get("global_scratch_size") or 0) > job["scratch"] or metadata.get("profile_scratch_size"):
+        raise ValueError("the kernel needs more scratch memory of Triton's own than it is given")
     return module, {"name": metadata["name"], "shared": metadata["shared"], "warps": metadata["num_warps"]}
 
 

@@ -35,7 +35,8 @@ PLANE = ("square", "product")
 
 @dataclass(frozen=True, slots=True)
 class KernelText:
-    """body: the function without its name, from the parameter list on. `spilled`: scratch that needs memory, in parameter order."""
+    """body: the function without its name, from the parameter list on. `spilled`: scratch that needs memory, in parameter order.
+    scratch: bytes of a program that Triton itself uses."""
 
     parameters: tuple[str, ...]
     body: tuple[str, ...]
@@ -43,6 +44,7 @@ class KernelText:
     grid: Dim
     tile: Tile | ProductTile
     checks: bool
+    scratch: int = 0
 
 
 class NeedsMemory(Exception):

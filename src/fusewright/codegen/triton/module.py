@@ -53,6 +53,7 @@ def generate(
         found[kernel.name] = DeviceKernel(
             kernel.name, first.key, first.symbol, first.text, first.signature, first.aligned, kernel.buffers, first.scalars, first.spills,
             kernel.sizes, first.grid, first.warps, first.stages, first.checks, kernel.locations, kernel.origins,
+            first.scratch,
         )  # fmt: skip
     return found
 
@@ -108,14 +109,14 @@ def _generate(
     pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))
     types += ["i64" if wide else "i32"] * len(kernel.sizes)
     body = "\n".join(f"    {line}" for line in made.body)
-    facts = (body, made.parameters, tuple(types), pointers, made.tile.warps, stages, processor.arch, made.checks)
+    facts = (body, made.parameters, tuple(types), pointers, made.tile.warps, stages, processor.arch, made.checks, made.scratch)
     key = hashlib.sha256(repr(facts).encode()).hexdigest()
     symbol = f"fw_{re.sub('[^0-9a-zA-Z_]', '_', kernel.name)[:60]}_{key[:8]}"
     comments = "\n".join(f"    # {line}" for line in _comments(kernel, made))
     text = f"{HEADER}\n\n@triton.jit\ndef {symbol}({', '.join(made.parameters)}):\n{comments}\n{body}\n"
     return DeviceKernel(
         kernel.name, key, symbol, text, tuple(types), pointers, kernel.buffers, scalars, made.spills, kernel.sizes, made.grid,
-        made.tile.warps, stages, made.checks, kernel.locations, kernel.origins,
+        made.tile.warps, stages, made.checks, kernel.locations, kernel.origins, made.scratch,
     )  # fmt: skip
 
 

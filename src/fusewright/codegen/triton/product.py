@@ -17,10 +17,14 @@ from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.codegen.triton.values import Value
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
-from fusewright.records import dataclass
+from fusewright.records import dataclass, replace
 from fusewright.schedule.plan import Kernel, Operand, Product
 
 _STEP = "step"
+DESCRIPTION = 128
+"""Bytes of a tensor's description for the copy engine."""
+COPIED = 16
+"""Bytes that addresses and strides of its tensors are multiples of."""
 
 
 def emit_product(kernel: Kernel, wide: bool, tile: ProductTile) -> KernelText:
@@ -28,14 +32,27 @@ def emit_product(kernel: Kernel, wide: bool, tile: ProductTile) -> KernelText:
     (stage,) = kernel.stages
     aliases = {name: name for name in kernel.written}
     shape = Shape(kernel, list(kernel.outer), [StageView(stage, [], aliases)], aliases)
-    return ProductEmitter(kernel, shape, tile, frozenset(), wide, ()).run()
+    if not tile.programs:
+        return ProductEmitter(kernel, shape, tile, frozenset(), wide, ()).run()
+    emitter = BulkEmitter(kernel, shape, tile, frozenset(), wide, ())
+    made = emitter.run()
+    before, each = made.body[: emitter.start], made.body[emitter.start :]
+    return replace(made, body=(*before, emitter.loop(), *(f"    {line}" for line in each)), scratch=DESCRIPTION * 2)
 
 
 @dataclass(slots=True)
 class ProductEmitter(Emitter):
     def _grid(self) -> Dim:
-        batch, down, across = self._extents()
-        return batch * -(-down // self._tile.y) * -(-across // self._tile.x)
+        down, across = self._blocks()
+        return self._extents()[0] * down * across
+
+    def _blocks(self) -> tuple[int, int]:
+        """Blocks of rows, blocks of columns."""
+        _, rows, columns = self._extents()
+        return -(-rows // self._tile.y), -(-columns // self._tile.x)
+
+    def _begin(self) -> None:
+        self.lines[0].append("program = tl.program_id(0)")
 
     @property
     def _tile(self) -> ProductTile:
@@ -63,9 +80,9 @@ class ProductEmitter(Emitter):
     def _positions(self) -> None:
         tile, out = self._tile, self.lines[0]
         batch, rows, columns = self._extents()
-        down, across = -(-rows // tile.y), -(-columns // tile.x)
+        down, across = self._blocks()
         out += [f"X: tl.constexpr = {tile.x}", f"Y: tl.constexpr = {tile.y}", f"K: tl.constexpr = {tile.k}"]
-        out.append("program = tl.program_id(0)")
+        self._begin()
         if batch > 1:
             out.append(f"batch = program // {down * across}")
             out.append(f"program = program % {down * across}")
@@ -97,17 +114,11 @@ class ProductEmitter(Emitter):
     def _sums(self) -> None:
         product, tile = self._product, self._tile
         steps = -(-product.length // tile.k)
-        wide = ".to(tl.int64)" if self.wide else ""
         out = self.lines[0]
-        out.append(f"k_left = tl.arange(0, K)[None, :]{wide}")
-        out.append(f"k_right = tl.arange(0, K)[:, None]{wide}")
         out.append(f"{product.local} = tl.zeros([Y, X], tl.float32)")
-        step = sizes.loop_symbol(_STEP, steps)
-        self.bound[step] = Value(_STEP, indices.NOTHING, 1)
         self.lines[1] = []
         self.level = 1
-        left = self._operand(product.left, "left", "y", step)
-        right = self._operand(product.right, "right", "x", step)
+        left, right = self._operands(steps)
         precision = "" if product.left.dtype is not torch.float32 else f', input_precision="{"ieee" if product.full else "tf32"}"'
         self.lines[1].append(f"{product.local} = tl.dot({left}, {right}, {product.local}{precision})")
         self.level = 0
@@ -116,6 +127,15 @@ class ProductEmitter(Emitter):
         self.lines[1] = []
         self.known[1].clear()
         self.locals[product.local] = Value(product.local, frozenset("xy"))
+
+    def _operands(self, steps: int) -> tuple[str, str]:
+        """The texts of a step's blocks."""
+        wide = ".to(tl.int64)" if self.wide else ""
+        self.lines[0].append(f"k_left = tl.arange(0, K)[None, :]{wide}")
+        self.lines[0].append(f"k_right = tl.arange(0, K)[:, None]{wide}")
+        step = sizes.loop_symbol(_STEP, steps)
+        self.bound[step] = Value(_STEP, indices.NOTHING, 1)
+        return self._operand(self._product.left, "left", "y", step), self._operand(self._product.right, "right", "x", step)
 
     def _operand(self, operand: Operand, name: str, along: str, step: Expr) -> str:
         """Loads a block of an operand, in the loop; its name. `along`: the block dimension beside k."""
@@ -141,3 +161,84 @@ class ProductEmitter(Emitter):
         mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         self.lines[1].append(f"{name} = tl.load({start} + ({inner.text}){mask})")
         return name
+
+
+# --- the copy engine --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An operand as the copy engine may know it: rows of `stride` elements from `offset` on; across: k runs along a row."""
+
+    offset: int
+    stride: int
+    across: bool
+
+
+def as_matrix(operand: Operand, along: Expr, k: Expr) -> Matrix | None:
+    """The operand over its row or column `along` and `k`; None where the copy engine cannot bring it."""
+    step, inner = sizes.coefficient(operand.outer, along), sizes.coefficient(operand.inner, k)
+    offset = sizes.substitute(operand.outer, {along: 0})
+    rest = sizes.substitute(operand.inner, {k: 0})
+    if operand.checks or not all(isinstance(d, int) for d in (step, inner, offset)) or rest != 0 or 1 not in (step, inner):
+        return None
+    across = inner == 1
+    stride = step if across else inner
+    assert isinstance(stride, int) and isinstance(offset, int)
+    width = operand.dtype.itemsize
+    return Matrix(offset, stride, across) if stride > 0 and stride * width % COPIED == 0 and offset * width % COPIED == 0 else None
+
+
+def takes_copies(kernel: Kernel) -> bool:
+    """Whether the copy engine can bring both operands of a product in half precision."""
+    product = kernel.product
+    if product is None or kernel.outer[0].extent != 1 or product.left.dtype is torch.float32:
+        return False
+    _, row, column = (axis.symbol for axis in kernel.outer)
+    return as_matrix(product.left, row, product.k) is not None and as_matrix(product.right, column, product.k) is not None
+
+
+@dataclass(slots=True)
+class BulkEmitter(ProductEmitter):
+    """Programs that stay for several blocks, whose operands the copy engine brings: what is outside of a matrix comes as zeros."""
+
+    start: int = 0  # lines before the loop over blocks
+
+    def _grid(self) -> Dim:
+        down, across = self._blocks()
+        return min(self._tile.programs, down * across)
+
+    def loop(self) -> str:
+        down, across = self._blocks()
+        return f"for block in tl.range(tl.program_id(0), {down * across}, {self._grid()}, flatten=True):"
+
+    def _begin(self) -> None:
+        _, rows, columns = self._extents()
+        product = self._product
+        for name, operand, axis, extent, block in (
+            ("left", product.left, self.kernel.outer[1], rows, "Y"),
+            ("right", product.right, self.kernel.outer[2], columns, "X"),
+        ):
+            matrix = as_matrix(operand, axis.symbol, product.k)
+            if matrix is None:
+                raise Unsupported("a product whose operands the copy engine cannot bring")
+            memory = self.names[operand.buffer] + (f" + {matrix.offset}" if matrix.offset else "")
+            shape, blocks = ((extent, product.length), (block, "K")) if matrix.across else ((product.length, extent), ("K", block))
+            made = f"[{shape[0]}, {shape[1]}], [{matrix.stride}, 1], [{blocks[0]}, {blocks[1]}]"
+            self.lines[0].append(f"{name}_matrix = tl.make_tensor_descriptor({memory}, {made})")
+        self.start = len(self.lines[0])
+        self.lines[0].append("program = block")
+
+    def _operands(self, steps: int) -> tuple[str, str]:
+        product = self._product
+        texts = []
+        for name, operand, axis, place in (
+            ("left", product.left, self.kernel.outer[1], "down * Y"),
+            ("right", product.right, self.kernel.outer[2], "across * X"),
+        ):
+            matrix = as_matrix(operand, axis.symbol, product.k)
+            assert matrix is not None
+            at = f"[{place}, {_STEP} * K]" if matrix.across else f"[{_STEP} * K, {place}]"
+            self.lines[1].append(f"{name} = {name}_matrix.load({at})")
+            texts.append(f"{name}.T" if matrix.across != (name == "left") else name)
+        return texts[0], texts[1]

@@ -21,7 +21,8 @@ MOST_SLICES = 16
 @dataclass(frozen=True, slots=True)
 class ProductTile:
     """x, y: columns and rows of a program's block; k: inner elements of a step; stages: steps in flight; group: blocks of rows whose
-    programs follow each other."""
+    programs follow each other. programs: where it is not 0, so many programs (at most) go through all blocks one after the other, and the
+    copy engine brings the operands, as blocks of tensors that it knows."""
 
     x: int
     y: int
@@ -29,28 +30,36 @@ class ProductTile:
     warps: int
     stages: int
     group: int = 8
+    programs: int = 0
 
     kind = "product"
     persistent = False
 
     @property
     def text(self) -> str:
-        return f"{self.y}x{self.x}x{self.k}, {self.warps} warps, {self.stages} stages"
+        bulk = f", {self.programs} programs" if self.programs else ""
+        return f"{self.y}x{self.x}x{self.k}, {self.warps} warps, {self.stages} stages{bulk}"
 
 
 _WIDE = (
-    # y, x, k, warps, stages, share of the peak that a large product reaches (a lead for the order of trials only)
+    # y, x, k, warps, stages, share of the peak that a large product reaches (on an H200; for the order of trials only)
     (128, 256, 64, 8, 3, 1.0),
-    (256, 128, 64, 8, 3, 0.97),
+    (128, 128, 64, 4, 3, 0.98),
+    (256, 128, 64, 8, 3, 0.92),
     (128, 128, 64, 8, 4, 0.9),
-    (128, 128, 64, 4, 3, 0.9),
-    (64, 256, 64, 4, 3, 0.85),
-    (128, 64, 64, 4, 4, 0.75),
     (64, 128, 64, 4, 4, 0.75),
+    (128, 64, 64, 4, 4, 0.72),
     (128, 128, 32, 4, 4, 0.7),
     (64, 64, 64, 4, 4, 0.55),
     (64, 32, 128, 4, 4, 0.35),
     (32, 64, 128, 4, 4, 0.35),
+)
+_BULK = (
+    (128, 256, 64, 8, 3, 1.05),
+    (128, 256, 64, 8, 4, 1.06),
+    (256, 128, 64, 8, 4, 1.02),
+    (128, 128, 64, 4, 3, 1.0),
+    (128, 128, 64, 8, 5, 0.97),
 )
 _FULL = ((64, 64, 16, 4, 3, 0.9), (128, 64, 16, 8, 3, 1.0), (64, 128, 16, 8, 3, 0.9), (32, 64, 32, 4, 3, 0.6), (32, 32, 32, 4, 3, 0.5))
 _NARROW = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 256, 4, 3), (128, 64, 4, 4), (32, 256, 4, 4), (128, 128, 4, 3), (16, 256, 2, 5))
@@ -73,9 +82,10 @@ def candidates(
     *,
     block_of: int = 0,
     sliceable: bool = True,
+    bulk: bool = False,
 ) -> list[tuple[ProductTile, int]]:
     """(tile, number of slices), at most `most`. extents: batch, rows, columns, inner; full: float32 as such, not as TF32; block_of: what
-    blocks of the inner dimension must divide (channels of a convolution)."""
+    blocks of the inner dimension must divide (channels of a convolution); bulk: the copy engine can bring the operands."""
     batch, rows, columns, inner = extents
     width = dtype.itemsize
     found: dict[tuple[ProductTile, int], float] = {}
@@ -112,6 +122,13 @@ def candidates(
                 waves = _blocks(programs * slices, processor.units * resident)
                 cost = waves * resident * x * y * (inner / slices) / share
                 offer(ProductTile(x, y, k, warps, stages), slices, cost * (1 + 0.05 * (slices > 1)))
+        for y, x, k, warps, stages, share in _BULK if bulk else ():
+            blocks = _blocks(rows, y) * _blocks(columns, x)
+            if y <= rows and x <= columns and blocks > 1:
+                shared = stages * k * (x + y) * width
+                resident = processor.units * (2 if shared <= MOST_SHARED // 2 and warps == 4 else 1)
+                cost = _blocks(blocks, resident) * (resident // processor.units) * x * y * inner / share
+                offer(ProductTile(x, y, k, warps, stages, programs=min(blocks, resident)), 1, cost)
     return sorted(found, key=lambda item: found[item])[:most]
 
 
