@@ -164,6 +164,26 @@ def test_equal_products_are_one_question_and_all_take_the_answer() -> None:
     assert "fused" in tuned.text and "library" in tuned.text
 
 
+def heads(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    for _ in range(2):
+        x = (x @ q) * (x @ k).sigmoid() + x @ v
+    return (x,)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_products_of_one_matrix_may_run_together(together: bool) -> None:
+    inputs = [torch.randn(*shape) for shape in ((96, 128), (128, 128), (128, 128), (128, 128))]
+    plan = schedule(lowered(heads, inputs), ScheduleOptions(min_parallel=528, lanes=64))
+    seconds = {"apart": 1.0, "together": 0.5 if together else 2.0, LIBRARY: 1.0, "fused": 0.5, "": 1.0}
+    trials = FakeTrials(seconds)
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    (answer,) = [answer for answer in tuned.answers if "of one matrix" in answer.question]
+    assert answer.places == 2 and ("together" in answer.winner) is together
+    made = [kernel for kernel in tuned.plan.kernels.values() if kernel.product is not None]
+    assert [len(kernel.product.chosen) for kernel in made] == ([2, 2] if together else [0, 0])
+    assert all(kernel.name in tuned.tiles for kernel in made)
+
+
 def test_without_a_quicker_contender_the_plan_stays() -> None:
     plan = plan_of_layers()
     trials = FakeTrials({LIBRARY: 1.0, "": 1.0})

@@ -18,7 +18,7 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
     found = product_programs.all_variants(plan)
     assert set(product_programs.FUNCTIONS[name][2]) <= {variant.name for _, variant in found}
     for site, variant in found:
-        made = products.replaced(plan, [(site, variant)])
+        made = products.replaced(plan, [products.of_variant(site, variant)])
         for kernel in made.kernels.values():
             verify_kernel(kernel)
         actual = reference.run(made, inputs, one_at_a_time=8)
@@ -35,7 +35,7 @@ def test_all_products_at_once() -> None:
         claimed.add(site.following)
         chosen.append((site, products.variants(plan, site)[0]))
     assert [variant.name for _, variant in chosen] == ["fused", "plain"]
-    made = products.replaced(plan, chosen)
+    made = products.replaced(plan, [products.of_variant(site, variant) for site, variant in chosen])
     assert not any(isinstance(step, RunExtern) for step in made.steps)
     torch.testing.assert_close(reference.run(made, inputs), expected, rtol=1e-4, atol=1e-4)
 

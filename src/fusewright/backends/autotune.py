@@ -23,10 +23,11 @@ from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.triton.product import takes_copies
 from fusewright.codegen.triton.product_tiles import ProductTile, candidates
 from fusewright.codegen.triton.tiles import Tile, choose, neighbours
-from fusewright.records import dataclass, field
+from fusewright.loops.ir import Buffer
+from fusewright.records import dataclass, field, replace
 from fusewright.schedule import products
 from fusewright.schedule.plan import Kernel, Plan, Product, RunKernel, Step
-from fusewright.schedule.products import Site, Variant
+from fusewright.schedule.products import Replacement, Site, Variant
 
 MARGIN = 0.03
 """Share of the time of what runs without tuning that another contender must save."""
@@ -50,13 +51,14 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """steps: what it runs; kernels and tiles: of those that are generated, by name; buffers: those that it adds to the plan."""
+    """steps: what it runs; kernels and tiles: of those that are generated, by name; added: buffers that the plan does not have."""
 
     name: str
     steps: tuple[Step, ...]
     kernels: Mapping[str, Kernel]
     tiles: Mapping[str, Tile | ProductTile]
     variant: Variant | None = None
+    added: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,13 @@ def product_questions(plan: Plan, processor: Processor, device: torch.device) ->
 def _site_key(plan: Plan, site: Site) -> str:
     follower = [plan.kernels[step.kernel] for n in products.steps_of(site) if isinstance(step := plan.steps[n], RunKernel)]
     first = products.variants(plan, site)[0]
-    facts = (site.extern.target, [signature(kernel) for kernel in (*first.kernels, *follower)], site.result.shape, site.result.stride)
+    facts = (site.extern.target, [_structure(kernel) for kernel in (*first.kernels, *follower)], site.result.shape, site.result.stride)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _structure(kernel: Kernel) -> object:
+    """What decides a kernel's speed. (On a GPU each buffer has memory of its own.)"""
+    return signature(replace(kernel, inplace=()))
 
 
 def _product_question(plan: Plan, key: str, sites: list[Site], processor: Processor) -> Question:
@@ -232,7 +239,7 @@ def _product_question(plan: Plan, key: str, sites: list[Site], processor: Proces
             continue
         runs = tuple(RunKernel(kernel.name) for kernel in variant.kernels)
         named = {kernel.name: kernel for kernel in variant.kernels}
-        contenders.append(Contender(f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant))
+        contenders.append(Contender(f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant, variant.buffers))
     written = {name for kernel in kernels.values() for name in kernel.written}
     if site.kept or site.following < 0:
         written.add(site.result.name)
@@ -269,7 +276,7 @@ def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> li
             continue
         if any(plan.buffers[name].device != device for name in kernel.buffers):
             continue
-        by_key.setdefault(hashlib.sha256(repr(signature(kernel)).encode()).hexdigest(), []).append(kernel)
+        by_key.setdefault(hashlib.sha256(repr(_structure(kernel)).encode()).hexdigest(), []).append(kernel)
     found = []
     for key, kernels in by_key.items():
         kernel = kernels[0]
@@ -334,27 +341,118 @@ def tune(
     started = clock()
     asked = product_questions(plan, processor, device)
     answers, unasked = answer_all(asked, trials, records, seconds, clock)
-    chosen: list[tuple[Site, Variant]] = []
+    choices = [choice for question in asked for choice in _at_places(plan, question, _winner(question, answers))]
+    grouped = group_questions(plan, choices, processor)
+    decided, late = answer_all(grouped, trials, records, seconds - (clock() - started), clock)
+    answers, unasked = answers | decided, unasked + late
+    chosen: list[Replacement] = []
     tiles: dict[str, Tile | ProductTile] = {}
-    for question in asked:
-        contender = _winner(question, answers)
-        if contender is None or contender.variant is None:
-            continue
-        (tile,) = contender.tiles.values()
-        slices = contender.variant.name
-        for site in question.places:
-            variant = next(v for v in products.variants(plan, site, _counts(slices)) if v.name == slices)
-            chosen.append((site, variant))
-            tiles[variant.product.name] = tile
+    merged: set[int] = set()
+    for question in grouped:
+        contender = _winner(question, decided)
+        if contender is not None and contender is not question.contenders[0]:
+            (tile,) = contender.tiles.values()
+            for group in question.places:
+                kernel = products.together(group)
+                chosen.append(products.of_group(group, kernel))
+                tiles[kernel.name] = tile
+                merged.update(site.step for site in group)
+    for choice in choices:
+        if choice.site.step not in merged and choice.variant is not None and choice.tile is not None:
+            chosen.append(products.of_variant(choice.site, choice.variant))
+            tiles[choice.variant.product.name] = choice.tile
     plan = products.replaced(plan, chosen) if chosen else plan
     rest = tile_questions(plan, processor, device)
-    more, late = answer_all(rest, trials, records, seconds - (clock() - started), clock)
+    more, later = answer_all(rest, trials, records, seconds - (clock() - started), clock)
     for question in rest:
         contender = _winner(question, more)
         if contender is not None and contender is not question.contenders[0]:
             (tile,) = contender.tiles.values()
             tiles.update(dict.fromkeys(question.places, tile))
-    return Tuned(plan, tiles, (*answers.values(), *more.values()), unasked + late)
+    return Tuned(plan, tiles, (*answers.values(), *more.values()), unasked + later)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a site was found to be quickest by; no variant: the library."""
+
+    site: Site
+    variant: Variant | None = None
+    tile: Tile | ProductTile | None = None
+
+
+def _at_places(plan: Plan, question: Question, contender: Contender | None) -> list[Choice]:
+    """The winner (if there was time for one) at each of the question's sites."""
+    if contender is None or contender.variant is None:
+        return [Choice(site) for site in question.places]
+    (tile,) = contender.tiles.values()
+    name = contender.variant.name
+    made = ((site, next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)) for site in question.places)
+    return [Choice(site, variant, tile) for site, variant in made]
+
+
+def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:
+    """One for each distinct group of products that can run side by side: as they were chosen, or as one kernel."""
+    by_step = {choice.site.step: choice for choice in choices}
+    by_key: dict[str, list[tuple[Site, ...]]] = {}
+    for group in products.groups(plan, [by_step[step].site for step in sorted(by_step)]):
+        members = [by_step[site.step] for site in group]
+        before = [(None if m.variant is None else (m.variant.name, m.tile), _follower_signature(plan, m.site)) for m in members]
+        facts = (signature(products.together(group)), before, [site.extern.target for site in group], group[0].result.shape)
+        by_key.setdefault(hashlib.sha256(repr(facts).encode()).hexdigest(), []).append(group)
+    return [_group_question(plan, key, places, by_step, processor) for key, places in by_key.items()]
+
+
+def _follower_signature(plan: Plan, site: Site) -> object:
+    step = plan.steps[site.following] if site.following >= 0 else None
+    return _structure(plan.kernels[step.kernel]) if isinstance(step, RunKernel) else None
+
+
+def _group_question(
+    plan: Plan, key: str, places: list[tuple[Site, ...]], by_step: Mapping[int, Choice], processor: Processor
+) -> Question:
+    group = places[0]
+    apart: list[tuple[int, tuple[Step, ...]]] = []
+    kernels: dict[str, Kernel] = {}
+    tiles: dict[str, Tile | ProductTile] = {}
+    added: list[Buffer] = []
+    followers: list[tuple[int, Step]] = []
+    results: set[str] = set()
+    for site in group:
+        choice = by_step[site.step]
+        numbers = products.steps_of(site)
+        results.add(site.result.name)
+        for number in numbers[1:]:
+            step = plan.steps[number]
+            assert isinstance(step, RunKernel)
+            followers.append((number, step))
+            results |= plan.kernels[step.kernel].written
+        if choice.variant is None:
+            apart += [(number, (plan.steps[number],)) for number in numbers]
+            continue
+        apart.append((numbers[-1], tuple(RunKernel(kernel.name) for kernel in choice.variant.kernels)))
+        kernels.update({kernel.name: kernel for kernel in choice.variant.kernels})
+        added += choice.variant.buffers
+        assert choice.tile is not None
+        tiles[choice.variant.product.name] = choice.tile
+        if not site.kept and site.following >= 0:
+            results.discard(site.result.name)
+    after = {step.kernel: plan.kernels[step.kernel] for _, step in followers if isinstance(step, RunKernel)}
+    steps = tuple(step for _, some in sorted(apart, key=lambda item: item[0]) for step in some)
+    run = {step.kernel: kernels.get(step.kernel) or plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
+    first = Contender("apart", steps, run, tiles, added=tuple(added))
+    kernel = products.together(group)
+    product = kernel.product
+    assert product is not None
+    site = group[0]
+    contenders = [first]
+    extents = (len(group), site.rows, site.columns, site.inner)
+    runs = (RunKernel(kernel.name), *(step for _, step in sorted(followers, key=lambda item: item[0])))
+    for tile, _ in candidates(extents, site.left.dtype, product.full, processor, MOST_TILES, sliceable=False):
+        contenders.append(Contender(f"together {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile}))
+    title = f"{len(group)} products {site.rows}x{site.columns}x{site.inner} of one matrix"
+    weight = float(site.work) * len(group) * len(places)
+    return Question(title, key, weight, tuple(contenders), tuple(sorted(results)), _tolerance(product), tuple(places))
 
 
 def _counts(name: str) -> tuple[int, ...]:

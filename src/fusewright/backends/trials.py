@@ -33,7 +33,7 @@ LARGEST_ERROR = 8.0
 
 def isolated(plan: Plan, contender: Contender, results: Sequence[str]) -> Plan:
     """The contender's steps alone: what they read is an input, `results` are the outputs. Unsupported where a size is not a number."""
-    known = {**plan.buffers, **{buffer.name: buffer for buffer in (contender.variant.buffers if contender.variant else ())}}
+    known = {**plan.buffers, **{buffer.name: buffer for buffer in contender.added}}
     written: set[str] = set()
     inputs: dict[str, None] = {}
     touched: dict[str, None] = {}
@@ -121,7 +121,7 @@ class GpuTrials:
         """Raises Unsupported."""
         found = self.codes.get(id(contender))
         if found is None:
-            buffers = {**self.plan.buffers, **{b.name: b for b in (contender.variant.buffers if contender.variant else ())}}
+            buffers = {**self.plan.buffers, **{buffer.name: buffer for buffer in contender.added}}
             kernels = list(contender.kernels.values())
             found = self.codes[id(contender)] = generate(kernels, buffers, self.processor, contender.tiles)
         return found

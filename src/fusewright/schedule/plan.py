@@ -108,6 +108,7 @@ class Product:
     """A batch of matrix products: at outer point (batch, row, column), local `local` is the float32 sum over k < length of left * right.
 
     `left` does not depend on the column, `right` not on the row. full: float32 operands are multiplied in full precision (not in TF32).
+    chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch by batch).
     """
 
     local: str
@@ -116,6 +117,7 @@ class Product:
     k: Expr
     length: int
     full: bool = True
+    chosen: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, loc
         indent = "    "
     lines.extend(f"{indent}scratch {scratch.name}: {dtype_text(scratch.dtype)}[{scratch.size}]" for scratch in kernel.scratch)
     if kernel.product is not None:
+        lines += [f"{indent}{name} is {', '.join(buffers)} by o0" for name, buffers in kernel.product.chosen]
         lines.append(indent + product_text(kernel.product))
     for stage in kernel.stages:
         lines.extend(stage_lines(stage, indent))

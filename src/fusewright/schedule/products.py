@@ -557,7 +557,72 @@ def _reading_parts(site: Site, kernel: Kernel, total: Callable[[Dim], Expression
     return replace(kernel, stages=stages, buffers=tuple(names), dtypes=dtypes, inplace=())
 
 
+# --- products side by side --------------------------------------------------------------------------------------------------
+
+
+def groups(plan: Plan, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
+    """Products of one left operand by matrices of equal layout, which nothing in the plan writes: they can run as one kernel in the place
+    of the first."""
+    changed = {name for number in range(len(plan.steps)) for name in _touched(plan, number)[1]}
+    found: dict[object, list[Site]] = {}
+    for site in sites:
+        others = [site.right.buffer, *([site.bias.buffer] if site.bias is not None else [])]
+        if site.batch != 1 or site.relayout is not None or site.left.checks or changed.intersection(others):
+            continue
+        bias = None if site.bias is None else (site.bias.index, site.bias.dtype)
+        right = replace(site.right, buffer="")
+        result = (site.result.shape, site.result.stride, site.result.device)
+        key = (site.rows, site.columns, site.inner, site.left, right, bias, site.bias_scale, site.scale, result)
+        found.setdefault(key, []).append(site)
+    made = (tuple(members) for members in found.values() if len(members) > 1)
+    return [group for group in made if not _is_written(plan, group[0].left.buffer, group[0].step, group[-1].step)]
+
+
+def _is_written(plan: Plan, buffer: str, first: int, last: int) -> bool:
+    return any(buffer in _touched(plan, number)[1] for number in range(first, last + 1))
+
+
+def together(group: Sequence[Site]) -> Kernel:
+    """One kernel for the products of a group: a batch, of which each product has matrices of its own."""
+    site = group[0]
+    axes = _axes(len(group), site.rows, site.columns)
+    rights, results = tuple(s.right.buffer for s in group), tuple(s.result.name for s in group)
+    chosen = [("right", rights), ("result", results)]
+    one = site
+    if site.bias is not None:
+        biases = tuple(s.bias.buffer for s in group if s.bias is not None)
+        chosen.append(("bias", biases))
+        one = replace(site, bias=ir.load("bias", site.bias.index, site.bias.dtype))
+    product = Product(LOCAL, site.left, replace(site.right, buffer="right"), _k(site.inner), site.inner, _is_full(), tuple(chosen))
+    store = Store("result", _place(site), _value(one, ir.local_value(LOCAL, torch.float32)))
+    reads = dict.fromkeys((site.left.buffer, *rights, *(biases if site.bias is not None else ())))
+    names = (*reads, *results)
+    dtypes = {site.left.buffer: site.left.dtype} | {s.right.buffer: s.right.dtype for s in group}
+    dtypes |= {s.bias.buffer: s.bias.dtype for s in group if s.bias is not None} | dict.fromkeys(results, site.result.dtype)
+    return Kernel(
+        f"products_{site.result.name}_{site.step}",
+        axes,
+        (Stage((), (store,)),),
+        names,
+        tuple(dtypes[name] for name in names),
+        frozenset(results),
+        locations=tuple(dict.fromkeys(location for s in group for location in s.extern.locations)),
+        origins=tuple(dict.fromkeys(s.extern.name for s in group)),
+        product=product,
+    )
+
+
 # --- putting variants into plans --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Kernels in place of steps, where step number `at` stood."""
+
+    steps: tuple[int, ...]
+    at: int
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...] = ()
 
 
 def alone(site: Site) -> Site:
@@ -570,22 +635,34 @@ def steps_of(site: Site) -> tuple[int, ...]:
     return (site.step,) if site.following < 0 else (site.step, site.following)
 
 
-def replaced(plan: Plan, chosen: Sequence[tuple[Site, Variant]]) -> Plan:
-    """The plan with variants in place of the steps of their sites (no two sites share a step)."""
+def of_variant(site: Site, variant: Variant) -> Replacement:
+    numbers = steps_of(site)
+    return Replacement(numbers, numbers[-1], variant.kernels, variant.buffers)
+
+
+def of_group(group: Sequence[Site], kernel: Kernel) -> Replacement:
+    numbers = tuple(site.step for site in group)
+    return Replacement(numbers, numbers[0], (kernel,))
+
+
+def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
+    """The plan with these in place (no two take the same step away)."""
     kernels = dict(plan.kernels)
     buffers = dict(plan.buffers)
     put: dict[int, tuple[Kernel, ...]] = {}
     gone: set[int] = set()
-    for site, variant in chosen:
-        numbers = steps_of(site)
-        gone.update(numbers)
-        put[numbers[-1]] = variant.kernels
-        buffers.update({buffer.name: buffer for buffer in variant.buffers})
-        for number in numbers:
+    moved: set[torch.device] = set()
+    for one in chosen:
+        assert gone.isdisjoint(one.steps), "two replacements of one step"
+        gone.update(one.steps)
+        put[one.at] = one.kernels
+        buffers.update({buffer.name: buffer for buffer in one.buffers})
+        moved.update(buffers[name].device for kernel in one.kernels for name in kernel.buffers)
+        for number in one.steps:
             step = plan.steps[number]
             if isinstance(step, RunKernel):
                 del kernels[step.kernel]
-        kernels.update({kernel.name: kernel for kernel in variant.kernels})
+        kernels.update({kernel.name: kernel for kernel in one.kernels})
     steps: list[RunKernel | RunExtern] = []
     for number, step in enumerate(plan.steps):
         if number in put:
@@ -602,7 +679,6 @@ def replaced(plan: Plan, chosen: Sequence[tuple[Site, Variant]]) -> Plan:
     for output in plan.outputs:
         used.add(output.buffer if output.ref is None else output.ref.buffer)
     # What lived together has changed where the products are; other memory keeps its place.
-    moved = {site.result.device for site, _ in chosen}
     placements = {name: place for name, place in plan.placements.items() if name in used and buffers[name].device not in moved}
     return replace(
         plan,

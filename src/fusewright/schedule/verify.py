@@ -75,6 +75,10 @@ def verify_kernel(kernel: Kernel) -> None:
     _verify_symbols(name, kernel.outer, "o")
     scratch = {item.name for item in kernel.scratch}
     known = scratch | set(kernel.buffers)
+    chosen = dict(kernel.product.chosen) if kernel.product is not None else {}
+    _require(known.issuperset(buffer for buffers in chosen.values() for buffer in buffers), f"{name}: a chosen buffer is no parameter")
+    known |= chosen.keys()
+    written = kernel.written | {name for name, buffers in chosen.items() if kernel.written.issuperset(buffers)}
     outer_symbols = {axis.symbol for axis in kernel.outer}
     visible: set[str] = set() if kernel.product is None else {kernel.product.local}
     stored_before: set[str] = set()
@@ -98,7 +102,7 @@ def verify_kernel(kernel: Kernel) -> None:
             dims: list[Dim] = list(found.dims)
             if isinstance(statement, Store):
                 _require(statement.buffer in known, f"{name}: {statement.buffer} is no parameter")
-                _require(statement.buffer in scratch or statement.buffer in kernel.written, f"{name}: {statement.buffer} is not in written")
+                _require(statement.buffer in scratch or statement.buffer in written, f"{name}: {statement.buffer} is not in written")
                 stored.add(statement.buffer)
                 dims.append(statement.index)
                 bound |= {sym for sym, _ in statement.bindings}

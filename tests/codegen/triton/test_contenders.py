@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusewright.backends.autotune import Contender, Question, product_questions, tile_questions
+from fusewright.backends.autotune import Contender, Question, _at_places, group_questions, product_questions, tile_questions
 from fusewright.backends.trials import disagreement, factors, isolated, made_up
 from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton.product import takes_copies
@@ -124,6 +124,26 @@ def test_what_the_copy_engine_cannot_bring(monkeypatch: pytest.MonkeyPatch) -> N
         (question,) = product_questions(planned(function, inputs), Processor(), CPU)
         variant = question.contenders[1].variant
         assert variant is not None and not takes_copies(variant.product)
+
+
+def side_by_side(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    one, two, three = F.linear(x, q, b), F.linear(x, k, b), F.linear(x, v, b)
+    return one * torch.sigmoid(two), three
+
+
+@pytest.mark.parametrize("chosen", ["library", "fused", "slices"])
+def test_products_of_one_matrix_together(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_WORK", 0)
+    torch.manual_seed(0)
+    plan = planned(side_by_side, [r(5, 512), r(96, 512), r(96, 512), r(96, 512), r(96)])
+    choices = []
+    for question in product_questions(plan, Processor(), CPU):
+        contender = next((c for c in question.contenders if chosen in c.name), question.contenders[0])
+        choices += _at_places(plan, question, contender)
+    assert len(choices) == 3
+    (question,) = group_questions(plan, choices, Processor())
+    assert {contender.name.split()[0] for contender in question.contenders} == {"apart", "together"}
+    check(plan, question, list(question.contenders[:3]), Processor())
 
 
 def test_neighbours_of_a_tile_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

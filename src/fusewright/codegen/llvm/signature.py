@@ -75,7 +75,8 @@ class _Numberer:
 
 def _product(number: _Numberer, product: Product) -> Hashable:
     sides = ((number.name(side.buffer), side.dtype, side.outer, side.inner, side.checks) for side in (product.left, product.right))
-    return (number.local(product.local), *sides, product.k, product.length, product.full)
+    chosen = ((number.name(name), *map(number.name, buffers)) for name, buffers in product.chosen)
+    return (number.local(product.local), *sides, product.k, product.length, product.full, *chosen)
 
 
 def signature(kernel: Kernel) -> Hashable:

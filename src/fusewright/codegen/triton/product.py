@@ -100,6 +100,11 @@ class ProductEmitter(Emitter):
             out.append("batch = batch.to(tl.int64)")
         out.append(f"y = (down * Y + tl.arange(0, Y)[:, None]){wide}")
         out.append(f"x = (across * X + tl.arange(0, X)[None, :]){wide}")
+        for number, (name, buffers) in enumerate(self._product.chosen):
+            self.names[name] = place = f"chosen{number}"
+            out.append(f"{place} = {self.names[buffers[0]]}")
+            for position, buffer in enumerate(buffers[1:], 1):
+                out += [f"if batch == {position}:", f"    {place} = {self.names[buffer]}"]
         b, y, x = (axis.symbol for axis in self.kernel.outer)
         self.outer_mapping = {
             b: sizes.loop_symbol("batch", batch) if batch > 1 else 0,
