@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusewright.schedule import products
+from fusewright.schedule import products, with_memory
 from fusewright.schedule.plan import RunExtern
 from fusewright.schedule.printer import plan_text
-from fusewright.schedule.verify import verify_kernel
+from fusewright.schedule.verify import verify
 from tests.schedule import product_programs, reference
 
 
@@ -18,9 +18,8 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
     found = product_programs.all_variants(plan)
     assert set(product_programs.FUNCTIONS[name][2]) <= {variant.name for _, variant in found}
     for site, variant in found:
-        made = products.replaced(plan, [products.of_variant(site, variant)])
-        for kernel in made.kernels.values():
-            verify_kernel(kernel)
+        made = with_memory(products.replaced(plan, [products.of_variant(site, variant)]), None)
+        verify(made)
         actual = reference.run(made, inputs, one_at_a_time=8)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=lambda text, v=variant: f"{v.name}: {text}")
         assert "product = sum over k" in plan_text(made, False)
@@ -35,7 +34,7 @@ def test_all_products_at_once() -> None:
         claimed.add(site.following)
         chosen.append((site, products.variants(plan, site)[0]))
     assert [variant.name for _, variant in chosen] == ["fused", "plain"]
-    made = products.replaced(plan, [products.of_variant(site, variant) for site, variant in chosen])
+    made = with_memory(products.replaced(plan, [products.of_variant(site, variant) for site, variant in chosen]), None)
     assert not any(isinstance(step, RunExtern) for step in made.steps)
     torch.testing.assert_close(reference.run(made, inputs), expected, rtol=1e-4, atol=1e-4)
 

@@ -18,7 +18,7 @@ from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.loops.ir import Buffer, LoopProgram
 from fusewright.records import replace
 from fusewright.runtime import cuda_code
-from fusewright.schedule import ScheduleOptions
+from fusewright.schedule import ScheduleOptions, with_memory
 from fusewright.schedule.plan import Kernel, Plan
 
 __all__ = ["Unsupported", "autotune", "compile_kernels", "may_autotune", "schedule_options", "split", "texts", "warm_up"]
@@ -81,8 +81,8 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
     return made
 
 
-def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
-    """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds. Raises Unsupported."""
+def autotune(plan: Plan, own_bytes: int | None, seconds: float, records: Records | None) -> Tuned:
+    """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds. own_bytes: of the plan's schedule."""
     tuned = Tuned(plan, {}, (), 0)
     ends = time.perf_counter() + seconds
     for device in sorted({buffer.device for buffer in plan.buffers.values() if buffer.device.type == "cuda"}, key=str):
@@ -91,7 +91,7 @@ def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
         trials = GpuTrials(tuned.plan, device, processor, machine_text(index))
         more = tune(tuned.plan, processor, device, trials, records, ends - time.perf_counter())
         tuned = Tuned(more.plan, tuned.tiles | more.tiles, tuned.answers + more.answers, tuned.unasked + more.unasked)
-    return tuned
+    return tuned if tuned.plan is plan else replace(tuned, plan=with_memory(tuned.plan, own_bytes))
 
 
 def may_autotune(plan: Plan) -> bool:

@@ -133,7 +133,7 @@ def generate(
     on_cpu, on_gpu = gpu.split(plan)
     device_codes: dict[str, DeviceKernel] = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan) if on_gpu else {}
     if to_compile.settings["max_autotune"] and gpu.may_autotune(plan):
-        plan, tiles = _tuned(to_compile, plan)
+        plan, tiles = _tuned(to_compile, plan, options.own_bytes)
         on_cpu, on_gpu = gpu.split(plan)
         device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, tiles)
     module = CompiledModule({}, b"", "")
@@ -145,12 +145,12 @@ def generate(
     return call_plan, module.object, tuple(codes.values())
 
 
-def _tuned(to_compile: GraphToCompile, plan: Plan) -> tuple[Plan, Tiles]:
+def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles]:
     """The plan with what was found to be quickest on its GPUs, and block sizes of its kernels."""
     settings = to_compile.settings
     records = graph_cache.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
     started = time.perf_counter()
-    tuned = gpu.autotune(plan, settings["autotune_seconds"], records)
+    tuned = gpu.autotune(plan, own_bytes, settings["autotune_seconds"], records)
     seconds = time.perf_counter() - started
     to_compile.notify(StageDone(to_compile.function, "autotuning", lambda: tuned.text, seconds, "autotuning"))
     for answer in tuned.answers:

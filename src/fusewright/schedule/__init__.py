@@ -6,7 +6,7 @@ order gives.
 
 from __future__ import annotations
 
-from fusewright.schedule.driver import schedule
+from fusewright.schedule.driver import schedule, with_memory
 from fusewright.schedule.options import ScheduleOptions
 
-__all__ = ["ScheduleOptions", "schedule"]
+__all__ = ["ScheduleOptions", "schedule", "with_memory"]

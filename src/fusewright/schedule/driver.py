@@ -78,3 +78,16 @@ def _internal_buffers(group: Group, dependencies: Dependencies) -> frozenset[str
         and inside.issuperset(dependencies.writers[name])
         and inside.issuperset(dependencies.readers.get(name, ()))
     )
+
+
+def with_memory(plan: Plan, own_bytes: int | None) -> Plan:
+    """The plan with its temporaries placed anew, after its steps have changed."""
+    memory = plan_memory(plan.steps, plan.kernels, plan.buffers, plan.outputs, own_bytes)
+    return replace(
+        plan,
+        kernels={name: replace(kernel, inplace=memory.inplace.get(name, ())) for name, kernel in plan.kernels.items()},
+        placements=memory.placements,
+        arena_size=memory.arena_size,
+        last_use=memory.last_use,
+        takes_over=memory.takes_over,
+    )

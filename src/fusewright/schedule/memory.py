@@ -115,6 +115,8 @@ def _share_in_place(
         if isinstance(step, RunExtern):
             continue
         kernel = kernels[step.kernel]
+        if kernel.product is not None:  # each element of its operands is read for many elements of its result
+            continue
         candidates = [b for b in kernel.buffers if b in lifetimes and b not in kernel.written and lifetimes[b].last == number]
         dying = [b for b in candidates if readers[b, number] == 1]
         fresh = [b for b in kernel.buffers if b in lifetimes and b in kernel.written and lifetimes[b].first == number]

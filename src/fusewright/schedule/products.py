@@ -646,18 +646,16 @@ def of_group(group: Sequence[Site], kernel: Kernel) -> Replacement:
 
 
 def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
-    """The plan with these in place (no two take the same step away)."""
+    """The plan with these in place (no two take the same step away). Its temporaries have no places: see `schedule.with_memory`."""
     kernels = dict(plan.kernels)
     buffers = dict(plan.buffers)
     put: dict[int, tuple[Kernel, ...]] = {}
     gone: set[int] = set()
-    moved: set[torch.device] = set()
     for one in chosen:
         assert gone.isdisjoint(one.steps), "two replacements of one step"
         gone.update(one.steps)
         put[one.at] = one.kernels
         buffers.update({buffer.name: buffer for buffer in one.buffers})
-        moved.update(buffers[name].device for kernel in one.kernels for name in kernel.buffers)
         for number in one.steps:
             step = plan.steps[number]
             if isinstance(step, RunKernel):
@@ -668,6 +666,8 @@ def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
         if number in put:
             steps.extend(RunKernel(kernel.name) for kernel in put[number])
         elif number not in gone:
+            if number - 1 in gone and isinstance(step, RunKernel):  # what it ran together with has gone
+                step = RunKernel(step.kernel)
             steps.append(step)
     used = set(plan.inputs)
     for made in kernels.values():
@@ -678,13 +678,5 @@ def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
             used.update(name for name in (*step.extern.outputs, *step.extern.mutates) if name is not None)
     for output in plan.outputs:
         used.add(output.buffer if output.ref is None else output.ref.buffer)
-    # What lived together has changed where the products are; other memory keeps its place.
-    placements = {name: place for name, place in plan.placements.items() if name in used and buffers[name].device not in moved}
-    return replace(
-        plan,
-        kernels=kernels,
-        buffers={name: buffer for name, buffer in buffers.items() if name in used},
-        steps=tuple(steps),
-        placements=placements,
-        last_use={},
-    )
+    buffers = {name: buffer for name, buffer in buffers.items() if name in used}
+    return replace(plan, kernels=kernels, buffers=buffers, steps=tuple(steps), placements={}, arena_size=0, last_use={}, takes_over={})
