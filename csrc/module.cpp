@@ -13,7 +13,7 @@ PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native() {
     PyObject *module = PyModule_Create(&definition);
     if (module == nullptr) return nullptr;
-    bool ok = fw_guards_init(module) == 0 && fw_entry_init(module) == 0 && fw_hook_init(module) == 0 && fw_machine_code_init(module) == 0 && fw_parameters_init(module) == 0;
+    bool ok = fw_guards_init(module) == 0 && fw_entry_init(module) == 0 && fw_hook_init(module) == 0 && fw_machine_code_init(module) == 0 && fw_parameters_init(module) == 0 && fw_module_call_init(module) == 0;
     if (ok && fw_plan_init != nullptr) ok = fw_plan_init(module) == 0;
     if (!ok) Py_CLEAR(module);
     return module;

@@ -27,6 +27,8 @@ int fw_entry_init(PyObject *module);
 int fw_hook_init(PyObject *module);
 // csrc/parameters.cpp: PreparedPlan.
 int fw_parameters_init(PyObject *module);
+// csrc/module_call.cpp: ModuleCall.
+int fw_module_call_init(PyObject *module);
 // csrc/machine_code.cpp: MachineCode.
 int fw_machine_code_init(PyObject *module);
 

@@ -86,6 +86,9 @@ class CompiledModuleBase:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._fusewright_caller(*args, **kwargs)
 
+    # The same without Python, while a call comes to the compiled `forward`.
+    __call__ = _native.ModuleCall(__call__, torch.nn.Module.__call__, vars(module_hooks))  # type: ignore[assignment]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._fusewright_recompile(copy.deepcopy(self._fusewright_original, memo))
 

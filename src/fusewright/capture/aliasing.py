@@ -116,7 +116,7 @@ def written_placeholders(graph: torch.fx.Graph) -> list[int]:
             origin[node] = [node]
         elif node.op == "call_function":
             origin[node] = _memory_of(node, origin)
-            for argument in _written_arguments(node):
+            for argument in written_arguments(node):
                 written.update((id(base), None) for one in _nodes(argument) for base in origin.get(one, ()))
     return list(written)
 
@@ -132,7 +132,8 @@ def _memory_of(node: torch.fx.Node, origin: dict[torch.fx.Node, list[torch.fx.No
     return [base for place in sources for one in _nodes(_argument(node, place)) for base in origin.get(one, ())]
 
 
-def _written_arguments(node: torch.fx.Node) -> list[Any]:
+def written_arguments(node: torch.fx.Node) -> list[Any]:
+    """What an operator writes to: argument values of its node."""
     if not isinstance(node.target, OpOverload):
         return []
     undeclared = _UNDECLARED_WRITES.get(node.target)

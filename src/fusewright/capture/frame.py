@@ -83,6 +83,7 @@ class CapturedFrame:
     eager_reason  why calls that these guards accept must run eagerly (gradients are wanted and cannot be compiled); "" when they need not
     later_guards  guards that compiling the graph has added; asked after the backend is done
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
+    repeats    calls of modules that were replayed from others alike (capture/repeats.py)
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 
@@ -99,3 +100,4 @@ class CapturedFrame:
     eager_reason: str = ""
     later_guards: Callable[[], tuple[Guard, ...]] = tuple
     replayed: tuple[str, ...] = ()
+    repeats: int = 0

@@ -353,7 +353,7 @@ def _all_different(objects: list[object]) -> bool:
     return len(set(map(id, objects))) == len(objects)
 
 
-_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "TYPE": lambda value, now: type(now) is value,
     "IS": lambda value, now: now is value,
     "EQUALS": same_constant,
@@ -395,7 +395,7 @@ def guard_holds(guard: Guard, locals: tuple[object, ...], function: types.Functi
                 tree, sources = relation_of(guard, symbols)
                 return bool(relation_value(tree, {name: at(sources[name]) for name in symbols_in(tree)}))
             case kind:
-                return _HOLDS[kind](guard.value, at(guard.source))
+                return HOLDS[kind](guard.value, at(guard.source))
     except Exception:
         # By contract an exception (a missing key, an object of another type) is the answer "no", whatever it is.
         return False

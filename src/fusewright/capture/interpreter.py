@@ -23,6 +23,7 @@ from fusewright.capture.dynamic import check_history, check_marks
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guard_types import Guard
 from fusewright.capture.native import Interceptor
+from fusewright.capture.repeats import ReplayDiffers
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, Signal, SizesVary, SkipFrame
@@ -53,16 +54,18 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
         raise SkipFrame("transform-active", "a TorchDispatchMode is active")
     with _deep_recursion(options), _own_saved_tensors():
         found: GraphBreak | None = None
-        custom_gradients = unknown_shapes = True
+        custom_gradients = unknown_shapes = replays = True
         stop_at = -1
         for _ in range(options.max_attempts + 1):
             attempt = _Attempt(function, arguments, options, stop_at, found)
-            attempt.tracer.custom_gradients = custom_gradients
+            attempt.tracer.custom_gradients, attempt.tracer.world.repeats.enabled = custom_gradients, replays
             attempt.tracer.recorder.unknown_shapes = unknown_shapes and options.level == "aten"
             try:
                 return attempt.run()
             except _ImpureBackward:
                 custom_gradients = False
+            except ReplayDiffers:
+                replays = False
             except _GradientThroughSize:
                 options = replace(options, data_shapes=False, data_numbers=False)
             except SizesVary:
@@ -213,6 +216,7 @@ class _Attempt:
             constants={**recorder.constants, **recorder.submodules},
             backward=backward,
             eager_reason=reason,
+            repeats=world.repeats.count,
             replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),
             later_guards=_later_guards(recorder.env),
         )

@@ -486,6 +486,17 @@ class Tracer:
             state = state.previous
         return False
 
+    def is_handling(self) -> bool:
+        """Whether interpreted code is handling any exception."""
+        state: Handling | None = self.handling
+        while state is not None and state.error is None:
+            state = state.previous
+        return state is not None
+
+    def suspended(self) -> int:
+        """How many generators are suspended where closing them would run the user's handlers."""
+        return len(self._guarded)
+
     def grown_tracebacks(self) -> list[Raised]:
         """The exceptions from outside whose tracebacks have grown."""
         return [raised for raised in self._raised.values() if raised.left and self.world.source_of(raised.error) is not None]

@@ -27,6 +27,7 @@ from fusewright.capture.effects import Effects, Shadow
 from fusewright.capture.guard_types import ASKED_AT, SMALL_SIZES
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.native import native, unwatched
+from fusewright.capture.repeats import Repeats
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.torch_state import capture_global_state
@@ -120,6 +121,10 @@ class World:
         self.initial = capture_global_state()
         self.requires_grad_matters = self.initial.grad_enabled
         self.unread: dict[int, Shadow] = {}  # lists that were only appended to, by their stand-ins
+        self.repeats = Repeats(self)
+        self.touched = self.repeats.touched  # what was handed out, in order
+        self.stored: dict[int, OutsideDict] = {}  # what has been stored to, by the identity of the real dict
+        self.store_count = 0
         self.intends_append = False  # what is being loaded now is asked for `append` next
         self._guards: dict[object, Guard] = {}
         self._by_real: dict[int, Outside] = {}
@@ -150,13 +155,16 @@ class World:
         if known is not None:
             if known.source != source:
                 self._guard_same(known, source)
+            self.touched.append(known.value)
             return self.use(known.value) if self.unread else known.value
         loader = LOADERS.get(type(real))
         if loader is None:
             if self._is_inside_already(real):
                 return real
             loader = next(loader for base, loader in BASE_LOADERS if issubclass(type(real), base))
-        return loader(self, real, source)
+        value = loader(self, real, source)
+        self.touched.append(value)
+        return value
 
     def use(self, value: Any) -> Any:
         """Called for what is handed out again: a list that was only appended to is read now, unless it is appended to once more."""
@@ -214,6 +222,10 @@ class World:
         """What stands for `real` if it has been met, else None."""
         known = self._by_real.get(id(real))
         return None if known is None else known.value
+
+    def record_of(self, real: object) -> Outside | None:
+        """The record of an outside object that has been met."""
+        return self._by_real.get(id(real))
 
     def outside(self, value: object) -> Outside | None:
         """The record of an outside object's stand-in, None for what was made inside."""
@@ -544,7 +556,9 @@ class World:
             return torch_function.call_override(self, fn, args, kwargs, objects)
         args = tuple(protocols.for_native(self, argument) for argument in args)
         kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
-        return unwatched(self.recorder.call, fn, args, kwargs)
+        result = unwatched(self.recorder.call, fn, args, kwargs)
+        self.repeats.log(fn, args, kwargs, result)
+        return result
 
     # Imports.
 
@@ -586,6 +600,7 @@ class World:
         )  # fmt: skip
         for table in tables:
             table.clear()
+        self.repeats.forget()
         self.effects = Effects()
 
 

@@ -57,8 +57,10 @@ class OutsideDict:
         if key in self.stores:
             stored = self.stores[key]
             self.read_back.add(key)
+            self.world.touched.append(stored)
             return MISSING if stored is DELETED else stored
         if key in self.loaded:
+            self.world.touched.append(self.loaded[key])
             return self.world.use(self.loaded[key])
         real = self.real.get(key, MISSING)
         if real is MISSING:
@@ -81,6 +83,7 @@ class OutsideDict:
 
     def store(self, key: object, value: object) -> None:
         """Holds a store back until `finish`."""
+        self._note_store()
         if self.shadow is not None:
             self.shadow[key] = value
         elif _is_plain_key(key) and self.stores.get(key) is not DELETED:
@@ -88,8 +91,13 @@ class OutsideDict:
         else:
             self.materialise()[key] = value
 
+    def _note_store(self) -> None:
+        self.world.stored[id(self.real)] = self
+        self.world.store_count += 1
+
     def remove(self, key: object) -> None:
         """Deletes `key`; KeyError when it is not there."""
+        self._note_store()
         if self.lookup(key) is MISSING:
             raise KeyError(key)
         if self.shadow is not None:

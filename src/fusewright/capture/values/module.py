@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.modules import module as torch_module
 
+from fusewright._native import ModuleCall
 from fusewright.capture.guards import MISSING
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import InstanceDict, Item
@@ -97,6 +98,8 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     if isinstance(module, torch.jit.ScriptModule):
         raise GraphBreak("torchscript", f"a call of the ScriptModule {kind.__qualname__}")
     entry = classes.guarded_lookup(world, kind, "__call__")
+    if type(entry) is ModuleCall:
+        entry = entry.__wrapped__
     if entry is not Module.__call__ and not isinstance(module, torch.fx.GraphModule):  # whose __call__ adds error reports
         return world.tracer.call(objects.bind(world, entry, module, kind, "__call__"), args, kwargs)
     namespace = objects.instance_dict(world, module)
@@ -108,6 +111,6 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
         and all(_is_empty(world, namespace, name) for name in _HOOKS)
     )
     if plain:
-        return world.tracer.call(getattr_module(world, module, "forward"), args, kwargs)
+        return world.repeats.call(module, getattr_module(world, module, "forward"), args, kwargs)
     # A compiled submodule (`module.compile()`) is captured from its original code, so `_compiled_call_impl` is passed over.
     return world.tracer.call(world.getattr(module, "_call_impl"), args, kwargs)

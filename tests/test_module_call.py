@@ -1,0 +1,183 @@
+"""Calls of compiled modules: `forward` at once while there is nothing else, and everything else as soon as there is."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+import fusewright
+from fusewright import _native
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, *more: Any, scale: float = 1.0, **named: Any) -> torch.Tensor:
+        for value in (*more, *named.values()):
+            x = x + value
+        return self.linear(x) * scale
+
+
+class Calling(Net):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) * 5
+
+
+class Watched(Net):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "forward":
+            return lambda x: x * 9
+        return super().__getattribute__(name)
+
+
+class Meta(type):
+    pass
+
+
+class WithMeta(Net, metaclass=Meta):
+    pass
+
+
+X = torch.linspace(-1, 1, 8).view(2, 4)
+
+
+def same(net: nn.Module, compiled: nn.Module, *args: Any, **kwargs: Any) -> None:
+    torch.testing.assert_close(compiled(*args, **kwargs), net(*args, **kwargs))
+
+
+def replaced(self: Net, x: torch.Tensor, *more: Any) -> torch.Tensor:
+    return x * 3
+
+
+def global_hook(register: Callable[..., Any]) -> Callable[[Net], Any]:
+    return lambda net: register(lambda module, args, *rest: (args[0] * 2,) if not rest else rest[-1] * 2)
+
+
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "forward hook": lambda net: net.register_forward_hook(lambda module, args, result: result * 2),
+    "forward pre-hook": lambda net: net.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
+    "hook with keywords": lambda net: net.register_forward_hook(lambda module, args, kwargs, result: result + 1, with_kwargs=True),
+    "backward hook": lambda net: net.register_full_backward_hook(lambda module, given, taken: (given[0] * 2,)),
+    "backward pre-hook": lambda net: net.register_full_backward_pre_hook(lambda module, taken: (taken[0] * 2,)),
+    "global forward hook": global_hook(torch_module.register_module_forward_hook),
+    "global forward pre-hook": global_hook(torch_module.register_module_forward_pre_hook),
+    "forward of the instance": lambda net: setattr(net, "forward", types.MethodType(replaced, net)),
+    "plain function as forward": lambda net: setattr(net, "forward", lambda x: x * 4),
+    "another class": lambda net: setattr(net, "__class__", Calling),
+    "no hooks table": lambda net: net.__dict__.__setitem__("_forward_hooks", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Net, Calling, Watched, WithMeta])
+def test_kinds_of_modules(kind: type[Net]) -> None:
+    net = kind()
+    compiled = fusewright.compile(net, backend="eager")
+    for _ in range(3):
+        same(net, compiled, X)
+
+
+@pytest.mark.parametrize("count", [0, 1, 14, 15, 16, 17, 40])
+def test_any_number_of_arguments(count: int) -> None:
+    net = Net()
+    compiled = fusewright.compile(net, backend="eager")
+    for _ in range(2):
+        same(net, compiled, X, *range(count), scale=2.0)
+        same(net, compiled, X, **{f"value{index}": index for index in range(count)})
+        same(net, compiled, x=X)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_later_is_seen(name: str) -> None:
+    net = Net()
+    compiled = fusewright.compile(net, backend="eager")
+    for _ in range(2):
+        same(net, compiled, X)
+    handle = CHANGES[name](net)
+    try:
+        for _ in range(3):
+            gradients, results = [], []
+            for module in (net, compiled):
+                x = X.clone().requires_grad_()
+                result: Any
+                try:
+                    result = module(x)
+                    (gradient,) = torch.autograd.grad(result.sum(), x)
+                except TypeError as error:
+                    result = gradient = str(error)
+                gradients.append(gradient)
+                results.append(result)
+            for pair in (results, gradients):
+                if isinstance(pair[0], str):
+                    assert pair[0] == pair[1]
+                else:
+                    torch.testing.assert_close(*reversed(pair))
+    finally:
+        if handle is not None:
+            handle.remove()
+    if handle is not None:
+        same(net, compiled, X)
+
+
+def test_forward_of_the_class_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    compiled = fusewright.compile(net, backend="eager")
+    same(net, compiled, X)
+    monkeypatch.setattr(Net, "forward", replaced)
+    for _ in range(2):
+        same(net, compiled, X)
+    assert torch.equal(compiled(X), X * 3)
+
+
+def test_training_flag_and_errors() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0))
+    compiled = fusewright.compile(net, backend="eager")
+    for training in (True, False, True):
+        compiled.train(training)
+        same(net, compiled, X)
+    for arguments in ((), (X, X, X), ("x",)):
+        messages = []
+        for module in (net, compiled):
+            with pytest.raises(TypeError) as error:
+                module(*arguments)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]
+
+
+def test_compiled_modules_inside_compiled_code() -> None:
+    net = Net()
+    inner = fusewright.compile(net, backend="eager")
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) + inner.forward(x)
+
+    compiled = fusewright.compile(program, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(X), program(X))
+    net.register_forward_hook(lambda module, args, result: result * 2)
+    torch.testing.assert_close(compiled(X), net(X) * 1.5)
+
+
+def test_it_looks_like_a_method() -> None:
+    net = Net()
+    compiled = fusewright.compile(net, backend="eager")
+    entry = type(compiled).__call__
+    assert isinstance(entry, _native.ModuleCall) and inspect.isfunction(entry.__wrapped__)
+    assert str(inspect.signature(compiled)) == "(*args: 'Any', **kwargs: 'Any') -> 'Any'"
+    torch.testing.assert_close(compiled.__call__(X), net(X))
+    torch.testing.assert_close(type(compiled).__call__(compiled, X), net(X))
+    for twin in (copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))):
+        torch.testing.assert_close(twin(X), net(X))
+    with pytest.raises(TypeError):
+        _native.ModuleCall.__new__(_native.ModuleCall)(X)
+    with pytest.raises(TypeError):
+        _native.ModuleCall(len, len, [])  # type: ignore[arg-type]
