@@ -139,8 +139,17 @@ def test_forward_of_the_class_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(compiled(X), X * 3)
 
 
+class Dropping(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.dropout(self.linear(x))
+
+
 def test_training_flag_and_errors() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0))
+    net = Dropping()
     compiled = fusewright.compile(net, backend="eager")
     for training in (True, False, True):
         compiled.train(training)
