@@ -191,6 +191,35 @@ def test_a_window_beyond_its_tensor_raises_as_eager_does() -> None:
             compiled(torch.randn(4, 3))
 
 
+def test_images_of_changing_sizes_through_windows_of_one_pixel() -> None:
+    """Such convolutions are matrix products of any number of rows; those with steps keep the user's weights."""
+    torch.manual_seed(0)
+    parts = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 1), nn.BatchNorm2d(128), nn.ReLU()]
+    net = nn.Sequential(*parts, nn.Conv2d(128, 96, 1, stride=2, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    images = [(torch.randn(b, 3, h, w),) for b, h, w in ((2, 16, 16), (3, 17, 13), (1, 9, 21), (4, 32, 8), (1, 1, 1), (5, 7, 7))]
+    with torch.no_grad():
+        assert compiles(net, images) <= 3
+        assert compiles(net, images, dynamic=True) <= 2
+
+
+def test_layers_of_one_input_over_any_number_of_rows() -> None:
+    """They are one product where the example has few rows; its parts are windows on the result."""
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (layer(x).view(*x.shape[:2], 4, 32).transpose(1, 2) for layer in self.layers)
+            return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    calls = [(torch.randn(b, n, 128),) for b, n in ((2, 8), (3, 5), (1, 9), (4, 1), (40, 30))]
+    with torch.no_grad():
+        assert compiles(Attention(), calls) == 2
+
+
 class Memory:
     def __init__(self) -> None:
         self.state, self.last, self.notes = torch.zeros(2, 8), None, []

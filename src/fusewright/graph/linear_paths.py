@@ -28,7 +28,8 @@ CACHED = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """rows x inner times inner x columns. rows: None when it is not known. by_rows: each output's weights lie side by side, as in
+    """rows x inner times inner x columns. rows: None when it is not known. varies: any number of rows may come, `rows` is an example.
+    by_rows: each output's weights lie side by side, as in
     nn.Linear; else each input's do. image: (batch, height, width), whose product is `rows`, of a convolution by 1x1 over channels-last
     images, which is such a product too."""
 
@@ -39,6 +40,7 @@ class Linear:
     bias: bool
     by_rows: bool
     image: tuple[int, int, int] | None = None
+    varies: bool = False
 
     @property
     def work(self) -> int:
@@ -66,7 +68,7 @@ def ways_for(linear: Linear) -> tuple[str, ...]:
     if min(linear.columns, linear.inner) >= SMALLEST:
         if linear.by_rows and linear.dtype is torch.float32:
             found.append(TURNED)
-        if linear.dtype is torch.float32 and linear.rows is not None and torch.backends.mkl.is_available():
+        if linear.dtype is torch.float32 and linear.rows is not None and not linear.varies and torch.backends.mkl.is_available():
             found.append(MKL)
         if _onednn_takes(linear.dtype):
             found.append(ONEDNN)

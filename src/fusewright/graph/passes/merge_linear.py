@@ -17,12 +17,14 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.builder import Builder, argument_types, derive
+from fusewright.graph.builder import Builder, argument_types, derive, env_of
 from fusewright.graph.passes.escape import shares_memory
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.schema import facts
-from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.shape_rules import by_rule
+from fusewright.graph.types import TensorType, contiguous_strides, symbols_in
 from fusewright.records import replace
 
 aten = torch.ops.aten
@@ -40,19 +42,19 @@ _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 def merge_linear(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     """See the head of this file."""
-    stable = stable_nodes(graph)
+    stable, env = stable_nodes(graph), env_of(graph)
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
-        kind = _kind(node, stable)
+        kind = _kind(node, stable, env)
         if kind is not None:
             groups.setdefault(kind, []).append(node)
     for (x, *_), nodes in groups.items():
         columns = sum(node.meta["type"].shape[1] for node in nodes)
-        if len(nodes) < 2 or nodes[0].meta["type"].shape[0] * x.meta["type"].shape[1] * columns < LEAST_WORK:  # type: ignore[attr-defined]
+        if len(nodes) < 2 or _rows(nodes[0], env) * x.meta["type"].shape[1] * columns < LEAST_WORK:  # type: ignore[attr-defined]
             continue
-        fitting = [node for node in nodes if _retype(node, replace(node.meta["type"], stride=(columns, 1)), {})]
+        fitting = [node for node in nodes if _retype(node, replace(node.meta["type"], stride=(columns, 1)), {}, env)]
         if len(fitting) > 1 and rewrites.allow(f"one product: {', '.join(node.name for node in fitting)}"):
-            _merge(graph, fitting, x)  # type: ignore[arg-type]
+            _merge(graph, fitting, x, env)  # type: ignore[arg-type]
     return graph
 
 
@@ -63,7 +65,13 @@ def _parts(node: Node) -> tuple[Node, Node, Node | None]:
     return node.args[1], node.args[2], node.args[0]  # type: ignore[return-value]
 
 
-def _kind(node: Node, stable: set[Node]) -> tuple[object, ...] | None:
+def _rows(node: Node, env: ShapeEnv | None) -> int:
+    """How many there are, in the example where any number may come."""
+    rows = node.meta["type"].shape[0]
+    return rows if isinstance(rows, int) or env is None else env.hint(rows)
+
+
+def _kind(node: Node, stable: set[Node], env: ShapeEnv | None) -> tuple[object, ...] | None:
     """What layers that may be one product have in common, their input first; None for other nodes."""
     if node.target is not aten.mm.default and node.target is not aten.addmm.default:
         return None
@@ -71,10 +79,10 @@ def _kind(node: Node, stable: set[Node]) -> tuple[object, ...] | None:
         return None
     x, weight, bias = _parts(node)
     type_, kind = node.meta["type"], weight.meta["type"]
-    sizes = (*type_.shape, *kind.shape)
+    sizes = (type_.shape[1], *kind.shape, _rows(node, env))
     if type_.device.type != "cpu" or type_.dtype not in _DTYPES or not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    if type_.shape[0] > MOST_ROWS or weight not in stable or x in stable or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}:
+    if sizes[-1] > MOST_ROWS or weight not in stable or x in stable or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}:
         return None
     if type_.stride != contiguous_strides(type_.shape):
         return None
@@ -87,7 +95,7 @@ def _kind(node: Node, stable: set[Node]) -> tuple[object, ...] | None:
     return x, bias is not None, by_rows, kind.dtype, marks
 
 
-def _retype(node: Node, type_: object, found: dict[Node, object]) -> bool:
+def _retype(node: Node, type_: object, found: dict[Node, object], env: ShapeEnv | None) -> bool:
     """Whether all that reads `node` can when it is of `type_`; what its views are then goes to `found`."""
     waiting = [node]
     types: dict[Node, object] = {node: type_}
@@ -103,8 +111,12 @@ def _retype(node: Node, type_: object, found: dict[Node, object]) -> bool:
                 continue
             if known.parts_of is not None or base is not user.args[0] or len(user.all_input_nodes) != 1:
                 return False
+            given = [types[base], *map(argument_types, user.args[1:])]
+            shown = by_rule(user.target, given, user.kwargs, env)
+            if shown is NotImplemented and symbols_in(given):
+                return False  # a meta kernel would make guards
             try:
-                shown = derive(user.target, [types[base], *map(argument_types, user.args[1:])], dict(user.kwargs))
+                shown = derive(user.target, given, dict(user.kwargs)) if shown is NotImplemented else shown
             except (RuntimeError, ValueError, NotImplementedError):
                 return False
             if not isinstance(shown, TensorType) or shown.shape != user.meta["type"].shape:
@@ -115,7 +127,7 @@ def _retype(node: Node, type_: object, found: dict[Node, object]) -> bool:
     return True
 
 
-def _merge(graph: torch.fx.Graph, nodes: Sequence[Node], x: Node) -> None:
+def _merge(graph: torch.fx.Graph, nodes: Sequence[Node], x: Node, env: ShapeEnv | None) -> None:
     first, build = nodes[0], Builder(graph)
     build.location = first.meta.get("location", ())
     build.marks = {mark: True for mark in ("no_grad", "recompute", "keeps_history") if first.meta.get(mark)}
@@ -141,7 +153,7 @@ def _merge(graph: torch.fx.Graph, nodes: Sequence[Node], x: Node) -> None:
         parts = [build.call(aten.slice.Tensor, product, 1, start, end) for start, end in itertools.pairwise(borders)]
     for node, part in zip(nodes, parts, strict=True):
         types: dict[Node, object] = {}
-        if not _retype(node, part.meta["type"], types):
+        if not _retype(node, part.meta["type"], types, env):
             raise AssertionError(f"{node.name} cannot be a window")  # it could be before
         for view, type_ in types.items():
             view.meta["type"] = type_

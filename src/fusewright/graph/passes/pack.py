@@ -113,7 +113,8 @@ class _Packing:
         if not isinstance(columns, int) or not isinstance(inner, int) or type_.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return
         by_rows = kind.stride == (1, inner)
-        linear = Linear(type_.dtype, rows if isinstance(rows, int) else None, inner, columns, bias is not None, by_rows)
+        varies = not isinstance(rows, int)
+        linear = Linear(type_.dtype, self.example(rows), inner, columns, bias is not None, by_rows, varies=varies)
         plain_input = _is_plain(x.meta["type"])
         ways = tuple(way for way in ways_for(linear) if plain_input or way in (PLAIN, TURNED))
         way = self.choose(linear, ways) if len(ways) > 1 and linear.rows != 0 else PLAIN
@@ -181,7 +182,8 @@ class _Packing:
             after = next(iter(norm.users))
         made = None
         if not all(isinstance(size, int) for size in (*type_.shape, *x.meta["type"].shape)):  # type: ignore[union-attr]
-            pass  # any size of image: the library's convolution takes them all
+            if self.is_product(node):
+                made = self.product_by_images(node, after, x, weight, bias)  # type: ignore[arg-type]
         elif self.is_small_depthwise(node):
             made = self.channels_side_by_side(node, after, x, weight, bias)  # type: ignore[arg-type]
         elif self.is_product(node):
@@ -199,7 +201,11 @@ class _Packing:
         stride, padding, dilation, groups = *node.args[3:6], node.args[8]
         kind, sizes = weight.meta["type"], [self.example(size) for size in x.meta["type"].shape]
         reorder = torch.ops.mkldnn._reorder_convolution_weight.default
-        packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
+        packed = weight
+        if all(isinstance(size, int) for size in x.meta["type"].shape) or set(kind.shape[2:]) != {1}:
+            # oneDNN has several layouts for windows of one pixel, and takes 10 to 20 times as long where an image is of another size
+            # than the one that the layout was chosen for (measured: 256 to 1024 channels, 7x7 pixels); the user's is as good for any.
+            packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
         operands: tuple[Any, ...] = (x, packed, bias, padding, stride, dilation, groups, "none", [], "")
         made = self.new(torch.ops.mkldnn._convolution_pointwise.default, operands, node.meta["type"], after)
         self.replace(after, made)
@@ -234,7 +240,10 @@ class _Packing:
         """The convolution as a matrix product in place of `after`, or None where oneDNN's convolution is the quicker one."""
         (batch, inner, height, width), columns = x.meta["type"].shape, weight.meta["type"].shape[0]
         rows, dtype = batch * height * width, weight.meta["type"].dtype
-        linear = Linear(dtype, rows, inner, columns, bias is not None, True, (batch, height, width))
+        if isinstance(rows, int):
+            linear = Linear(dtype, rows, inner, columns, bias is not None, True, (batch, height, width))
+        else:
+            linear = Linear(dtype, self.example(rows), inner, columns, bias is not None, True, varies=True)
         way = self.choose(linear, ways_for(linear))
         if way == CONVOLUTION:
             return None
