@@ -101,11 +101,26 @@ def test_answers_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     first = races(check(lambda x, w: torch.sigmoid(x @ w), [x, w]))
     again = races(check(lambda x, w: (torch.sigmoid(x @ w), x + 1), [x, w]))
     assert [race.winner for race in first] == [race.winner for race in again] and "(remembered)" in again[0].text
+    fusewright.reset()
+    whole = races(check(lambda x, w: torch.sigmoid(x @ w), [x, w]))  # the graph itself is in the cache, with its races
+    assert [race.winner for race in whole] == [race.winner for race in first] and whole[0].times == first[0].times
 
 
 def test_no_time_leaves_the_default_and_says_so() -> None:
     heard = check(lambda x, w: torch.cos(x @ w), [r(512, 264), r(264, 512)], autotune_seconds=0.0)
     assert not races(heard) and any("autotune_seconds" in event.text for event in heard if isinstance(event, events.Hint))
+
+
+def test_a_search_that_had_no_time_goes_on_in_the_next_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", "1")
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(folder))
+    function = lambda x, w: torch.cos(x @ w)
+    x, w = r(512, 264), r(264, 512)
+    assert not races(check(function, [x, w], autotune_seconds=0.0))
+    fusewright.reset()
+    assert races(check(function, [x, w]))
 
 
 def test_the_random_state_is_the_programs_own() -> None:

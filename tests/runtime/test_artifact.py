@@ -10,7 +10,7 @@ from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.graph.sizes import symbol
 from fusewright.loops.ir import BufferRef, Output
 from fusewright.runtime import launch
-from fusewright.runtime.artifact import ArtifactError, NotSerialisable, dump, load_plan
+from fusewright.runtime.artifact import ArtifactError, CompiledGraph, NotSerialisable, dump, load_graph, load_plan
 from runtime.plans import Schedule, elementwise, whole
 
 aten = torch.ops.aten
@@ -48,6 +48,12 @@ def test_a_plan_survives_its_bytes() -> None:
     first, second = launch.load(plan, s.addresses())(x), launch.load(again, s.addresses())(x)
     torch.testing.assert_close(second[:4], first[:4], equal_nan=True, rtol=0, atol=0)
     assert second[4:] == first[4:] == (10, (None, 2.5, -3, 1j, "text", b"\0"))
+
+
+def test_what_was_measured_is_kept_with_the_graph() -> None:
+    races = (("mm 16x32x64", "fused", (("library", 1.5e-5), ("fused", 1e-5)), "fused (1.50 times as quick as library)"),)
+    compiled = CompiledGraph(schedule().build(name="raced"), b"", (), (), None, races)
+    assert load_graph(dump(compiled)).races == races
 
 
 def test_integers_of_any_size_and_sign() -> None:

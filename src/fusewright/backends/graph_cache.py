@@ -26,7 +26,7 @@ from fusewright.capture.torch_state import capture_global_state
 from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.events import CacheUse, Event, Hint, KernelMade, StageDone
+from fusewright.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.graph.shape_env import ShapeEnv
@@ -125,6 +125,8 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
         to_compile.notify(CacheUse(to_compile.function, True, candidate, ""))
         for kernel in stored.kernels:
             announce_kernel(to_compile, kernel, graph)
+        for question, winner, times, text in stored.races:
+            to_compile.notify(Raced(to_compile.function, question, winner, dict(times), {}, text))
         return Lookup(graph, candidate, known, assumed, plan)
     return Lookup(graph, None, known, assumed)
 

@@ -100,18 +100,19 @@ def _generate(
 ) -> Callable[..., Any]:
     """The native plan of a functional graph, compiled and stored under the key of `lookup`. `half`: see native_stages.generate."""
     try:
-        plan, code, kernels = _stages().generate(graph, to_compile, name, half)
+        plan, code, kernels, races = _stages().generate(graph, to_compile, name, half)
     except Unsupported as reason:
         to_compile.notify(Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}"))
         by_operators = to_compile.module(graph).forward
         return by_operators if preparation is None else with_preparation(by_operators, preparation, len(to_compile.example_inputs))
-    compiled = CompiledGraph(plan, code, (), (), preparation)
+    compiled = CompiledGraph(plan, code, (), (), preparation, races or ())
     loaded = graph_cache.load_plan(to_compile, compiled, name)
     for kernel in kernels:
         to_compile.notify(
             KernelMade(to_compile.function, kernel.name, kernel.locations, kernel.origins, functools.partial(str, kernel.source))
         )
-    graph_cache.save(to_compile, lookup, compiled, kernels)
+    if races is not None:
+        graph_cache.save(to_compile, lookup, compiled, kernels)
     return loaded
 
 

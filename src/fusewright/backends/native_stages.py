@@ -23,7 +23,7 @@ from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.codegen.triton import DeviceKernel
-from fusewright.codegen.triton.module import Tiles
+from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.events import Hint, Raced, StageDone
 from fusewright.graph import passes
 from fusewright.graph.builder import env_of
@@ -47,6 +47,8 @@ __all__ = [
 ]  # fmt: skip
 
 Result = TypeVar("Result")
+
+Races = tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...]
 
 TRAINING_OWN_BYTES = 512 * 1024
 """An arena would lie beside all gradients when the last of them is made. Inference keeps one: memory that stays has no page faults."""
@@ -121,9 +123,10 @@ def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[
 
 def generate(
     graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
-) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...]]:
-    """The call plan of a functional graph, the object file of its CPU kernels, and all kernels. Kernels for a GPU are compiled in the
-    background; loading the plan waits for them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
+) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...], Races | None]:
+    """The call plan of a functional graph, the object file of its CPU kernels, all kernels, and what was measured (see CompiledGraph; None
+    where more should have been: a later compile shall go on). Kernels for a GPU are compiled in the background; loading the plan waits for
+    them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
     program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
@@ -132,8 +135,9 @@ def generate(
     plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
     on_cpu, on_gpu = gpu.split(plan)
     device_codes: dict[str, DeviceKernel] = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan) if on_gpu else {}
-    if to_compile.settings["max_autotune"] and gpu.may_autotune(plan):
-        plan, tiles = _tuned(to_compile, plan, options.own_bytes)
+    races: Races | None = ()
+    if to_compile.settings["max_autotune"] and on_gpu:
+        plan, tiles, races = _tuned(to_compile, plan, options.own_bytes)
         on_cpu, on_gpu = gpu.split(plan)
         device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, tiles)
     module = CompiledModule({}, b"", "")
@@ -142,11 +146,14 @@ def generate(
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
-    return call_plan, module.object, tuple(codes.values())
+    return call_plan, module.object, tuple(codes.values()), races
 
 
-def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles]:
-    """The plan with what was found to be quickest on its GPUs, and block sizes of its kernels."""
+def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles, Races | None]:
+    """The plan with what was found to be quickest on its GPUs, block sizes of its kernels, and what was measured (see `generate`)."""
+    if not gpu.may_autotune():
+        to_compile.notify(Hint(to_compile.function, "max_autotune measures nothing while a CUDA graph is recorded"))
+        return plan, NO_TILES, None
     settings = to_compile.settings
     records = graph_cache.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
     started = time.perf_counter()
@@ -158,4 +165,5 @@ def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tup
     if tuned.unasked:
         spent = f"autotune_seconds={settings['autotune_seconds']:g} were over before {tuned.unasked} products or kernels were measured"
         to_compile.notify(Hint(to_compile.function, f"{spent}: they run as in default mode"))
-    return tuned.plan, tuned.tiles
+    races = tuple((answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers)
+    return tuned.plan, tuned.tiles, None if tuned.unasked else races

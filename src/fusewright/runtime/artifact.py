@@ -52,13 +52,14 @@ class KernelFacts:
 class CompiledGraph:
     """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between sizes that
     compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan. preparation: what computes the
-    plan's last inputs from parameters."""
+    plan's last inputs from parameters. races: (question, winner, seconds of each contender, text) of what was measured for it."""
 
     plan: CallPlan
     code: bytes
     kernels: tuple[KernelFacts, ...]
     facts: tuple[tuple[str, Any, Any], ...]
     preparation: Preparation | None = None
+    races: tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...] = ()
 
 
 _RECORDS: tuple[type, ...] = (
