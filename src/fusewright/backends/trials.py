@@ -149,7 +149,7 @@ class GpuTrials:
                     call = self._call(contender, question, tensors, generator)
                     results = call()
                     torch.cuda.synchronize(self.device)
-                except (Unsupported, cuda_code.CompileError, launch.LoadError, RuntimeError) as error:
+                except (Unsupported, RuntimeError, ValueError) as error:  # refused by Triton, the driver or the plan; or no memory
                     refused[contender.name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                     if not calls:  # without the library's result there is nothing to compare with
                         return [], refused

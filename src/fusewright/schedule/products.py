@@ -160,6 +160,8 @@ def _broadcast(ref: BufferRef, at: Sequence[Expr]) -> Load:
 def _product(plan: Plan, step: int, extern: Extern, bias: int | None) -> Site | None:
     """mm, bmm (`bias` None), and addmm, baddbmm (the bias is the first argument)."""
     first = 0 if bias is None else 1
+    if len(extern.args) < first + 2:
+        return None
     left, right = extern.args[first], extern.args[first + 1]
     assert isinstance(left, BufferRef) and isinstance(right, BufferRef) and extern.outputs[0] is not None
     result = plan.buffers[extern.outputs[0]]
@@ -192,6 +194,8 @@ def _pair(value: object) -> tuple[int, int] | None:
 
 def _convolution(plan: Plan, step: int, extern: Extern) -> Site | None:
     """A 2-D convolution over channels-last images in half precision: a product of pixels by the elements of their windows."""
+    if len(extern.args) != len(extern.target._schema.arguments):
+        return None
     x, weight, bias, stride, padding, dilation, transposed, _, groups = extern.args
     moves = [_pair(item) for item in (stride, padding, dilation)]
     assert extern.outputs[0] is not None
