@@ -37,6 +37,8 @@ def stable_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         if node.op == "placeholder":
             if node.meta.get("stable") and node not in written:
                 found.add(node)
-        elif is_pure(node) and node.all_input_nodes and all(argument in found for argument in node.all_input_nodes):
+            continue
+        read = node.all_input_nodes
+        if read and found.issuperset(read) and is_pure(node):  # few nodes read stable ones alone
             found.add(node)
     return found
