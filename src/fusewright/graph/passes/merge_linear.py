@@ -66,9 +66,11 @@ def _parts(node: Node) -> tuple[Node, Node, Node | None]:
 
 
 def _rows(node: Node, env: ShapeEnv | None) -> int:
-    """How many there are, in the example where any number may come."""
+    """How many there are, in the example where any number may come; 0 where that is not known (it depends on data)."""
     rows = node.meta["type"].shape[0]
-    return rows if isinstance(rows, int) or env is None else env.hint(rows)
+    if isinstance(rows, int):
+        return rows
+    return 0 if env is None or env.is_unbacked(rows) else env.hint(rows)
 
 
 def _kind(node: Node, stable: set[Node], env: ShapeEnv | None) -> tuple[object, ...] | None:

@@ -64,7 +64,8 @@ class _Packing:
         """A size as the library is told it when it chooses a layout, which any other size may then use too."""
         if isinstance(size, int):
             return size
-        return SMALLEST if self.build.env is None else self.build.env.hint(size)
+        env = self.build.env
+        return SMALLEST if env is None or env.is_unbacked(size) else env.hint(size)  # what depends on data has no example
 
     def is_stable(self, *nodes: Any) -> bool:
         return all(node is None or node in self.stable for node in nodes)
