@@ -486,7 +486,7 @@ def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTabl
     attributes = function.__dict__
     if (function.__globals__.get("__name__"), function.__qualname__) in higher_order.PLAIN:
         return _native.FrameCache(_run_plainly)
-    if code is _FIND_AND_LOAD or attributes.get("_torchdynamo_disable_recursive"):
+    if code is _FIND_AND_LOAD or attributes.get("_torchdynamo_disable_recursive") or _is_collector_callback(code):
         return _native.FrameCache(_run_paused)
     file = code.co_filename
     compiler = None if table is None else table.compiler()
@@ -502,6 +502,11 @@ def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTabl
     cache.frames = compiler.frames
     _compiled.add(cache)
     return cache
+
+
+def _is_collector_callback(code: types.CodeType) -> bool:
+    """Whether the garbage collector calls it, whenever it runs: no part of the program."""
+    return any(getattr(getattr(callback, "__func__", callback), "__code__", None) is code for callback in gc.callbacks)
 
 
 _FIND_AND_LOAD = sys.modules["importlib._bootstrap"]._find_and_load.__code__

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
-from fusewright import _native
+import fusewright
+from fusewright import _native, events
 from fusewright.capture import hook
 from fusewright.capture.guards import Guard, TensorGuard, build_program
 from fusewright.capture.sources import Local
@@ -64,3 +67,32 @@ def test_region_context():
     with hook.policy(lambda code, function: None), hook.region():
         assert _native.hook_state()["depth"] == 1
     assert _native.hook_state()["depth"] == 0
+
+
+def test_what_the_garbage_collector_calls_is_no_part_of_the_program():
+    """It runs whenever the collector does, in the eager half of a broken program too."""
+    phases = []
+
+    def watch(phase, info):
+        phases.append(phase)
+
+    def helper(x):
+        gc.collect()
+        return x + 1
+
+    def program(x):
+        print(end="")
+        return helper(x) * 2
+
+    captured = []
+    gc.callbacks.append(watch)
+    try:
+        with events.STREAM.listening(lambda event: captured.append(event.function) if isinstance(event, events.Captured) else None):
+            compiled = fusewright.compile(program)
+            x = torch.ones(2)
+            for _ in range(3):
+                assert torch.equal(compiled(x), program(x))
+    finally:
+        gc.callbacks.remove(watch)
+    assert {"start", "stop"} <= set(phases)
+    assert not [name for name in captured if "watch" in str(name)]
