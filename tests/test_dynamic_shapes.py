@@ -272,3 +272,17 @@ def test_a_constant_written_to_a_part_is_no_constant_elsewhere() -> None:
     """A scatter of one number, then a fill of another part by the same: the rest keeps its values."""
     function = lambda x: x.scatter(1, torch.zeros(4, 1, dtype=torch.long), 2).index_fill(1, torch.tensor([2]), 2)
     assert compiles(function, [(torch.rand(4, 6),)], dynamic=False) == 1
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_a_resized_signal_of_any_length_is_trained_whole(mode):
+    def program(x, y):
+        return F.interpolate(x * 2, size=y.shape[-1:], mode=mode).square().mean()
+
+    compiled = fusewright.compile(program, dynamic=True, fullgraph=True)
+    for length in (5, 8, 13):
+        x = torch.randn(2, 3, length, requires_grad=True)
+        y = torch.randn(length + 2)
+        (wanted,) = torch.autograd.grad(program(x, y), x)
+        (found,) = torch.autograd.grad(compiled(x, y), x)
+        torch.testing.assert_close(found, wanted)

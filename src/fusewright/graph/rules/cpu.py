@@ -389,6 +389,12 @@ UPSAMPLING: dict[OpOverload, int] = {
 """Operators that resize images, and how many dimensions these have."""
 _MISSING: dict[OpOverload, Rule] = {
     **{op: _upsample(spatial) for op, spatial in UPSAMPLING.items()},
+    aten.upsample_nearest1d_backward.default: _upsample_backward(False),
+    aten._upsample_nearest_exact1d_backward.default: _upsample_backward(False),
+    aten.upsample_nearest2d_backward.default: _upsample_backward(True),
+    aten._upsample_nearest_exact2d_backward.default: _upsample_backward(True),
+    aten.upsample_nearest3d_backward.default: _upsample_backward(False),
+    aten._upsample_nearest_exact3d_backward.default: _upsample_backward(False),
     aten.upsample_linear1d_backward.default: _upsample_backward(False),
     aten.upsample_bicubic2d_backward.default: _upsample_backward(False),
     aten.upsample_bilinear2d_backward.default: _upsample_backward(True),
@@ -401,6 +407,7 @@ _MISSING: dict[OpOverload, Rule] = {
     aten.geqrf.default: _geqrf,
     aten.multi_margin_loss_backward.default: _like_input,
     aten.multilabel_margin_loss_backward.default: _like_input,
+    aten.fractional_max_pool2d_backward.default: _like_input,
     aten.fractional_max_pool3d_backward.default: _like_input,
     aten.histogram.bin_ct: _histogram,
     aten.histogram.bins_tensor: _histogram,
