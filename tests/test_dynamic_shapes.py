@@ -277,7 +277,7 @@ def test_a_constant_written_to_a_part_is_no_constant_elsewhere() -> None:
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
 def test_a_resized_signal_of_any_length_is_trained_whole(mode):
     def program(x, y):
-        return F.interpolate(x * 2, size=y.shape[-1:], mode=mode).square().mean()
+        return functional.interpolate(x * 2, size=y.shape[-1:], mode=mode).square().mean()
 
     compiled = fusewright.compile(program, dynamic=True, fullgraph=True)
     for length in (5, 8, 13):
