@@ -90,11 +90,6 @@ class _Pool:
 _pools: dict[int, _Pool] = {}
 
 
-def side_stream(index: int) -> torch.cuda.Stream:
-    """The stream that recordings on a GPU are made on."""
-    return _pool(index).stream
-
-
 def _pool(index: int) -> _Pool:
     found = _pools.get(index)
     if found is None:
@@ -163,19 +158,13 @@ class Recorder:
                 recording.copied.append((position, copy))
                 mine[position] = copy
             recording.fixed = [k for k in range(len(self.tensors)) if k not in recording.moving]
-            graph = torch.cuda.CUDAGraph()
-            stream = torch.cuda.current_stream()
-            torch.cuda.synchronize(self.index)
             try:
-                with torch.cuda.graph(graph, pool=cast(Any, pool.memory.id), stream=pool.stream, capture_error_mode="thread_local"):
-                    recording.results = self.plan(*mine)
+                recording.graph, recording.results = record(self.index, pool.memory, lambda: self.plan(*mine))
             except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
                 self.reason = f"recording failed: {error}"
                 self.tell(f"no CUDA graph: {self.reason}")
                 recording.graph, recording.results, recording.copied = None, (), []
-                recover(self.index, stream)
                 return self.plan(*inputs)
-            recording.graph = graph
         return self._replay(recording, inputs)
 
     def _replay(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
@@ -194,7 +183,23 @@ class Recorder:
             return tuple(_copy_of(item) if isinstance(item, torch.Tensor) else item for item in results)
 
 
-def recover(index: int, stream: torch.cuda.Stream) -> None:
+def record(index: int, memory: torch.cuda.MemPool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """(the graph of the work that `run` gives GPU `index`, what `run` returned, whose tensors lie in `memory`). Raises what `run` and the
+    recording raise, with the GPU as it was before."""
+    with torch.cuda.device(index):
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        torch.cuda.synchronize(index)
+        try:
+            with torch.cuda.graph(graph, pool=cast(Any, memory.id), stream=_pool(index).stream, capture_error_mode="thread_local"):
+                results = run()
+        except Exception:
+            _recover(index, stream)
+            raise
+    return graph, results
+
+
+def _recover(index: int, stream: torch.cuda.Stream) -> None:
     """After a recording that failed, PyTorch leaves its stream current, and its random numbers in the state of a recording."""
     torch.cuda.set_stream(stream)
     generator = torch.cuda.default_generators[index]

@@ -13,13 +13,13 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
 from fusewright.codegen.call_plan_types import CallPlan, SlotStep
 from fusewright.records import dataclass, field
-from fusewright.runtime.cudagraphs import MOST_RECORDINGS, MOST_REPEATS, WARM_UP, like, recover, side_stream, unsafe_reason
+from fusewright.runtime.cudagraphs import MOST_RECORDINGS, MOST_REPEATS, WARM_UP, like, record, unsafe_reason
 
 PENDING = "an earlier forward still waits for its backward"
 HOOKED = "saved tensors came back from hooks as others"
@@ -63,19 +63,7 @@ class Gpu:
             return torch.cuda.MemPool()
 
     def record(self, memory: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
-        with torch.cuda.device(self.index):
-            graph = torch.cuda.CUDAGraph()
-            stream = torch.cuda.current_stream()
-            torch.cuda.synchronize(self.index)
-            try:
-                with torch.cuda.graph(
-                    graph, pool=cast(Any, memory.id), stream=side_stream(self.index), capture_error_mode="thread_local"
-                ):
-                    results = run()
-            except Exception:
-                recover(self.index, stream)
-                raise
-        return graph, results
+        return record(self.index, memory, run)
 
     def replay(self, recording: Any) -> None:
         with torch.cuda.device(self.index):
