@@ -22,22 +22,20 @@ SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
 
 def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProgram:
     """The program itself where nothing is split."""
-    operations: list[Operation] = []
-    buffers = program.buffers
     cuts = _cuts(program, options)
+    if not cuts:
+        return program
+    operations: list[Operation] = []
+    buffers = dict(program.buffers)
     for operation in program.operations:
         chunking = cuts.get(_space(operation)) if isinstance(operation, Reduction) and _splittable(operation) else None
         if chunking is None:
             operations.append(operation)
             continue
         assert isinstance(operation, Reduction)
-        if buffers is program.buffers:
-            buffers = dict(buffers)
         partial, combine, buffer = _split(operation, *chunking, buffers[operation.buffer].device, options.lanes)
         buffers[buffer.name] = buffer
         operations += [partial, combine]
-    if buffers is program.buffers:
-        return program
     return replace(program, buffers=buffers, operations=operations)
 
 

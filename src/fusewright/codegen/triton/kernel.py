@@ -12,6 +12,8 @@ with a barrier.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
@@ -25,7 +27,7 @@ from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
 from fusewright.records import dataclass, field
-from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep
+from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Statement
 
 LONGEST_INDEX = (1 << 31) - 1
 EXACT = Style()
@@ -239,13 +241,13 @@ class Emitter:
         if not view.axes or self.tile.kind != "rows":
             self.row = self.row_mask = self.row_symbol = None
             self.mapping = dict(self.outer_mapping)
-            self._statements(view)
+            self._statements(view.stage.statements)
             return
         extent = indices.total(view.axes)
         if self.tile.persistent:
             self._make_row(extent)
             self._enter_row(view, extent)
-            self._statements(view)
+            self._statements(view.stage.statements)
             return
         self._loop(view, extent, pair)
 
@@ -285,10 +287,10 @@ class Emitter:
         self.row_mask = None if whole else Value("r_mask", frozenset("r"), 1)
         self.level = 1
         if pair is None:
-            self._statements(view)
+            self._statements(view.stage.statements)
             before.append(f"for base in range(0, {text}, R):")
         else:
-            self._statements_before(view)
+            self._statements(view.stage.statements[:-1])
             online.begin(self, pair)
             online.body(self, pair)
             before.append(f"for base in tl.range(0, {text}, R, num_stages={online.STAGES}):")
@@ -318,14 +320,8 @@ class Emitter:
         """The name under which the memory of a buffer is known."""
         return self.shape.aliases.get(buffer, buffer)
 
-    def _statements_before(self, view: StageView) -> None:
-        """The values that a stage of one reduction defines for it."""
-        for statement in view.stage.statements[:-1]:
-            assert isinstance(statement, Define)
-            self.locals[statement.local] = self.evaluate(statement.value)
-
-    def _statements(self, view: StageView) -> None:
-        for statement in view.stage.statements:
+    def _statements(self, statements: Sequence[Statement]) -> None:
+        for statement in statements:
             if isinstance(statement, Define):
                 self.locals[statement.local] = self.evaluate(statement.value)
             elif isinstance(statement, Store):
