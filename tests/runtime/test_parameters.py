@@ -13,6 +13,8 @@ from torch import nn
 import fusewright
 from fusewright import _native
 from fusewright.events import STREAM, Event, FellBack, Recompiling
+from fusewright.graph.preparation import Preparation, Ref, Step
+from fusewright.graph.types import TensorType
 
 
 class Net(nn.Module):
@@ -290,3 +292,34 @@ def test_what_also_depends_on_a_size_is_computed_at_every_call() -> None:
             for got, expected in zip(compiled(x, stride), net(x, stride)):
                 torch.testing.assert_close(got, expected)
     assert not [event for event in seen if isinstance(event, FellBack)]
+
+
+def test_values_on_the_way_are_freed_when_they_are_read() -> None:
+    """Four exponentials of one another: what is read again later stays, and so do results."""
+    aten, alive = torch.ops.aten, []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func is aten.exp.default:
+                alive.append(sum(reference() is not None for reference in made))
+                made.append(weakref.ref(result))
+            return result
+
+    made: list[weakref.ref[torch.Tensor]] = []
+    steps = (
+        Step(aten.cat.default, ((Ref(0), Ref(1)),), ()),
+        *(Step(aten.exp.default, (Ref(number),), ()) for number in range(2, 6)),
+        Step(aten.mul.Tensor, (Ref(3), 2), ()),
+        Step(None, (Ref(6),), ()),
+        Step(None, (Ref(7),), ()),
+    )
+    kind = TensorType((6,), (1,), torch.float32, torch.device("cpu"))
+    preparation = Preparation((0, 1), steps, (Ref(8), Ref(9)), (kind, kind))
+    inputs = [torch.randn(3), torch.randn(3)]
+    with Counting():
+        results = preparation.run(inputs)
+    assert alive == [0, 1, 2, 2]
+    first = torch.cat(inputs).exp()
+    torch.testing.assert_close(results[0], first.exp().exp().exp())
+    torch.testing.assert_close(results[1], first * 2)

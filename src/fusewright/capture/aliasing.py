@@ -109,6 +109,8 @@ def _apart_in_memory(world: World) -> list[Guard]:
 
 def written_placeholders(graph: torch.fx.Graph) -> list[int]:
     """The ids of the placeholder nodes of an ATen-level graph whose memory some operator writes to, directly or through views."""
+    if not any(_may_write(node.target) for node in graph.nodes if node.op == "call_function"):
+        return []
     origin: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     written: dict[int, None] = {}
     for node in graph.nodes:
@@ -130,6 +132,10 @@ def _memory_of(node: torch.fx.Node, origin: dict[torch.fx.Node, list[torch.fx.No
     if views is not None:
         sources.add(views)
     return [base for place in sources for one in _nodes(_argument(node, place)) for base in origin.get(one, ())]
+
+
+def _may_write(target: object) -> bool:
+    return isinstance(target, OpOverload) and bool(facts(target).written or target in _UNDECLARED_WRITES)
 
 
 def written_arguments(node: torch.fx.Node) -> list[Any]:

@@ -83,6 +83,8 @@ _FIELDS = {
 _FIELD_TYPES = {**dict.fromkeys(range(1, 6), types.FunctionType), 6: types.CellType, 7: types.MethodType, 8: types.MethodType}
 _HEAP_TYPE = 1 << 9
 _SUBJECT_ORDER = {kind: i for i, kind in enumerate(("BOUND", "TYPE", "IS", "EQUALS", "TENSOR", "LENGTH", "KEYS", "ABSENT", "CALL"))}
+_OF_DICT = frozenset({"KEYS", "ABSENT"})
+_IN_DICT = frozenset({Item, DictKey, Global})
 _OF_SEVERAL = ("SAME", "DIFFERENT", "NO_OVERLAP", "SIZE")
 
 
@@ -137,7 +139,7 @@ class _Node:
         return 1 + len(self.guards) + sum(child.weight() for child in self.children)
 
     def is_dict(self) -> bool:
-        if isinstance(self.source, InstanceDict | ProxiedDict) or self.source is None:
+        if self.source is None or type(self.source) in (InstanceDict, ProxiedDict):
             return True
         expected = self.expected_type()
         if expected is not None:
@@ -288,9 +290,12 @@ class _Builder:
         self.emit_children(node)
 
     def emit_children(self, node: _Node) -> None:
+        children, guards = node.children, node.guards
+        if not children and not any(guard.kind in _OF_DICT for guard in guards):
+            return
         is_dict = node.is_dict()
-        in_dict = [child for child in node.children if isinstance(child.source, (Item, DictKey, Global))] if is_dict else []
-        of_dict = [guard for guard in node.guards if guard.kind in ("KEYS", "ABSENT")] if is_dict else []
+        in_dict = [child for child in children if type(child.source) in _IN_DICT] if is_dict else []
+        of_dict = [guard for guard in guards if guard.kind in _OF_DICT] if is_dict else []
         checked: set[int] = set()  # ids of guards
         if in_dict or of_dict:
             block = self.emit("BLOCK", base=node.slot, arg=self.builtins_slot if node.source is None else -1)
@@ -299,15 +304,18 @@ class _Builder:
             for child in in_dict:
                 self.emit_source(child)
                 fixed = [guard for guard in child.guards if _follows_from_identity(guard)]
-                self.emit_guards(child, fixed)
-                checked.update(map(id, fixed))
+                if fixed:
+                    self.emit_guards(child, fixed)
+                    checked.update(map(id, fixed))
             self.patch_skip(block, self.emit("BLOCK_END", skip=block) + 1)
-        for child in node.children:
-            if child.slot >= 0:
-                self.emit_guards(child, [guard for guard in child.guards if id(guard) not in checked])
-                self.emit_children(child)
-            else:
+        for child in children:
+            if child.slot < 0:
                 self.emit_tree(child)
+                continue
+            left = [guard for guard in child.guards if id(guard) not in checked]
+            if left:
+                self.emit_guards(child, left)
+            self.emit_children(child)
 
     def emit_source(self, node: _Node) -> None:
         source, base = node.source, node.parent.slot if node.parent is not None else 0
@@ -318,29 +326,32 @@ class _Builder:
             self.emit("BUILTINS", slot=self.builtins_slot)
             return
         op, arg, value = _source_instruction(source, node.parent, self.builtins_slot)
-        node.slot = self.new_slot()
-        self.emit(op, slot=node.slot, base=base, arg=arg, value=value, optional=node.optional, guard=node.first_guard, source=source)
+        node.slot = self.slots
+        self.slots += 1
+        self.instructions.append((_OP[op], node.slot, base, arg, 0, node.optional, value, None))
+        self.blame.append((node.first_guard, source))
 
     def emit_guards(self, node: _Node, guards: list[Guard]) -> None:
         if len(guards) > 1:
-            guards = sorted(guards, key=lambda guard: _SUBJECT_ORDER[guard.kind])
+            guards = sorted(guards, key=_subject_order)
         for guard in guards:
-            if guard.kind != "CALL" and not (guard.kind in ("KEYS", "ABSENT") and node.is_dict()):
+            if guard.kind != "CALL" and not (guard.kind in _OF_DICT and node.is_dict()):
                 self.emit_guard(node, guard)
 
     def emit_guard(self, node: _Node, guard: Guard) -> None:
         op: str = guard.kind
         arg, value, detail = 0, guard.value, None
-        if guard.kind == "BOUND":
+        if op == "BOUND":
             op = "BOUND" if guard.value else "UNBOUND"
-        elif guard.kind == "LENGTH":
+        elif op == "LENGTH":
             assert isinstance(guard.value, int)
             arg, value = guard.value, None
-        elif guard.kind == "ABSENT":
+        elif op == "ABSENT":
             arg = int(not is_constant_key(guard.value))
-        elif guard.kind == "TENSOR":
+        elif op == "TENSOR":
             value, detail = None, _tensor_detail(guard.value)  # type: ignore[arg-type]
-        self.emit(op, slot=node.slot, base=self.slots, arg=arg, value=value, detail=detail, guard=guard)
+        self.instructions.append((_OP[op], node.slot, self.slots, arg, 0, False, value, detail))
+        self.blame.append((guard, None))
 
     def emit_state(self, guard: Guard) -> None:
         assert isinstance(guard.value, GlobalState)
@@ -395,6 +406,10 @@ class _Builder:
         return place
 
 
+def _subject_order(guard: Guard) -> int:
+    return _SUBJECT_ORDER[guard.kind]
+
+
 def _node_key(source: Source, parent: _Node | None) -> tuple[object, ...]:
     row = _NODE_KEYS.get(type(source))
     return (type(source), id(parent)) if row is None else row(source, parent)
@@ -402,6 +417,8 @@ def _node_key(source: Source, parent: _Node | None) -> tuple[object, ...]:
 
 def _item_key(source: Item, parent: _Node | None) -> tuple[object, ...]:
     key = source.key
+    if type(key) is str:
+        return Item, id(parent), str, key
     return (Item, id(parent), type(key), key) if is_constant_key(key) else (Item, id(parent), None, id(key))
 
 
@@ -506,4 +523,6 @@ def build_program(guards: Iterable[Guard], inputs: Iterable[Source], symbols: Ma
     program = GuardProgram(builder.slots, len(builder.int_slots), builder.instructions, places, state_holds)
     program.guards, program.sources = builder.guards, inputs
     program._blame, program._symbols = builder.blame, dict(builder.symbols)
+    for node in builder.by_key.values():
+        node.parent = None  # no cycles: the tree is gone when this returns
     return program

@@ -6,7 +6,7 @@ interpreted. Always holds: no gradients, no autocast, and none of the caller's d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,18 +45,38 @@ class Preparation:
         """The prepared values. Raises ValueError when one is not of its type, and whatever an operator raises."""
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
             values: list[Any] = [parameter.detach() for parameter in parameters]
-            for step in self.steps:
+            for step, unread in zip(self.steps, self._last_read()):
                 args = _resolve(step.args, values)
                 if step.target is None:
                     values.append(args[0][args[1]] if len(args) == 2 else args[0])
                 else:
                     values.append(step.target(*args, **{name: _resolve(value, values) for name, value in step.kwargs}))
+                for index in unread:
+                    values[index] = None  # its memory serves the next steps
         results = tuple(values[ref.index] for ref in self.results)
         for value, type_ in zip(results, self.types, strict=True):
             opaque = value.layout is not torch.strided  # the library's own layout, whose size is its own matter
             if value.dtype != type_.dtype or not (opaque or (tuple(value.shape) == type_.shape and _has_strides(value, type_))):
                 raise ValueError(f"a prepared value is {value.dtype}{tuple(value.shape)}, not {type_}")
         return results
+
+    def _last_read(self) -> list[list[int]]:
+        """For each step, the values that are read by it for the last time and are no results."""
+        kept = {ref.index for ref in self.results}
+        unread: list[list[int]] = []
+        for step in reversed(self.steps):
+            read = {index for index in _indices((step.args, *(value for _, value in step.kwargs))) if index not in kept}
+            kept |= read
+            unread.append(sorted(read))
+        return unread[::-1]
+
+
+def _indices(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Ref):
+        yield argument.index
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from _indices(item)
 
 
 def _has_strides(value: torch.Tensor, type_: TensorType) -> bool:

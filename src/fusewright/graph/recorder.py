@@ -29,7 +29,7 @@ from fusewright.graph.applications import Application, Hook
 from fusewright.graph.draws import Draws
 from fusewright.graph.known_values import known_value
 from fusewright.graph.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
-from fusewright.graph.nodes import add_call, leaves
+from fusewright.graph.nodes import add_call, add_placeholder, leaves
 from fusewright.graph.overlap import shares_in_part
 from fusewright.graph.rules.common import preserved_strides
 from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
@@ -166,12 +166,15 @@ class Recorder:
         type_ = TensorType(shape, stride, tensor.dtype, tensor.device, requires_grad, 0)
         node = self._placeholder(name, tensor)
         node.meta["type"] = type_
-        with torch.inference_mode(tensor.is_inference()), torch.enable_grad():
-            traced = make_traced(self, node, type_, requires_grad=requires_grad and not tensor.is_inference())
-            node.meta["leaf"] = traced
-            if requires_grad and not tensor.is_leaf:
-                traced = _NonLeaf.apply(traced)
-                traced.node, traced.tensor_type = node, type_
+        inference = tensor.is_inference()
+        if not inference and not torch.is_inference_mode_enabled() and (tensor.is_leaf or not requires_grad):
+            node.meta["leaf"] = traced = make_traced(self, node, type_, requires_grad=requires_grad)
+        else:
+            with torch.inference_mode(inference), torch.enable_grad():
+                node.meta["leaf"] = traced = make_traced(self, node, type_, requires_grad=requires_grad and not inference)
+                if requires_grad and not tensor.is_leaf:
+                    traced = _NonLeaf.apply(traced)
+                    traced.node, traced.tensor_type = node, type_
         node.meta["history"] = traced.grad_fn
         traced.input_storage = traced.is_input = True
         traced.original_class = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
@@ -211,12 +214,9 @@ class Recorder:
 
     def _placeholder(self, name: str, value: object) -> torch.fx.Node:
         # A new input may be met at any time; placeholders nevertheless stand at the head, in the order of `inputs`.
-        if self._last_placeholder is None:
-            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
-                node = self.graph.placeholder(name)
-        else:
-            with self.graph.inserting_after(self._last_placeholder):
-                node = self.graph.placeholder(name)
+        last = self._last_placeholder
+        with self.graph.inserting_before(next(iter(self.graph.nodes), None)) if last is None else self.graph.inserting_after(last):
+            node = add_placeholder(self.graph, name)
         self._last_placeholder = node
         node.meta["location"] = self.location()
         self.inputs.append((node, value))

@@ -49,9 +49,19 @@ class OperatorFacts:
 _EFFECTS = frozenset({"aten::_assert_async", "aten::_assert_scalar"})
 
 
-@cache
+_FACTS: dict[int, tuple[OpOverload, OperatorFacts]] = {}
+"""By identity (the operator is kept with its facts): operators hash in Python, and this is asked tens of thousands of times."""
+
+
 def facts(op: OpOverload) -> OperatorFacts:
     """The facts of `op` from its schema and tags."""
+    found = _FACTS.get(id(op))
+    if found is None:
+        found = _FACTS[id(op)] = op, _facts(op)
+    return found[1]
+
+
+def _facts(op: OpOverload) -> OperatorFacts:
     schema = op._schema
     written = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
     by_alias: dict[str, int] = {}

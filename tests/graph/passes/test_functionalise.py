@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from fusewright.graph import passes
-from fusewright.graph.passes.functionalise import functionalise
+from fusewright.graph.passes.functionalise import _Functionaliser, functionalise
 from fusewright.graph.printer import print_graph
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.verify import verify
@@ -295,3 +295,31 @@ def test_golden() -> None:
         "%5: float32[2] = aten.select.int(%3, 0, 1)\n"
         "return [%4, %5]\n"
     )
+
+
+FUNCTIONAL: dict[str, Program] = {
+    "views": lambda r, x, y: [x.t().reshape(-1)[2:].unsqueeze(0), x.view(2, 6) @ y.view(6, 2)],
+    "lists": lambda r, x, y: [torch.cat([x, y[:1]]), torch.stack((x, y))],
+    "several results": lambda r, x, y: [*torch.max(x, 1), *torch.var_mean(y)],
+    "an input is a result": lambda r, x, y: [x, x[0], y + 1],
+    "random numbers": lambda r, x, y: [torch.nn.functional.dropout(x, 0.5), torch.rand_like(y) + x],
+    "parts": lambda r, x, y: [*x.split(2), y.unbind(1)[0] + 1],
+    "another dtype": lambda r, x, y: [x.view(torch.int32) + 1, y.view(torch.int32)[0] * 2],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_a_graph_without_writes_is_as_the_long_way_leaves_it(name: str) -> None:
+    """Such a graph is copied node by node."""
+
+    def called(program: Program) -> Program:
+        return lambda recorder, *inputs: recorder.call(lambda *given: program(recorder, *given), inputs)
+
+    inputs = [torch.randn(3, 4), torch.randn(3, 4)]
+    graph, _ = record(called(FUNCTIONAL[name]), inputs)
+    short, long = functionalise(graph), _Functionaliser(graph).run()
+    assert print_graph(short) == print_graph(long)
+    for one, other in zip(short.nodes, long.nodes, strict=True):
+        assert one.meta.keys() == other.meta.keys()
+        assert all(one.meta[key] == other.meta[key] for key in ("type", "location", "random", "no_grad") if key in one.meta)
+    verify(short, functional=True, rederive=True)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.fx
@@ -23,6 +25,7 @@ from torch._ops import OpOverload
 from fusewright.errors import CannotFunctionalise
 from fusewright.graph.builder import Builder, env_of, is_dense, same_strides
 from fusewright.graph.data_sizes import GIVES
+from fusewright.graph.nodes import add_call
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.schema import facts, functional_form
@@ -67,7 +70,57 @@ def functionalise(graph: torch.fx.Graph, rewrites: Rewrites | None = None) -> to
     """See the head of this file. Raises CannotFunctionalise for a mutation that has no pure equivalent.
 
     It is all or nothing, so it counts no rewrites."""
-    return _Functionaliser(graph).run()
+    return _copied_graph(graph) if _is_functional(graph) else _Functionaliser(graph).run()
+
+
+_KEPT = ("no_grad", "recompute", "keeps_history")
+"""Marks of a recorded node that go to what stands for it."""
+
+
+def _is_functional(graph: torch.fx.Graph) -> bool:
+    """Whether nothing is written to and every view is an ordinary one: each node then stands for itself."""
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        if not isinstance(node.target, OpOverload) or "lazy_view" in node.meta or not _is_plain(node.target):
+            return False
+    return True
+
+
+@cache
+def _is_plain(op: OpOverload) -> bool:
+    return not (facts(op).written or op in _HIDDEN_WRITES or op in PARTS or _is_recast(op))
+
+
+def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
+    """The same nodes in a graph of their own."""
+    new = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in old.nodes:
+        if node.op != "call_function":
+            copies[node] = new.node_copy(node, copies.__getitem__)
+            continue
+        meta = node.meta
+        made = copies[node] = add_call(new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies))  # type: ignore[arg-type]
+        made.meta = {name: meta[name] for name in ("type", GIVES) if name in meta} | {name: True for name in _KEPT if meta.get(name)}
+        made.meta["location"] = meta.get("location", ())
+        if node.target is not operator.getitem and facts(node.target).random:  # type: ignore[arg-type]
+            made.meta["random"] = True
+    return new
+
+
+def _moved(value: Any, copies: dict[torch.fx.Node, torch.fx.Node]) -> Any:
+    """An argument with each node replaced by its copy."""
+    if isinstance(value, torch.fx.Node):
+        return copies[value]
+    if isinstance(value, (tuple, list)):
+        moved = [_moved(item, copies) for item in value]
+        return tuple(moved) if isinstance(value, tuple) else moved
+    if isinstance(value, dict):
+        return {name: _moved(item, copies) for name, item in value.items()}
+    if isinstance(value, slice):
+        return slice(_moved(value.start, copies), _moved(value.stop, copies), _moved(value.step, copies))
+    return value
 
 
 class _Functionaliser:
@@ -82,7 +135,7 @@ class _Functionaliser:
     def run(self) -> torch.fx.Graph:
         for node in self.old.nodes:
             self.build.location = node.meta.get("location", ())
-            self.build.marks = {key: True for key in ("no_grad", "recompute", "keeps_history") if node.meta.get(key)}
+            self.build.marks = {key: True for key in _KEPT if node.meta.get(key)}
             if node.op in ("placeholder", "get_attr"):
                 self._input(node)
             elif node.op == "output":
@@ -215,7 +268,7 @@ class _Functionaliser:
 
     def _returns(self, node: torch.fx.Node, written: list[torch.fx.Node], fresh: list[torch.fx.Node]) -> None:
         """Say what the results of a mutating node are: the written tensors themselves, or fresh values."""
-        known = facts(node.target)
+        known = facts(node.target)  # type: ignore[arg-type]
         if not isinstance(node.meta["type"], tuple):
             if written and known.returned and known.returned[0] is not None:
                 self.refs[node] = self.refs[written[0]]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.graph.nodes import add_placeholder
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.preparation import Preparation, Ref, Step
 from fusewright.graph.schema import facts
@@ -34,9 +35,9 @@ def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
     steps, inputs = _steps(graph, wanted)
     types = tuple(node.meta["type"] for node in wanted)
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for number, node in enumerate(wanted):
+    for node in wanted:
         with graph.inserting_after(last):
-            last = graph.placeholder(f"prepared_{number}")
+            last = add_placeholder(graph, "prepared")
         last.meta["type"] = node.meta["type"]
         node.replace_all_uses_with(last)
     for node in reversed(list(graph.nodes)):

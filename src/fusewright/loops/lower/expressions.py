@@ -221,40 +221,51 @@ def substitute_expression(expression: Expression, mapping: Mapping[Expr, Dim], b
     """`expression` with loop variables replaced by other indices."""
     if not mapping:
         return expression
-    memo: dict[Expression, Expression] = {}
+    if type(expression) is Load and not expression.bindings:  # a view, mostly
+        return ir.load(expression.buffer, substitute(expression.index, mapping), expression.dtype)
+    return _Substitution(mapping, binder).visit(expression)
 
-    def visit(node: Expression) -> Expression:
-        found = memo.get(node)
+
+class _Substitution:
+    """One substitution, in which each shared node is rebuilt once."""
+
+    __slots__ = ("binder", "mapping", "memo")
+
+    def __init__(self, mapping: Mapping[Expr, Dim], binder: Binder) -> None:
+        self.mapping = mapping
+        self.binder = binder
+        self.memo: dict[Expression, Expression] = {}
+
+    def visit(self, node: Expression) -> Expression:
+        found = self.memo.get(node)
         if found is None:
-            found = memo[node] = rebuild(node)
+            found = self.memo[node] = self.rebuild(node)
         return found
 
-    def rebuild(node: Expression) -> Expression:
+    def rebuild(self, node: Expression) -> Expression:
         match node:
             case Constant() | LocalValue():
                 return node
             case IndexValue():
-                return ir.index_value(substitute(node.index, mapping))
+                return ir.index_value(substitute(node.index, self.mapping))
             case Load():
-                inner: Mapping[Expr, Dim] = mapping
+                inner: Mapping[Expr, Dim] = self.mapping
                 bindings = []
                 for bound, value in node.bindings:
-                    new_value = visit(value)
-                    new_bound = bound if new_value is value else binder.rebind(bound, new_value)
+                    new_value = self.visit(value)
+                    new_bound = bound if new_value is value else self.binder.rebind(bound, new_value)
                     bindings.append((new_bound, new_value))
                     if new_bound is not bound:
                         inner = {**inner, bound: new_bound}
                 return ir.load(node.buffer, substitute(node.index, inner), node.dtype, tuple(bindings))
             case Apply():
-                args = tuple(visit(arg) for arg in node.args)
+                args = tuple([self.visit(arg) for arg in node.args])
                 return node if args == node.args else apply(node.op, *args, dtype=node.dtype)
             case Masked():
-                return masked(visit(node.mask), visit(node.body), visit(node.other))
+                return masked(self.visit(node.mask), self.visit(node.body), self.visit(node.other))
             case CheckedIndex():
-                return ir.checked_index(visit(node.value), node.extent, node.wrap)
+                return ir.checked_index(self.visit(node.value), node.extent, node.wrap)
         raise TypeError(f"not a loop expression: {node!r}")
-
-    return visit(expression)
 
 
 # --- inspection ------------------------------------------------------------------------------------------------------
