@@ -80,6 +80,8 @@ def likely(linear: Linear, ways: Sequence[str]) -> str:
     if linear.image is not None:
         few = min(linear.inner, linear.columns) < FEW_CHANNELS or linear.dtype is not torch.float32 or (linear.rows or 0) < FEW_ROWS
         return MKL if MKL in ways and not few else CONVOLUTION
+    if linear.varies and linear.dtype is torch.float32 and TURNED in ways:
+        return PLAIN if linear.rows is not None and linear.rows < FEW_ROWS else TURNED
     if linear.dtype is torch.float32:
         if linear.rows is not None and linear.rows < (FEW_ROWS if linear.inner * linear.columns < CACHED else FEWER_ROWS + 1):
             return PLAIN

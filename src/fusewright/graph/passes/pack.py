@@ -67,6 +67,11 @@ class _Packing:
         env = self.build.env
         return SMALLEST if env is None or env.is_unbacked(size) else env.hint(size)  # what depends on data has no example
 
+    def near(self, size: Dim) -> int:
+        """As `example`, but a power of two near it where the size is symbolic: another example then asks for the same choice."""
+        number = self.example(size)
+        return number if isinstance(size, int) or number < 2 else 1 << round(math.log2(number))
+
     def is_stable(self, *nodes: Any) -> bool:
         return all(node is None or node in self.stable for node in nodes)
 
@@ -115,7 +120,7 @@ class _Packing:
             return
         by_rows = kind.stride == (1, inner)
         varies = not isinstance(rows, int)
-        linear = Linear(type_.dtype, self.example(rows), inner, columns, bias is not None, by_rows, varies=varies)
+        linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None, by_rows, varies=varies)
         plain_input = _is_plain(x.meta["type"])
         ways = tuple(way for way in ways_for(linear) if plain_input or way in (PLAIN, TURNED))
         way = self.choose(linear, ways) if len(ways) > 1 and linear.rows != 0 else PLAIN
@@ -244,7 +249,7 @@ class _Packing:
         if isinstance(rows, int):
             linear = Linear(dtype, rows, inner, columns, bias is not None, True, (batch, height, width))
         else:
-            linear = Linear(dtype, self.example(rows), inner, columns, bias is not None, True, varies=True)
+            linear = Linear(dtype, self.near(rows), inner, columns, bias is not None, True, varies=True)
         way = self.choose(linear, ways_for(linear))
         if way == CONVOLUTION:
             return None
