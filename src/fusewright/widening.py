@@ -99,8 +99,8 @@ def serves(general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Gra
         graphs = clean(written), clean(copy_of(frame.graph))
         if not same_for(graphs[0], graphs[1], inputs, sizes, (general.frame.constants, frame.constants)):
             return None
-    except (CannotFunctionalise, ZeroDivisionError):  # for these sizes the general code divides by one that is 0
-        return None
+    except (CannotFunctionalise, ArithmeticError, RuntimeError, LookupError, ValueError):
+        return None  # for these sizes an operator of the general code cannot be: it divides by a size that is 0, has nothing to reduce
     return fixed
 
 

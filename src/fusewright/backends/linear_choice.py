@@ -36,8 +36,8 @@ CLEARLY = 0.95
 """Another way is taken when it needs less than this share of the likely one's time."""
 
 FAR = 0.8
-"""The same for oneDNN's packed weights in float32 where rows vary: its results lie in memory of their own, not in the arena, which a try does
-not show (whole models over varying sizes: 1.07 to 1.3 times as long as with weights turned where a try says 0.9 to 1)."""
+"""The same for oneDNN's packed weights in float32 where rows vary: its results lie in memory of their own, not in the arena, which a try
+does not show (whole models over varying sizes take 1.07 to 1.3 times as long as with weights turned where a try says 0.9 to 1)."""
 
 _SPEED = {torch.float32: 1e11, torch.bfloat16: 4e11, torch.float16: 4e11}
 """Multiplications a second, roughly: to tell what is not worth a try before trying it."""

@@ -18,6 +18,7 @@ import torch
 
 from fusewright import _native
 from fusewright.capture import calls, cutting, finish
+from fusewright.capture.both_ways import ONE_WAY, OneWay
 from fusewright.capture.continuation import Continuation
 from fusewright.capture.dynamic import check_history, check_marks
 from fusewright.capture.frame import Backward, Break, CapturedFrame
@@ -44,6 +45,9 @@ __all__ = ["Frame", "Tracer", "capture_frame"]
 # natively below the last.
 _HOST_FRAMES_PER_CALL = 16
 
+MOST_REFUSALS = 2
+"""Functions whose ways turn out not to be joined, before a capture stops trying (each costs another attempt)."""
+
 
 def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], options: CaptureOptions) -> CapturedFrame:
     """Captures the frame of a call of `function`; `arguments` are its argument slots (positional, keyword-only, *args, **kwargs).
@@ -55,10 +59,11 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
     with _deep_recursion(options), _own_saved_tensors():
         found: GraphBreak | None = None
         custom_gradients = unknown_shapes = replays = True
-        stop_at = -1
-        for _ in range(options.max_attempts + 1):
+        stop_at, refused = -1, 0
+        for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
             attempt = _Attempt(function, arguments, options, stop_at, found)
             attempt.tracer.custom_gradients, attempt.tracer.world.repeats.enabled = custom_gradients, replays
+            attempt.tracer.ways.enabled = refused < MOST_REFUSALS and options.level == "aten" and options.dynamic is not False
             attempt.tracer.recorder.unknown_shapes = unknown_shapes and options.level == "aten"
             try:
                 return attempt.run()
@@ -68,6 +73,9 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
                 replays = False
             except _GradientThroughSize:
                 options = replace(options, data_shapes=False, data_numbers=False)
+            except OneWay as signal:
+                options.size_history[signal.code, ONE_WAY] = ()
+                refused += 1
             except SizesVary:
                 found, stop_at = None, -1
             except UnknownShapeUsed:
@@ -198,7 +206,9 @@ class _Attempt:
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
         before = finish.visible(tracer, continuation) if recorder.custom_gradients else None
-        backward, results, reason = self._differentiated(finished.outputs)
+        wants_gradients = _wants_gradients(recorder, finished.outputs)
+        tracer.ways.check(finished.outputs, wants_gradients or world.tensors_compared)
+        backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
             raise _ImpureBackward
         graph = recorder.finish(results) if needed else None
@@ -221,10 +231,10 @@ class _Attempt:
             later_guards=_later_guards(recorder.env),
         )
 
-    def _differentiated(self, outputs: tuple[object, ...]) -> tuple[Backward | None, tuple[object, ...], str]:
+    def _differentiated(self, outputs: tuple[object, ...], wanted: bool) -> tuple[Backward | None, tuple[object, ...], str]:
         """(the backward half, the graph's results: outputs and then gradients, why the call must run eagerly after all)."""
         recorder, options = self.tracer.recorder, self.tracer.options
-        if options.follows_autograd or recorder.level == "torch" or not _wants_gradients(recorder, outputs):
+        if options.follows_autograd or recorder.level == "torch" or not wanted:
             return None, outputs, ""
         if recorder.env is not None and recorder.env.unbacked:
             raise _GradientThroughSize

@@ -249,7 +249,9 @@ def compare(world: World, op: str, left: Any, right: Any) -> Any:
         if left_type not in NUMBERS or right_type not in NUMBERS:
             left, right = concrete(left), concrete(right)
         answer = native(row.function, left, right)
-        return answer if is_open(answer) else concrete(answer)
+        if type(answer) is torch.SymBool and not is_open(answer):
+            return world.tracer.ways.answer(world.tracer, answer)
+        return concrete(answer) if type(answer) is not torch.SymBool else answer
     if left_type is TracedArray or right_type is TracedArray:
         return arrays.binary(world, op, left, right)
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
@@ -420,7 +422,7 @@ def truth(world: World, obj: Any) -> bool:
     """`bool(obj)`."""
     kind = type(obj)
     if kind in PLAIN:
-        return native(bool, obj)
+        return native(bool, obj) if kind is not torch.SymInt else world.tracer.ways.answer(world.tracer, native(operator.ne, obj, 0))
     if isinstance(obj, torch.Tensor):
         value = world.recorder.known_value(obj)
         if value is None:

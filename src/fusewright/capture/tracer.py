@@ -15,6 +15,7 @@ from typing import Any
 
 from fusewright.capture.absent import AbsentTraceback
 from fusewright.capture.arguments import bind
+from fusewright.capture.both_ways import Ways
 from fusewright.capture.bytecode import CO_ASYNC, CO_FAST_KINDS, CO_GENERATOR, NULL, CodeInfo, decoded
 from fusewright.capture.continuation import Continuation, returning
 from fusewright.capture.effects import DELETED
@@ -160,6 +161,7 @@ class Tracer:
     locals           real values of the root frame's argument slots
     stop_at          the root step in front of which to stop (-1: run to the end); `cut` then builds what is returned
     step             root instructions begun so far
+    ways             calls that depend on comparisons of sizes, and may be recorded for each outcome
     custom_gradients custom autograd functions and hooks may be captured (False: an attempt has found that their backward has effects)
     """
 
@@ -176,6 +178,7 @@ class Tracer:
         self.options = options
         self.stop_at = stop_at
         self.custom_gradients = True
+        self.ways = Ways(enabled=False)  # set by the attempt
         self.recorder: Any = None
         self.world: Any = None
         self.frame: Frame | None = None
@@ -281,6 +284,8 @@ class Tracer:
             raise SkipFrame("frame-kind", f"{code.co_qualname} is a coroutine")
         self.world.load_function(function)
         values = bind(function, args, kwargs or {}, self.world.load_default)
+        if self.ways.may_fork(self, function, values):
+            return self.ways.call(self, function, lambda: Frame(self, function, decoded(code), list(values)))
         return self.execute(Frame(self, function, decoded(code), values), None)
 
     def called_natively(self, function: types.FunctionType, values: tuple[object, ...]) -> object:

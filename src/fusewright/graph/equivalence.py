@@ -76,7 +76,9 @@ class _Numbering:
         outputs: Any = None
         for node in graph.nodes:
             if node.op == "output":
-                outputs = [self.result(value) for value in _flat(node.args[0])]
+                values = _flat(node.args[0])
+                roots = [_root(value) if isinstance(value, Node) else None for value in values]
+                outputs = [(self.result(value), None if root is None else roots.index(root)) for value, root in zip(values, roots)]
             elif node.meta.get("epilogue"):
                 target, value = node.args[0], node.args[1]
                 epilogue.append((self.numbers[target], self.numbers[value]))  # type: ignore[index]
@@ -90,13 +92,13 @@ class _Numbering:
         type_ = value.meta["type"]
         if not isinstance(type_, TensorType):
             return self.numbers[value]
-        return self.numbers[value], self.type(type_), self.base(value)
+        root = _root(value)
+        return self.numbers[value], self.type(type_), self.layout(type_), self.numbers[root] if root.op == "placeholder" else None
 
-    def base(self, node: Node) -> Any:
-        """The input that a node is a view of."""
-        while node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).is_view:
-            node = node.all_input_nodes[0]
-        return self.numbers[node] if node.op == "placeholder" else None
+    def layout(self, type_: TensorType) -> Any:
+        """The strides that tell where elements lie."""
+        shape = tuple(map(self.dim, type_.shape))
+        return () if 0 in shape else tuple(self.dim(stride) for size, stride in zip(shape, type_.stride) if size != 1)
 
     # --- values ------------------------------------------------------------------------------------------------------
 
@@ -217,6 +219,13 @@ class _Numbering:
         made = self.key(("reshape", base, shape), type_)
         self.reshaped[made] = base
         return made
+
+
+def _root(node: Node) -> Node:
+    """What a node is a view of, or itself."""
+    while node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).is_view:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _without_ones(shape: Sequence[Dim]) -> list[Dim]:

@@ -274,6 +274,10 @@ class ShapeEnv:
             return True
         return any(known_le(fact, d) for fact in self._not_negative)
 
+    def suppose(self, fact: Relation) -> None:
+        """Takes a relation for granted without a guard: for copies that follow what would be."""
+        self._learn(Relation(fact.op, self.simplify(fact.left), self.simplify(fact.right)))
+
     def _learn(self, fact: Relation) -> None:
         self._forget_answers()
         self._note(fact)
@@ -368,3 +372,11 @@ class ShapeEnv:
         self._equal[unknown] = value
         for known_symbol in {unknown} | {s for s in self.promised if isinstance(self.simplify(s), int)}:
             self.fixed_at.setdefault(known_symbol, self.location())
+        # What was learnt before in terms of this symbol is said of the value from now on, as questions will be.
+        for zero in [zero for zero in self._zero if unknown in free_symbols(zero)]:
+            del self._zero[zero]
+            rewritten = substitute(zero, {unknown: value})
+            if isinstance(rewritten, Expr):
+                self._learn_equality(rewritten)
+        rewritten_too = (substitute(other, {unknown: value}) for other in self._different if unknown in free_symbols(other))
+        self._different |= {other for other in rewritten_too if isinstance(other, Expr)}
