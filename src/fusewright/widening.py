@@ -109,8 +109,13 @@ def ones_of(frame: CapturedFrame, known: Sequence[General]) -> bool:
     env = None if frame.graph is None else env_of(frame.graph)
     if env is None or not env.ones:
         return False
-    covered = [general.env for general in known]
+    covered = [general.env for general in known if _tensors(general.frame) == _tensors(frame)]  # others are of another program
     return not any(env.ones <= {size.source for size in other.symbols.values()} for other in covered if other is not None)
+
+
+def _tensors(frame: CapturedFrame) -> set[Source]:
+    """The inputs of a frame's graph that are no sizes."""
+    return {source for source in frame.inputs if not isinstance(source, TensorSize | TensorStride)}
 
 
 def _numbers(general: General, frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Collection[int] | None:

@@ -200,7 +200,33 @@ def check_history(world: World) -> None:
         for key in env.first_met:
             del history[key]
         raise SizesVary
+
+
+def check_results(world: World, results: tuple[object, ...]) -> None:
+    """As check_history, once it is known what the frame returns: a tensor of an argument that comes back longer (a cache that callers hand
+    from call to call) will be met again with other sizes. The first version stays static all the same: a plain concatenation looks so too."""
+    options, code = world.tracer.options, world.tracer.function.__code__
+    if options.dynamic is not None or world.recorder.env is None:
+        return
+    history = options.size_history
+    if (code, CAPTURED) in history and (code, KEEPS) not in history and any(_is_longer(value, world) for value in results):
+        history[code, KEEPS] = ()
+        raise SizesVary
     history[code, CAPTURED] = ()
+
+
+def _is_longer(value: object, world: World) -> bool:
+    """Whether a result is a tensor of an argument with more behind or before it, along a dimension that is not symbolic."""
+    if not isinstance(value, TracedTensor) or value.node.target is not torch.ops.aten.cat.default:
+        return False
+    parts: Any = value.node.args[0]
+    dim: Any = value.node.args[1] if len(value.node.args) > 1 else 0
+    for part in parts:
+        traced = part.meta.get("example_value") if part.op == "placeholder" else None
+        record = None if traced is None else world.outside(traced)
+        if record is not None and from_argument(record.source, world.module_sources):
+            return isinstance(traced.tensor_type.shape[dim], int) and traced.tensor_type.shape[dim] > 0
+    return False
 
 
 def _keeps_tensors(world: World) -> bool:

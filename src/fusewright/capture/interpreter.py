@@ -20,7 +20,7 @@ from fusewright import _native
 from fusewright.capture import calls, cutting, finish
 from fusewright.capture.both_ways import ONE_WAY, OneWay
 from fusewright.capture.continuation import Continuation
-from fusewright.capture.dynamic import check_history, check_marks
+from fusewright.capture.dynamic import check_history, check_marks, check_results
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guard_types import Guard
 from fusewright.capture.native import Interceptor
@@ -201,6 +201,7 @@ class _Attempt:
         recorder, world = tracer.recorder, tracer.world
         check_history(world)
         finished = finish.build(tracer, continuation)
+        check_results(world, finished.outputs)
         broken = self.broken if self.reached else None
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
         needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
