@@ -231,3 +231,13 @@ def test_a_call_that_is_repeated_eagerly_is_told() -> None:
     with STREAM.listening(seen.append), pytest.raises(IndexError):
         compiled(torch.randn(4), torch.tensor([1, 7]))
     assert [event.function.split(" ")[0] for event in seen if isinstance(event, FellBack)] == [lookup.__qualname__]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("number", [1, -2])
+def test_a_loss_over_one_class_checks_its_numbers(dynamic: bool, number: int) -> None:
+    """The logarithm of a softmax over one class is the same for any number."""
+    compiled = fusewright.compile(lambda x, y: torch.nn.functional.cross_entropy(x, y), dynamic=dynamic)
+    assert compiled(torch.randn(3, 1), torch.tensor([0, 0, 0])) == 0
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(torch.randn(3, 1), torch.tensor([0, number, 0]))

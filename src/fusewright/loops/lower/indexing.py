@@ -35,8 +35,9 @@ def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: ex.
     if not bindings:
         return low.at(source, indices)
     if few and not isinstance(source.expression, ir.Load):
-        found = _computed_at(low.at(source, indices), bindings)
-        if found is not None:
+        plain = low.at(source, indices)
+        found = _computed_at(plain, bindings)
+        if found is not None and found is not plain:  # a source of one class does not depend on its number, which is checked all the same
             return found
     if not isinstance(source.expression, ir.Load) or source.expression.bindings:
         low.realize(source)
