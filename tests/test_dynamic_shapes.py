@@ -286,3 +286,19 @@ def test_a_resized_signal_of_any_length_is_trained_whole(mode):
         (wanted,) = torch.autograd.grad(program(x, y), x)
         (found,) = torch.autograd.grad(compiled(x, y), x)
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_linspace_over_a_size(dtype: torch.dtype) -> None:
+    """A grid of positions, as deformable attention has it; its ends are exact."""
+
+    def grid(x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape
+        return torch.linspace(0.5, height - 0.5, height, dtype=x.dtype)[:, None] / height + torch.linspace(-1, 1, width, dtype=x.dtype)
+
+    assert compiles(grid, [(torch.randn(s, dtype=dtype),) for s in ((5, 7), (8, 3), (2, 2), (33, 4), (100, 257))], dynamic=True) == 1
+    assert compiles(lambda x: torch.linspace(2, -3, steps=x.shape[0] - 2) * 2, [(torch.randn(n),) for n in (9, 4, 12)], dynamic=True) == 1
+    ends = fusewright.compile(lambda x: torch.linspace(0.1, 0.7, x.shape[0], dtype=dtype), dynamic=True)(torch.randn(11))
+    assert ends[0] == torch.tensor(0.1, dtype=dtype) and ends[-1] == torch.tensor(0.7, dtype=dtype)
+    with pytest.raises(RuntimeError, match="must be non-negative"):
+        fusewright.compile(lambda x: torch.linspace(0, 1, x.shape[0] - 5), dynamic=True)(torch.randn(3))

@@ -327,12 +327,13 @@ class Compiler:
             return None  # with several, the program does something else
         if general.graph is None or general.eager_reason or general.breaks or not is_general(general):
             return None
-        if serves(General(general, general.graph), frame, self._clean) is None:
+        fixed = serves(General(general, general.graph), frame, self._clean)
+        if fixed is None:
             return None
         larger = self._finish(state, name, general, started)
         if larger is None:
             return None
-        entry = widened(larger, frame, self._clean, values, function) if larger.tag is not None else None
+        entry = widened(larger, frame, self._clean, values, function, fixed) if larger.tag is not None else None
         if entry is None:
             state.compiles += 1  # another one follows
         compiled.append(larger)

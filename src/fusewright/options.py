@@ -49,7 +49,11 @@ OPTIONS: dict[str, Option] = {
         'arguments, "NAME.1" is one argument\'s; where padding cannot be shown to be exact, code for any size is compiled',
         wrong=_wrong_buckets,
     ),
-    "shape_padding": Option(bool, False, "pad matrix multiplications to sizes that the hardware likes"),
+    "shape_padding": Option(
+        bool,
+        False,
+        "pad matrix multiplications to sizes that the hardware likes; accepted, and without effect: on a CPU padding costs more than it gains",
+    ),
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
     "triton.cudagraphs_training": Option(
         bool, False, "with triton.cudagraphs: replay forward and backward of training too (new, and not yet tried on many programs)"

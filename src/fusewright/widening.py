@@ -63,12 +63,18 @@ def is_general(frame: CapturedFrame) -> bool:
 
 
 def widened(
-    larger: Any, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph], values: tuple[Any, ...], function: Any
+    larger: Any,
+    frame: CapturedFrame,
+    clean: Callable[[torch.fx.Graph], torch.fx.Graph],
+    values: tuple[Any, ...],
+    function: Any,
+    fixed: dict[Expr, Dim] | None = None,
 ) -> Any:
     """An entry for the calls that `frame` was captured for, running the code of the entry `larger`, whose tag is a General; None unless
-    that is shown to be right. `clean`: the graph passes; `values`, `function`: the call at hand."""
+    that is shown to be right. `clean`: the graph passes; `values`, `function`: the call at hand; `fixed`: what `serves` has said."""
     general: General = larger.tag
-    fixed = serves(general, frame, clean)
+    if fixed is None:
+        fixed = serves(general, frame, clean)
     if fixed is None:
         return None
     symbols = general.env.symbols.values()  # type: ignore[union-attr]

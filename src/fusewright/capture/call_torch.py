@@ -17,6 +17,7 @@ import torch
 
 from fusewright.capture import call_autograd, call_marked, call_transforms
 from fusewright.capture.call_interpolate import interpolate
+from fusewright.capture.call_linspace import linspace
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -387,10 +388,16 @@ def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return _run_native(tracer, dropout, args, kwargs)
 
 
+def _linspace(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    made = linspace(tracer, args, kwargs)
+    return call_operator(tracer, torch.linspace, args, kwargs) if made is None else made
+
+
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     (torch.nn.functional.dropout, _dropout),
     (torch.nn.functional.interpolate, interpolate),
+    (torch.linspace, _linspace),
     (torch.nn.functional.scaled_dot_product_attention, _attention),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),

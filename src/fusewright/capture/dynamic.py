@@ -204,7 +204,7 @@ def check_history(world: World) -> None:
 
 def check_results(world: World, results: tuple[object, ...]) -> None:
     """As check_history, once it is known what the frame returns: a tensor of an argument that comes back longer (a cache that callers hand
-    from call to call) will be met again with other sizes. The first version stays static all the same: a plain concatenation looks so too."""
+    from call to call) will be met again with other sizes. The first version stays static: a plain concatenation looks so too."""
     options, code = world.tracer.options, world.tracer.function.__code__
     if options.dynamic is not None or world.recorder.env is None:
         return
