@@ -8,6 +8,7 @@ static compile of each size, interleaved call by call. The way "cold" times comp
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import statistics
 import sys
@@ -95,20 +96,22 @@ def _tensors(value: Any) -> Any:
 
 
 def interleaved(call: Call, modules: list[nn.Module], seconds: float) -> list[list[float]]:
-    """Samples of each module's time for this call, taken in turns."""
+    """Samples of each module's time for this call, taken in turns. Every order of the modules comes equally often: one that runs after
+    itself finds its weights in the caches."""
     samples: list[list[float]] = []
     for module in modules:
         for _ in range(2):
             call(module)()
+    orders = itertools.cycle(itertools.permutations(range(len(modules))))
     stop_at = time.perf_counter() + seconds
-    while time.perf_counter() < stop_at or len(samples) < 9:
-        turn = []
-        for module in modules if len(samples) % 2 else reversed(modules):
-            run = call(module)
+    while time.perf_counter() < stop_at or len(samples) < 12:
+        turn = [0.0] * len(modules)
+        for number in next(orders):
+            run = call(modules[number])
             started = time.perf_counter()
             run()
-            turn.append(time.perf_counter() - started)
-        samples.append(turn if len(samples) % 2 else turn[::-1])
+            turn[number] = time.perf_counter() - started
+        samples.append(turn)
     return samples
 
 

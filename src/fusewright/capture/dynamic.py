@@ -222,10 +222,11 @@ def _is_longer(value: object, world: World) -> bool:
     parts: Any = value.node.args[0]
     dim: Any = value.node.args[1] if len(value.node.args) > 1 else 0
     for part in parts:
-        traced = part.meta.get("example_value") if part.op == "placeholder" else None
+        traced: Any = part.meta.get("example_value") if part.op == "placeholder" else None
         record = None if traced is None else world.outside(traced)
         if record is not None and from_argument(record.source, world.module_sources):
-            return isinstance(traced.tensor_type.shape[dim], int) and traced.tensor_type.shape[dim] > 0
+            size = traced.tensor_type.shape[dim]
+            return isinstance(size, int) and size > 0
     return False
 
 
