@@ -55,9 +55,7 @@ OPTIONS: dict[str, Option] = {
         "pad matrix multiplications to sizes that the hardware likes; without effect: on a CPU padding costs more than it gains",
     ),
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
-    "triton.cudagraphs_training": Option(
-        bool, False, "with triton.cudagraphs: replay forward and backward of training too (new, and not yet tried on many programs)"
-    ),
+    "triton.cudagraphs_training": Option(bool, True, "with triton.cudagraphs: replay forward and backward of training too"),
     "trace.enabled": Option(bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"),
     "fallback_random": Option(bool, False, "dropout draws exactly eager's numbers; each costs a library call and a mask in memory"),
     "activation_memory_budget": Option(

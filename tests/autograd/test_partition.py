@@ -101,6 +101,22 @@ def test_a_budget_bounds_what_is_saved() -> None:
         fusewright.compile(block, options={"activation_memory_budget": 1.5})
 
 
+@pytest.mark.parametrize(
+    "pick, shape, dtype",
+    [
+        (lambda x: functional.max_pool2d(x.sin(), 2), (2, 3, 8, 8), torch.int8),
+        (lambda x: functional.max_pool2d(x.sin(), 3, 2, 1), (2, 3, 20, 20), torch.int16),
+        (lambda x: functional.max_pool2d(x.sin(), 2), (1, 1, 200, 200), torch.int32),
+        (lambda x: x.sin().max(1).values, (4, 130, 3), torch.int16),
+        (lambda x: x.sin().topk(3, dim=1).values, (4, 100, 3), torch.int8),
+    ],
+)
+def test_positions_are_saved_as_small_integers(pick: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    _, halves = saved_by(pick, torch.randn(shape, requires_grad=True))
+    saved = {node.meta["type"].dtype for node in halves.backward.nodes if node.op == "placeholder"}
+    assert dtype in saved and torch.int64 not in saved
+
+
 def test_a_mask_is_saved_as_bool() -> None:
     x = torch.randn(64, 32, requires_grad=True)
     saved, halves = saved_by(lambda x: functional.dropout(x, 0.3), x)

@@ -16,6 +16,7 @@ import torch.fx
 
 from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results_of, written_inputs
 from fusewright.autograd.max_flow import INFINITE, Network
+from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.graph.builder import Builder
 from fusewright.graph.sizes import Expr
@@ -34,16 +35,7 @@ def saved_bytes(node: Node) -> int:
     kind = node.meta.get("type")
     if not isinstance(kind, TensorType):
         return 8
-    return max(1, elements(kind) * (1 if holds_truth(node) else kind.dtype.itemsize))
-
-
-_DRAWS = frozenset({torch.ops.aten.bernoulli.p, torch.ops.aten.bernoulli.default})
-
-
-def holds_truth(node: Node) -> bool:
-    """Whether every element is 0 or 1 in a larger type (a dropout's mask): it is saved as bool."""
-    kind = node.meta.get("type")
-    return node.target in _DRAWS and isinstance(kind, TensorType) and kind.dtype.is_floating_point
+    return max(1, elements(kind) * (narrow_type(node) or kind.dtype).itemsize)
 
 
 def choose_saved(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> list[Node]:
@@ -174,8 +166,8 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         else:
             places.append(~(joint.outputs + len(extra)))
             extra.append(_copied(forward, values[node]) if node in written else values[node])
-            if holds_truth(node):
-                extra[-1] = _after(forward, values[node], torch.ops.aten.ne.Scalar, 0)
+            if (narrow := narrow_type(node)) is not None:
+                extra[-1] = _after(forward, values[node], torch.ops.aten._to_copy.default, dtype=narrow)
     forward.output((*user, *extra))
     _drop_dead(forward)
 
@@ -184,8 +176,8 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     for node, place in zip(saved, places):
         values[node] = backward.placeholder(f"saved_{node.name}")
         values[node].meta = {key: value for key, value in node.meta.items() if key != "random"}
-        if place < 0 and holds_truth(node) and ~place >= joint.outputs:
-            values[node].meta["type"] = replace(node.meta["type"], dtype=torch.bool)
+        if ~place >= joint.outputs and (narrow := narrow_type(node)) is not None:
+            values[node].meta["type"] = replace(node.meta["type"], dtype=narrow)
     for node in placeholders[joint.inputs :]:
         values[node] = _copy(node, backward, values)
     for node in saved:

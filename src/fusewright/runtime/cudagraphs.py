@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 
 from fusewright.codegen.call_plan_types import CallPlan, CCall, KernelCall, KernelGroup, LaunchCall, PythonCall, SlotStep
+from fusewright.graph.seeds import replays_draws
 from fusewright.records import dataclass, field
 from fusewright.runtime.artifact import find_operator
 
@@ -59,7 +60,7 @@ def _is_unsafe(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return True
     tags = target.tags
-    seeded = torch.Tag.nondeterministic_seeded in tags and "attention" not in target._schema.name
+    seeded = torch.Tag.nondeterministic_seeded in tags and not replays_draws(target)
     return seeded or torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 

@@ -23,7 +23,8 @@ Touching = tuple[Nest, Access]
 VECTOR = 16
 """Elements that a machine handles at once, about: loops shorter than this are not worth vectorising."""
 
-
+SMALL_REDUCTIONS = 16
+"""Times the points of a tiny loop that a reduction may walk and still be tiny on a GPU."""
 SHORT, LONG = 64, 256
 """Rows that a tile of columns may pass over to store them: many pages at once. LONG where whole rows of memory traffic are saved: a softmax
 or a norm over 100 to 256 rows is then 1.1 to 1.8 times as quick, but a mean that is only subtracted 0.55 to 1 times."""
@@ -157,12 +158,18 @@ class Fuser:
         """Merges neighbouring groups of few iterations over the same space: each kernel costs a launch."""
         spaces: dict[tuple[Dim, ...], list[int]] = {}
         for group in sorted(self.groups.values(), key=lambda g: g.id):
-            if group.extern is None and group.flat and hint(product(group.outer)) <= self.options.tiny_points:
+            if group.extern is None and self._is_tiny(group):
                 spaces.setdefault(group.outer, []).append(group.id)
         for ids in spaces.values():
             current = self.groups[ids[0]]
             for other in ids[1:]:
                 current = self.try_merge(current, self.groups[other]) or self.groups[other]
+
+    def _is_tiny(self, group: Group) -> bool:
+        """Whether the launch is most of its cost. (On a CPU, neighbouring small reductions share a parallel region anyway.)"""
+        if group.flat:
+            return hint(product(group.outer)) <= self.options.tiny_points
+        return self.options.lanes > 1 and max(nest.points() for nest in group.nests) <= SMALL_REDUCTIONS * self.options.tiny_points
 
     def _find(self, group_id: int) -> Group:
         return self.groups[self.group_of[group_id]]
@@ -279,8 +286,7 @@ class Fuser:
                 other.flat or (outer // VECTOR < options.min_parallel and group.nests[0].points() > options.small_points)
             ):
                 return False
-            most = LONG if options.lanes == 1 and (self._is_reduced_next(group, other) or self._saves_rows(group, other)) else SHORT
-            if "outer" in sunk and self._stores_outside(group, other) and hint(product(self._sunk_extents(recipe))) > most:
+            if "outer" in sunk and self._stores_outside(group, other) and self._too_many_rows(group, other, recipe):
                 return False
             lanes |= sunk
         lanes.discard(None)
@@ -305,6 +311,15 @@ class Fuser:
         if self.options.lanes > 1 and len(set(lengths)) > 1:
             return False  # a GPU keeps a row in registers, where only rows of the same length meet
         return len(lengths) < 2 or max(lengths) <= 4 * min(lengths)
+
+    def _too_many_rows(self, group: Group, other: Group, recipe: Recipe) -> bool:
+        """Whether `group` would store more rows from a tile of columns than pays. A GPU's block of columns stores as it goes, unless it must
+        know a result of all its rows first."""
+        if self.options.lanes > 1:
+            most = SHORT if other.written & group.touching.keys() else None
+        else:
+            most = LONG if self._is_reduced_next(group, other) or self._saves_rows(group, other) else SHORT
+        return most is not None and hint(product(self._sunk_extents(recipe))) > most
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:
         return [recipe.parts[axis][part] for axis, part in recipe.inner]

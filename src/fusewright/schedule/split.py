@@ -6,6 +6,9 @@ of threads), so results are reproducible; sums gain accuracy, as in pairwise sum
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 
 from fusewright.graph.sizes import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
@@ -15,27 +18,38 @@ from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Reduction
 from fusewright.records import replace
 from fusewright.schedule.axes import hint
 from fusewright.schedule.expressions import Rewriter, survey
+from fusewright.schedule.moments import Chunks, find_moments, squares_of_chunks
 from fusewright.schedule.options import ScheduleOptions
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
+MOST_CHUNKS = 2048
+"""Of data that are read twice: their partial results must stay few."""
+Cut = tuple[tuple[int, int], ...]
+"""Which reduced axes are cut, outermost first, and into how many chunks each."""
 
 
 def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProgram:
     """The program itself where nothing is split."""
-    cuts = _cuts(program, options)
+    moments = find_moments(program) if options.chunk_rows else {}
+    cuts = _cuts(program, options, moments)
     if not cuts:
         return program
     operations: list[Operation] = []
     buffers = dict(program.buffers)
+    sums: dict[str, Chunks] = {}
     for operation in program.operations:
-        chunking = cuts.get(_space(operation)) if isinstance(operation, Reduction) and _splittable(operation) else None
-        if chunking is None:
+        cut = cuts.get(_space(operation)) if isinstance(operation, Reduction) and _splittable(operation) else None
+        if cut is None:
             operations.append(operation)
             continue
         assert isinstance(operation, Reduction)
-        partial, combine, buffer = _split(operation, *chunking, buffers[operation.buffer].device, options.lanes)
-        buffers[buffer.name] = buffer
-        operations += [partial, combine]
+        chunks = _chunks(operation, cut, buffers[operation.buffer].device, options.lanes)
+        buffers[chunks.buffer.name] = chunks.buffer
+        if (mean := sums.get(moments.get(operation.name, ""))) is not None and mean.buffer.shape == chunks.buffer.shape:
+            operations += squares_of_chunks(operation, chunks, mean)
+        else:
+            sums[operation.name] = chunks
+            operations += _sums_of_chunks(operation, chunks)
     return replace(program, buffers=buffers, operations=operations)
 
 
@@ -47,29 +61,37 @@ def _space(operation: Reduction) -> Space:
     return tuple(axis.extent for axis in operation.axes), tuple(axis.extent for axis in operation.reduced), _along_outer(operation)
 
 
-def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, tuple[int, int]]:
+def _cuts(program: LoopProgram, options: ScheduleOptions, moments: Mapping[str, str]) -> dict[Space, Cut]:
     """How the reductions over each space are cut. They are cut alike, so that they stay one loop."""
-    found: dict[Space, tuple[int, int]] = {}
+    found: dict[Space, Cut] = {}
+    paired = {*moments, *moments.values()}
     for operation in program.operations:
-        chunking = _chunking(operation, options) if isinstance(operation, Reduction) and _splittable(operation) else None
-        if chunking is not None and isinstance(operation, Reduction):
-            known = found.setdefault(_space(operation), chunking)
-            found[_space(operation)] = max(known, chunking, key=lambda cut: cut[1])
+        if isinstance(operation, Reduction) and _splittable(operation):
+            rows = options.chunk_rows if operation.name in paired else 0
+            cut = _cut(operation, options, rows)
+            if cut is not None:
+                found[_space(operation)] = max(found.get(_space(operation), cut), cut, key=_count)
     return found
+
+
+def _count(cut: Cut) -> int:
+    """The number of chunks."""
+    return math.prod(count for _, count in cut)
 
 
 def _splittable(operation: Reduction) -> bool:
     return operation.kind in SPLITTABLE and (operation.kind not in ("any", "all") or operation.value.dtype is torch.bool)
 
 
-def _chunking(operation: Reduction, options: ScheduleOptions) -> tuple[int, int] | None:
-    """(which reduced axis, number of chunks), or None where the reduction stays whole."""
+def _cut(operation: Reduction, options: ScheduleOptions, rows: int) -> Cut | None:
+    """How the reduction is cut, or None where it stays whole. rows: reduced points of a chunk that are read twice; 0: no bound."""
     outer = hint(product(axis.extent for axis in operation.axes))
     reduced = hint(product(axis.extent for axis in operation.reduced))
     smallest, least_points = options.smallest_chunk, options.chunk_points
     if options.gathered_chunk and any(load.bindings for load in survey([operation.value]).loads):
         smallest, least_points = options.gathered_chunk, 16 * options.gathered_chunk
-    if options.lanes > 1 and _along_outer(operation):
+    along_outer = options.lanes > 1 and _along_outer(operation)
+    if along_outer:
         outer = -(-outer // options.lanes)
         smallest //= 4
     points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
@@ -78,13 +100,30 @@ def _chunking(operation: Reduction, options: ScheduleOptions) -> tuple[int, int]
     wanted = min(options.chunks, reduced // smallest)
     if options.lanes > 1:
         wanted = min(wanted, max(-(-options.chunks // max(outer, 1)), 2))
-    best: tuple[int, int] | None = None
+    if rows:
+        wanted = max(wanted, min(reduced // (rows if along_outer else rows * options.lanes // 2), MOST_CHUNKS))
+    best: Cut = ()
     for k, axis in enumerate(operation.reduced):
         if isinstance(axis.extent, int):
             count = _largest_divisor(axis.extent, wanted)
-            if count > 1 and (best is None or count > best[1]):
-                best = k, count
-    return best if best is not None and best[1] * 4 >= min(wanted, 16) else None
+            if count > 1 and count > _count(best):
+                best = ((k, count),)
+    if options.lanes > 1 and 2 * _count(best) < wanted:
+        best = max(best, _cut_outermost(operation, wanted), key=_count)
+    return best if _count(best) > 1 and _count(best) * 4 >= min(wanted, 16) else None
+
+
+def _cut_outermost(operation: Reduction, wanted: int) -> Cut:
+    """Outer axes taken apart wholly, and the next one cut, so that a chunk is one piece of memory where the reduced axes are."""
+    cut: list[tuple[int, int]] = []
+    for k, axis in enumerate(operation.reduced):
+        count = _largest_divisor(axis.extent, wanted) if isinstance(axis.extent, int) else 1
+        if count > 1:
+            cut.append((k, count))
+        wanted //= count
+        if count != axis.extent:
+            break
+    return tuple(cut)
 
 
 def _along_outer(operation: Reduction) -> bool:
@@ -105,37 +144,35 @@ def _largest_divisor(extent: int, limit: int) -> int:
     return next((d for d in range(min(limit, extent), 0, -1) if extent % d == 0), 1)
 
 
-def _split(operation: Reduction, which: int, count: int, device: torch.device, lanes: int) -> tuple[Reduction, Reduction, Buffer]:
-    axis = operation.reduced[which]
-    assert isinstance(axis.extent, int)
-    length = axis.extent // count
-    chunk = Axis(loop_symbol("c", count), count)
-    rest = Axis(loop_symbol("k", length), length)
-    mapping: dict[Expr, Dim] = {axis.symbol: chunk.symbol * length + rest.symbol}
+def _chunks(operation: Reduction, cut: Cut, device: torch.device, lanes: int) -> Chunks:
+    mapping: dict[Expr, Dim] = {}
+    chunk: list[Axis] = []
+    rest = list(operation.reduced)
+    for which, count in cut:
+        axis = operation.reduced[which]
+        assert isinstance(axis.extent, int)
+        length = axis.extent // count
+        outside, inside = Axis(loop_symbol("c", count), count), Axis(loop_symbol("k", length), length)
+        mapping[axis.symbol] = outside.symbol * length + inside.symbol
+        chunk.append(outside)
+        rest[which] = inside
     rewriter = Rewriter(dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=_Renamer().bind)
     # The partial results keep the order in which neighbouring elements are read: the chunk goes inside of a row, outside of columns.
-    outside = lanes > 1 and _along_outer(operation)
-    axes = (chunk, *operation.axes) if outside else (*operation.axes, chunk)
+    columns = lanes > 1 and _along_outer(operation)
+    axes = (*chunk, *operation.axes) if columns else (*operation.axes, *chunk)
     shape = tuple(a.extent for a in axes)
     strides = contiguous_strides(shape)
-    dtype = operation.value.dtype
-    buffer = Buffer(f"{operation.buffer}_partial", shape, strides, dtype, device, "temporary")
+    buffer = Buffer(f"{operation.buffer}_partial", shape, strides, operation.value.dtype, device, "temporary")
     index: Dim = 0
     for a, stride in zip(axes, strides):
         index = index + a.symbol * stride
-    reduced = (*operation.reduced[:which], rest, *operation.reduced[which + 1 :])
-    partial = replace(
-        operation,
-        name=f"{operation.name}_partial",
-        axes=axes,
-        reduced=reduced,
-        value=rewriter.visit(operation.value),
-        buffer=buffer.name,
-        index=index,
-        finish=ir.local_value("acc", dtype),
-    )
-    combine = replace(operation, reduced=(chunk,), value=ir.load(buffer.name, index, dtype))
-    return partial, combine, buffer
+    return Chunks(axes, tuple(chunk), tuple(rest), rewriter.visit(operation.value), buffer, index)
+
+
+def _sums_of_chunks(operation: Reduction, chunks: Chunks) -> tuple[Reduction, Reduction]:
+    """What each chunk accumulates, and the same of all chunks."""
+    whole = replace(operation, reduced=chunks.chunk, value=ir.load(chunks.buffer.name, chunks.index, chunks.buffer.dtype))
+    return chunks.reduction(operation, chunks.value), whole
 
 
 class _Renamer:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from fusewright.codegen.triton import Processor, Unsupported, generate
 from fusewright.loops.ir import LoopProgram
+from fusewright.records import replace
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.printer import plan_text
 from tests.codegen.triton.harness import run_plan
@@ -18,7 +19,9 @@ from tests.loops.tracing import lowered
 from tests.schedule import programs
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
 
-GPU = ScheduleOptions(min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, scratch_bytes=128 * 1024)
+GPU = ScheduleOptions(
+    min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, chunk_rows=32, scratch_bytes=128 * 1024
+)
 
 
 def run(program: LoopProgram, inputs: list[torch.Tensor], options: ScheduleOptions = GPU) -> list[torch.Tensor]:
@@ -103,6 +106,13 @@ def elementary(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )  # fmt: skip
 
 
+def normed_difference(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The first half of a network's step: statistics, and a difference that is stored and summed over the same columns."""
+    var, mean = torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True)
+    difference = torch.where(y < 0, 0.0, x - y)
+    return var, mean, difference, difference.sum((0, 2, 3)), (difference * (x - mean)).sum((0, 2, 3))
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
     "gelu of a biased row": (lambda x, b: F.gelu(x + b), lambda: [r(6, 50), r(50)]),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (50,), w, b), lambda: [r(6, 50), r(50), r(50)]),
@@ -113,6 +123,15 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     "a loss over classes that are infinite, or no numbers": (lambda x, y: F.cross_entropy(x, y, reduction="none"), lambda: [extreme_logits(), torch.arange(6)]),
     "softmax along the rows": (lambda x: x.softmax(0), lambda: [r(70, 40)]),
     "batch norm in training": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), lambda: [r(3, 5, 7, 6), r(5), r(5)]),
+    "batch norm of many images": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda: [r(16, 5, 12, 12) * 3 + 100, r(5), r(5)],
+    ),
+    "batch norm of many channels-last images and its sums": (
+        normed_difference,
+        lambda: [(r(16, 6, 12, 12) + 1).to(memory_format=torch.channels_last), r(16, 6, 12, 12).to(memory_format=torch.channels_last)],
+    ),
+    "large index values": (lambda x: (x + torch.arange(10) * 2**33, torch.arange(0, 10 * 2**31, 2**31) < x), lambda: [torch.arange(10)]),
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: [r(3, 6, 5, 5), r(6), r(6)]),
     "log softmax and loss": (lambda x, y: F.cross_entropy(x, y), lambda: [r(9, 33), torch.randint(0, 33, (9,))]),
     "attention with a causal mask": (attention, lambda: [r(2, 3, 17, 8), r(2, 3, 17, 8), r(2, 3, 17, 8)]),
@@ -146,6 +165,27 @@ def test_functions_against_eager(name: str) -> None:
     expected = function(*(t.clone() for t in inputs))
     actual = run(lowered(function, inputs), inputs)
     torch.testing.assert_close(actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def test_moments_read_their_data_once_and_lose_nothing() -> None:
+    """A mean far from zero: the squares of chunks are taken about the mean of each chunk."""
+    x = torch.randn(16, 6, 24, 24).mul_(0.1).add_(100).to(memory_format=torch.channels_last)
+    program = lowered(lambda x: torch.var_mean(x, (0, 2, 3)), [x])
+    plan = schedule(program, GPU)
+    readers = [kernel for kernel in plan.kernels.values() if "in0" in kernel.buffers]
+    assert len(readers) == 1 and len(plan.kernels) == 2, plan_text(plan, False)
+    var, mean = run_plan(plan, [x])
+    wide_var, wide_mean = torch.var_mean(x.double(), (0, 2, 3))
+    torch.testing.assert_close(var.double(), wide_var, rtol=2e-5, atol=0)
+    torch.testing.assert_close(mean.double(), wide_mean, rtol=1e-6, atol=0)
+
+
+def test_what_a_reduction_of_columns_reads_is_stored_on_the_way() -> None:
+    x, y = (torch.randn(16, 64, 12, 12).to(memory_format=torch.channels_last) for _ in range(2))
+    program = lowered(lambda x, y: ((d := torch.where(x <= 0, 0.0, y)), d.sum((0, 2, 3)), (d * x).sum((0, 2, 3))), [x, y])
+    plan = schedule(program, replace(GPU, chunks=128))
+    assert len(plan.kernels) == 2, plan_text(plan, False)
+    torch.testing.assert_close(run_plan(plan, [x, y]), loops.run(program, [x, y]), rtol=1e-5, atol=1e-4)
 
 
 def test_halves_are_rounded_within_a_unit() -> None:

@@ -33,6 +33,8 @@ LONGEST_INDEX = (1 << 31) - 1
 EXACT = Style()
 PLANE = ("square", "product")
 """Kinds of tile whose blocks run along x and y."""
+SHORT = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8, torch.bool})
+"""Types whose values 32 bits hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +370,13 @@ class Emitter:
         if argument is not None:
             value = self.evaluate(argument)
             return self.bind(f"lib.fast_one_plus_erf({value.text})", value.dims, value.level)
+        short = self._short_operands(expr) if expr.op in operations.COMPARISONS and not self.wide else []
+        if short:
+            return self.bind(
+                operations.apply(expr, [_grouped(value.text) for value in short], self.style),
+                frozenset().union(*(value.dims for value in short)),
+                self.level_of(*short),
+            )
         loose = expr.op not in operations.TYPED_OPERANDS and any(not isinstance(arg, Constant) for arg in expr.args)
         texts: list[str] = []
         dims: frozenset[str] = indices.NOTHING
@@ -382,6 +391,22 @@ class Emitter:
         if text in texts:  # an identity, such as rounding an integer
             return Value(text, dims, level)
         return self.bind(text, dims, level)
+
+    def _short_operands(self, expr: Apply) -> list[Value]:
+        """The operands of a comparison in 32 bits, where they are indices and short integers; none where they are not."""
+        if not all(map(_is_short, expr.args)):
+            return []
+        values: list[Value] = []
+        for arg in expr.args:
+            if isinstance(arg, Constant):
+                values.append(Value(str(arg.value), indices.NOTHING))
+            elif isinstance(arg, IndexValue):
+                values.append(self.index(self.flat(arg.index)))
+            else:
+                assert isinstance(arg, Apply)
+                value = self.evaluate(arg.args[0])
+                values.append(self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level))
+        return values if any(value.dims for value in values) else []
 
     def _masked(self, expr: Masked) -> Value:
         mask = self.evaluate(expr.mask)
@@ -531,6 +556,18 @@ class Emitter:
         if value.dims == dims:
             return value
         return self.bind(f"tl.broadcast_to({value.text}, {self.shape_text(dims)})", dims, value.level)
+
+
+def _is_short(expr: Expression) -> bool:
+    """Whether an integer surely fits 32 bits (an index does where the kernel counts in 32 bits)."""
+    match expr:
+        case IndexValue():
+            return True
+        case Constant(value=value):
+            return expr.dtype is torch.int64 and -(1 << 31) <= value < 1 << 31
+        case Apply(op="cast", args=(argument,)):
+            return expr.dtype is torch.int64 and argument.dtype in SHORT
+    return False
 
 
 def _grouped(text: str) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
-from fusewright.codegen.llvm.analysis import tree_size, values_of
+from fusewright.codegen.llvm.analysis import tree_size, values_of, walk
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.triton.kernel import LONGEST_INDEX, KernelText, emit_kernel
 from fusewright.codegen.triton.operations import TYPES
@@ -20,7 +20,7 @@ from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.codegen.triton.tiles import Tile
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim
-from fusewright.loops.ir import Buffer
+from fusewright.loops.ir import Buffer, IndexValue
 from fusewright.schedule.plan import Kernel
 from fusewright.schedule.printer import kernel_text, location_lines
 
@@ -72,17 +72,18 @@ def _scalars(kernel: Kernel, buffers: Mapping[str, Buffer]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _span_limit(d: Dim) -> int | None:
-    return d if isinstance(d, int) else sizes.bounds(d)[1]
+def _span_limit(d: Dim | None) -> int | None:
+    return d if isinstance(d, int | None) else sizes.bounds(d)[1]
 
 
 def _is_wide(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
     """Whether some index may not fit 32 bits."""
-    spans: Iterable[Dim] = [buffers[name].span() for name in kernel.buffers]
+    spans: Iterable[Dim | None] = [buffers[name].span() for name in kernel.buffers]
     points: Dim = sizes.product(axis.extent for axis in kernel.outer)
     for stage in kernel.stages:
         total = points * sizes.product(axis.extent for axis in stage.axes)
-        spans = [*spans, total]
+        values = [expr.index for expr in walk(values_of(stage)) if isinstance(expr, IndexValue)]
+        spans = [*spans, total, *(bound if bound is None else abs(bound) for value in values for bound in sizes.bounds(value))]
     for scratch in kernel.scratch:
         spans = [*spans, points * scratch.size]
     slack = 1 << 20  # a block may reach beyond the end before its mask cuts it off

@@ -21,6 +21,7 @@ TYPES: dict[torch.dtype, str] = {
     torch.bool: "i1",
 }  # fmt: skip
 """In a kernel's signature."""
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 UNSIGNED = frozenset({torch.uint8, torch.uint16, torch.uint32, torch.uint64})
 HALVES = frozenset({torch.float16, torch.bfloat16})
 
