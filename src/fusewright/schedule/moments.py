@@ -1,20 +1,26 @@
-"""A mean and the sum of squared deviations from it, over data that is read from memory once.
+"""A mean and the sum of squared deviations from it, in one pass over memory.
 
-Takes reductions that are cut into chunks; gives those of the chunks and their combination. Each chunk has a mean of its own, its deviations
-are taken from that one while the chunk is still near the processor, and chunks combine as Chan, Golub and LeVeque (1979) do:
-sum of all chunks of (squares + n * (mean of the chunk - mean)^2). Always holds: it is at least as accurate as two passes over everything.
+Takes reductions that are cut into chunks; gives those of the chunks and their combination. Each chunk accumulates x - shift and its square,
+where shift is the mean of a few of the chunk's own values, so that nothing large cancels; chunks combine as Chan, Golub and LeVeque (1979)
+do: the sum over chunks of (squares about the chunk's mean + n * (mean of the chunk - mean)^2).
+Always holds: the error is that of two passes over everything, unless a chunk's spread is far smaller than that of its first values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from fusewright.graph.sizes import Dim, Expr, product, substitute
+import torch
+
+from fusewright.graph.sizes import Dim, Expr, loop_symbol, product, substitute
 from fusewright.loops import ir
-from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, LoopProgram, Reduction
+from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, Operation, Reduction
 from fusewright.records import dataclass, replace
 from fusewright.schedule.expressions import Rewriter
+
+SHIFT_POINTS = 32
+"""Values of a chunk whose mean it is shifted by: one that is far off moves their mean little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +43,18 @@ class Chunks:
         )  # fmt: skip
 
 
-def find_moments(program: LoopProgram) -> dict[str, str]:
-    """Sum of squared deviations from a mean → the sum that this mean comes from, by the names of the operations."""
-    means: dict[str, Reduction] = {}
-    found: dict[str, str] = {}
-    for operation in program.operations:
+def find_moments(operations: Sequence[Operation]) -> dict[int, int]:
+    """Sum of squared deviations from a mean → the sum that this mean comes from, by their positions."""
+    means: dict[str, tuple[int, Reduction]] = {}
+    found: dict[int, int] = {}
+    for position, operation in enumerate(operations):
         if not isinstance(operation, Reduction) or operation.kind != "sum":
             continue
-        mean = _mean_deviated_from(operation, means)
-        if mean is not None:
-            found[operation.name] = mean.name
+        name = _mean_deviated_from(operation, means)
+        if name is not None:
+            found[position] = means[name][0]
         elif _is_mean(operation):
-            means[operation.buffer] = operation
+            means[operation.buffer] = position, operation
     return found
 
 
@@ -61,15 +67,16 @@ def _is_mean(operation: Reduction) -> bool:
     return False
 
 
-def _mean_deviated_from(operation: Reduction, means: Mapping[str, Reduction]) -> Reduction | None:
+def _mean_deviated_from(operation: Reduction, means: Mapping[str, tuple[int, Reduction]]) -> str | None:
+    """The buffer of the mean."""
     match operation.value:
         case Apply(op="mul", args=(Apply(op="sub", args=(x, Load(buffer=name, index=index, bindings=()))) as deviation, same)):
-            mean = means.get(name)
+            _, mean = means.get(name, (0, None))
             if mean is None or same is not deviation or x.dtype is not mean.value.dtype:
                 return None
             renamed = _same_space(mean, operation)
             if renamed is not None and _moved(mean.value, renamed) is x and substitute(mean.index, renamed) == index:
-                return mean
+                return name
     return None
 
 
@@ -90,28 +97,75 @@ def _moved(value: Expression, renamed: Mapping[Expr, Dim]) -> Expression:
     ).visit(value)
 
 
-def squares_of_chunks(operation: Reduction, chunks: Chunks, sums: Chunks) -> tuple[Reduction, Reduction]:
-    """The squared deviations of each chunk from its own mean, and what they give together. sums: of the same chunks."""
-    dtype = chunks.value.dtype
-    points = ir.constant(math.prod(_known(axis) for axis in chunks.rest), dtype)
-    match operation.value, chunks.value:
-        case Apply(args=(Apply(args=(_, mean)), _)), Apply(args=(Apply(args=(x, _)), _)):
+def moments_of_chunks(mean: Reduction, sums: Chunks, squares: Reduction, chunks: Chunks) -> tuple[Buffer, list[Reduction]]:
+    """(memory for the shifts, the operations in the place of the two): `sums` and `chunks` are the same cut of each."""
+    first = _first_values(mean, sums)
+    shifts = replace(sums.buffer, name=f"{mean.buffer}_shift")
+    shift = replace(
+        mean, name=f"{mean.name}_shift", axes=sums.axes, reduced=first.axes, value=first.value, buffer=shifts.name, index=sums.index,
+        finish=_or_zero(_divided(ir.local_value("acc", first.value.dtype), math.prod(map(_known, first.axes)))),
+    )  # fmt: skip
+    match squares.value, chunks.value:
+        case Apply(args=(Apply(args=(_, average)), _)), Apply(args=(Apply(args=(x, _)), _)):
             pass
         case _:
             raise AssertionError("not a sum of squared deviations")
+    dtype = x.dtype
     # Both were cut alike, but into loop variables of their own.
-    renamed: dict[Expr, Dim] = {a.symbol: b.symbol for a, b in zip(sums.axes, chunks.axes)}
-    total = ir.load(sums.buffer.name, substitute(sums.index, renamed), sums.buffer.dtype)
-    own_mean = ir.apply("div", total, points, dtype=dtype)
-    inside = _square(ir.apply("sub", x, own_mean, dtype=dtype))
-    between = _square(ir.apply("sub", own_mean, mean, dtype=dtype))
-    squares = ir.load(chunks.buffer.name, chunks.index, dtype)
-    value = ir.apply("add", squares, ir.apply("mul", points, between, dtype=dtype), dtype=dtype)
-    return chunks.reduction(operation, inside), replace(operation, reduced=chunks.chunk, value=value)
+    here = {a.symbol: b.symbol for a, b in zip(sums.axes, chunks.axes)}
+
+    def of(buffer: Buffer, cut: Chunks) -> Expression:
+        index = sums.index if cut is sums else substitute(sums.index, dict(here))
+        return ir.load(buffer.name, index, dtype)
+
+    points = math.prod(map(_known, chunks.rest))
+    count = ir.constant(points, dtype)
+    total = _apply("add", _apply("mul", count, of(shifts, sums)), of(sums.buffer, sums))
+    left, root = of(sums.buffer, chunks), ir.load(chunks.buffer.name, chunks.index, dtype)
+    inside = _apply("maximum", _apply("sub", root, _divided(_square(left), points)), ir.constant(0, dtype))
+    own_mean = _apply("add", of(shifts, chunks), _divided(left, points))
+    between = _apply("mul", count, _square(_apply("sub", own_mean, average)))
+    return shifts, [
+        shift,
+        sums.reduction(mean, _apply("sub", sums.value, of(shifts, sums))),
+        replace(mean, reduced=sums.chunk, value=total),
+        chunks.reduction(squares, _square(_apply("sub", x, of(shifts, chunks)))),
+        replace(squares, reduced=chunks.chunk, value=_apply("add", inside, between)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    axes: tuple[Axis, ...]
+    value: Expression
+
+
+def _first_values(operation: Reduction, chunks: Chunks) -> _First:
+    """The value at the first few points of each chunk, along its longest axis."""
+    longest = max(chunks.rest, key=_known)
+    extent = min(_known(longest), SHIFT_POINTS)
+    axis = Axis(loop_symbol("f", extent), extent)
+    mapping: dict[Expr, Dim] = {other.symbol: 0 for other in chunks.rest}
+    mapping[longest.symbol] = axis.symbol
+    return _First((axis,), _moved(chunks.value, mapping))
+
+
+def _apply(op: str, *args: Expression) -> Expression:
+    return ir.apply(op, *args, dtype=args[0].dtype)
+
+
+def _or_zero(value: Expression) -> Expression:
+    """Zero where the value is not finite: a mean of infinities is infinite, and no difference of such."""
+    finite = ir.apply("isfinite", value, dtype=torch.bool)
+    return ir.apply("where", finite, value, ir.constant(0, value.dtype), dtype=value.dtype)
+
+
+def _divided(value: Expression, count: int) -> Expression:
+    return _apply("div", value, ir.constant(count, value.dtype))
 
 
 def _square(value: Expression) -> Expression:
-    return ir.apply("mul", value, value, dtype=value.dtype)
+    return _apply("mul", value, value)
 
 
 def _known(axis: Axis) -> int:

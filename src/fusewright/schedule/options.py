@@ -16,8 +16,7 @@ class ScheduleOptions:
 
     lanes: outer points that a machine handles at once where neighbouring elements lie along the outer axes (a GPU's block of columns);
     smallest_chunk: reduced points of a chunk below which another one does not pay; gathered_chunk: the same where values are read through
-    an index (each point then waits for memory: shorter chunks pay, of small reductions too). 0: no difference. chunk_rows: rows of a chunk
-    that is walked twice while it is near the processor, for a mean and the deviations from it (0: all data are walked twice instead).
+    an index (each point then waits for memory: shorter chunks pay, of small reductions too). 0: no difference.
     max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations
     below which a kernel cannot keep a machine busy. small_points: iterations so few that parallelism does not matter.
     chunk_points: reduced points from which a reduction with little outer parallelism is split. size_hint: assumed value of an unknown size.
@@ -37,7 +36,6 @@ class ScheduleOptions:
     chunks: int = 64
     smallest_chunk: int = 2048
     gathered_chunk: int = 0
-    chunk_rows: int = 0
     lanes: int = 1
     tiny_points: int = 4096
     own_bytes: int | None = None

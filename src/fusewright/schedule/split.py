@@ -7,7 +7,6 @@ of threads), so results are reproducible; sums gain accuracy, as in pairwise sum
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 
@@ -18,38 +17,36 @@ from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Reduction
 from fusewright.records import replace
 from fusewright.schedule.axes import hint
 from fusewright.schedule.expressions import Rewriter, survey
-from fusewright.schedule.moments import Chunks, find_moments, squares_of_chunks
+from fusewright.schedule.moments import Chunks, find_moments, moments_of_chunks
 from fusewright.schedule.options import ScheduleOptions
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
-MOST_CHUNKS = 2048
-"""Of data that are read twice: their partial results must stay few."""
 Cut = tuple[tuple[int, int], ...]
 """Which reduced axes are cut, outermost first, and into how many chunks each."""
 
 
 def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProgram:
     """The program itself where nothing is split."""
-    moments = find_moments(program) if options.chunk_rows else {}
-    cuts = _cuts(program, options, moments)
+    cuts = _cuts(program, options)
     if not cuts:
         return program
-    operations: list[Operation] = []
+    made: dict[int, tuple[Operation, ...]] = {}
     buffers = dict(program.buffers)
-    sums: dict[str, Chunks] = {}
-    for operation in program.operations:
+    cut_up: dict[int, tuple[Reduction, Chunks]] = {}
+    for position, operation in enumerate(program.operations):
         cut = cuts.get(_space(operation)) if isinstance(operation, Reduction) and _splittable(operation) else None
-        if cut is None:
-            operations.append(operation)
-            continue
-        assert isinstance(operation, Reduction)
-        chunks = _chunks(operation, cut, buffers[operation.buffer].device, options.lanes)
-        buffers[chunks.buffer.name] = chunks.buffer
-        if (mean := sums.get(moments.get(operation.name, ""))) is not None and mean.buffer.shape == chunks.buffer.shape:
-            operations += squares_of_chunks(operation, chunks, mean)
-        else:
-            sums[operation.name] = chunks
-            operations += _sums_of_chunks(operation, chunks)
+        if cut is not None and isinstance(operation, Reduction):
+            chunks = _chunks(operation, cut, buffers[operation.buffer].device, options.lanes)
+            buffers[chunks.buffer.name] = chunks.buffer
+            cut_up[position] = operation, chunks
+            made[position] = _sums_of_chunks(operation, chunks)
+    if options.lanes > 1:
+        for squares, mean in find_moments(program.operations).items():
+            if mean in cut_up and squares in cut_up and cut_up[mean][1].buffer.shape == cut_up[squares][1].buffer.shape:
+                buffer, (shift, *rest) = moments_of_chunks(*cut_up[mean], *cut_up[squares])
+                buffers[buffer.name] = buffer
+                made[mean], made[squares] = (shift, *rest[:2]), tuple(rest[2:])
+    operations = [new for position, old in enumerate(program.operations) for new in made.get(position, (old,))]
     return replace(program, buffers=buffers, operations=operations)
 
 
@@ -61,14 +58,12 @@ def _space(operation: Reduction) -> Space:
     return tuple(axis.extent for axis in operation.axes), tuple(axis.extent for axis in operation.reduced), _along_outer(operation)
 
 
-def _cuts(program: LoopProgram, options: ScheduleOptions, moments: Mapping[str, str]) -> dict[Space, Cut]:
+def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
     """How the reductions over each space are cut. They are cut alike, so that they stay one loop."""
     found: dict[Space, Cut] = {}
-    paired = {*moments, *moments.values()}
     for operation in program.operations:
         if isinstance(operation, Reduction) and _splittable(operation):
-            rows = options.chunk_rows if operation.name in paired else 0
-            cut = _cut(operation, options, rows)
+            cut = _cut(operation, options)
             if cut is not None:
                 found[_space(operation)] = max(found.get(_space(operation), cut), cut, key=_count)
     return found
@@ -83,25 +78,24 @@ def _splittable(operation: Reduction) -> bool:
     return operation.kind in SPLITTABLE and (operation.kind not in ("any", "all") or operation.value.dtype is torch.bool)
 
 
-def _cut(operation: Reduction, options: ScheduleOptions, rows: int) -> Cut | None:
-    """How the reduction is cut, or None where it stays whole. rows: reduced points of a chunk that are read twice; 0: no bound."""
+def _cut(operation: Reduction, options: ScheduleOptions) -> Cut | None:
+    """How the reduction is cut, or None where it stays whole."""
     outer = hint(product(axis.extent for axis in operation.axes))
     reduced = hint(product(axis.extent for axis in operation.reduced))
     smallest, least_points = options.smallest_chunk, options.chunk_points
     if options.gathered_chunk and any(load.bindings for load in survey([operation.value]).loads):
         smallest, least_points = options.gathered_chunk, 16 * options.gathered_chunk
-    along_outer = options.lanes > 1 and _along_outer(operation)
-    if along_outer:
+    chunks = options.chunks
+    if options.lanes > 1 and _along_outer(operation):
         outer = -(-outer // options.lanes)
         smallest //= 4
+        chunks //= 2  # a block of columns ends with a sum across its threads: fewer and longer ones are quicker, by a fifth
     points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
     if outer >= options.min_parallel or points < least_points or reduced < 2 * smallest:
         return None
-    wanted = min(options.chunks, reduced // smallest)
+    wanted = min(chunks, reduced // smallest)
     if options.lanes > 1:
-        wanted = min(wanted, max(-(-options.chunks // max(outer, 1)), 2))
-    if rows:
-        wanted = max(wanted, min(reduced // (rows if along_outer else rows * options.lanes // 2), MOST_CHUNKS))
+        wanted = min(wanted, max(-(-chunks // max(outer, 1)), 2))
     best: Cut = ()
     for k, axis in enumerate(operation.reduced):
         if isinstance(axis.extent, int):

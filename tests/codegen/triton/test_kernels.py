@@ -20,7 +20,7 @@ from tests.schedule import programs
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
 
 GPU = ScheduleOptions(
-    min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, chunk_rows=32, scratch_bytes=128 * 1024
+    min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, scratch_bytes=128 * 1024
 )
 
 

@@ -24,6 +24,7 @@ from fusewright.records import dataclass, replace
 UNKNOWN = 1024  # what a symbolic extent is taken for
 PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most
 PERSISTENT_COLUMNS = 1024  # rows of a persistent tile whose neighbouring elements lie along the outer axes
+COLUMN_STEP = 2048  # elements of a step down a block of columns
 NEAR = 4 << 20
 """Bytes that are likely still in the cache from the kernel before: there, more blocks of fewer columns cost no memory traffic."""
 LONG = 16 * 1024
@@ -218,7 +219,7 @@ def _along_outer(shape: Shape) -> bool:
 def _columns(shape: Shape, processor: Processor, outer: int, longest: int, static: bool) -> Tile:
     width = _width(shape)
     x = min(power_of_two(outer), 128 // max(width, 2))
-    stages = sum(1 for view in shape.views if view.axes)
+    stages = sum(1 for view in shape.views if view.axes and 2 * estimate(_length(view)) > longest)
     near = outer * longest * width <= NEAR
     held = 2 * PERSISTENT_COLUMNS if near else PERSISTENT_COLUMNS if stages > 1 else 64
     needs_row = bool(shape.kernel.scratch)
@@ -231,7 +232,7 @@ def _columns(shape: Shape, processor: Processor, outer: int, longest: int, stati
     x = min(power_of_two(outer), 128 // max(width, 2))
     while x > (8 if near else 16) and outer // x < processor.units and (longest < 256 or near):
         x //= 2
-    step = _clamp(min(power_of_two(longest), 8192 // x), 1, 128)
+    step = _clamp(min(power_of_two(longest), COLUMN_STEP // x), 1, 128)
     return Tile("rows", x, step, _clamp(x * step // 512, 1, 8), tuple(shape.outer))
 
 
