@@ -27,7 +27,10 @@ class FakeTrials:
 
     machine = "fake"
 
-    def __init__(self, seconds: dict[str, float], refused: Sequence[str] = (), noise: Sequence[float] = (1.0,)) -> None:
+    def __init__(
+        self, seconds: dict[str, float], refused: Sequence[str] = (), noise: Sequence[float] = (1.0,), plan: Plan | None = None
+    ) -> None:
+        self.plan = plan
         self.seconds, self.refused, self.noise = seconds, refused, noise
         self.now = 0.0
         self.requested: list[str] = []
@@ -35,6 +38,10 @@ class FakeTrials:
 
     def request(self, contenders: Sequence[Contender]) -> None:
         self.requested += [contender.name for contender in contenders]
+        for contender in contenders if self.plan is not None else ():
+            assert self.plan is not None
+            known = self.plan.buffers.keys() | {buffer.name for buffer in contender.added}
+            assert all(known >= set(kernel.buffers) for kernel in contender.kernels.values()), contender.name
 
     def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
         self.prepared.append(question.title)
@@ -153,7 +160,7 @@ def plan_of_layers() -> Plan:
 
 def test_equal_products_are_one_question_and_all_take_the_answer() -> None:
     plan = plan_of_layers()
-    trials = FakeTrials({LIBRARY: 1.0, "fused": 0.5, "plain": 2.0, "slices": 3.0, "warps": 1.0})
+    trials = FakeTrials({LIBRARY: 1.0, "fused": 0.5, "plain": 2.0, "slices": 3.0, "warps": 1.0}, plan=plan)
     tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
     assert len(trials.prepared) == 2 and tuned.unasked == 0
     assert [answer.places for answer in tuned.answers] == [3, 3]
@@ -175,13 +182,23 @@ def test_products_of_one_matrix_may_run_together(together: bool) -> None:
     inputs = [torch.randn(*shape) for shape in ((96, 128), (128, 128), (128, 128), (128, 128))]
     plan = schedule(lowered(heads, inputs), ScheduleOptions(min_parallel=528, lanes=64))
     seconds = {"apart": 1.0, "together": 0.5 if together else 2.0, LIBRARY: 1.0, "fused": 0.5, "": 1.0}
-    trials = FakeTrials(seconds)
+    trials = FakeTrials(seconds, plan=plan)
     tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
     (answer,) = [answer for answer in tuned.answers if "of one matrix" in answer.question]
     assert answer.places == 2 and ("together" in answer.winner) is together
     made = [kernel for kernel in tuned.plan.kernels.values() if kernel.product is not None]
     assert [len(kernel.product.chosen) for kernel in made] == ([2, 2] if together else [0, 0])
     assert all(kernel.name in tuned.tiles for kernel in made)
+
+
+def test_a_kernel_that_adds_slices_may_be_tuned_in_turn() -> None:
+    """It reads memory that the plan has only since the product was chosen."""
+    inputs = [torch.randn(*shape) for shape in ((256, 384), (320, 256))]
+    plan = schedule(lowered(lambda x, w: (x.t() @ w.t()) * 2, inputs), ScheduleOptions(min_parallel=528, lanes=64))
+    trials = FakeTrials({LIBRARY: 1.0, "slices": 0.5, "": 2.0}, plan=plan)
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    assert any(name.endswith("_parts") for name in tuned.plan.buffers)
+    assert trials.plan is tuned.plan and any("slices" in answer.winner for answer in tuned.answers) and len(tuned.answers) > 1
 
 
 def test_without_a_quicker_contender_the_plan_stays() -> None:

@@ -100,8 +100,9 @@ class Answer:
 
 
 class Trials(Protocol):
-    """What a race needs of a GPU."""
+    """What a race needs of a GPU. plan: whose kernels (or what stands in their place) are tried."""
 
+    plan: Plan
     machine: str
 
     def request(self, contenders: Sequence[Contender]) -> None:
@@ -361,7 +362,7 @@ def tune(
         if choice.site.step not in merged and choice.variant is not None and choice.tile is not None:
             chosen.append(products.of_variant(choice.site, choice.variant))
             tiles[choice.variant.product.name] = choice.tile
-    plan = products.replaced(plan, chosen) if chosen else plan
+    trials.plan = plan = products.replaced(plan, chosen) if chosen else plan
     rest = tile_questions(plan, processor, device)
     more, later = answer_all(rest, trials, records, seconds - (clock() - started), clock)
     for question in rest:

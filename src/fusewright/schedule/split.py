@@ -21,6 +21,8 @@ from fusewright.schedule.moments import Chunks, find_moments, moments_of_chunks
 from fusewright.schedule.options import ScheduleOptions
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
+LONG_COLUMN = 1024
+"""Rows of a chunk from which more chunks are better than longer ones."""
 Cut = tuple[tuple[int, int], ...]
 """Which reduced axes are cut, outermost first, and into how many chunks each."""
 
@@ -89,7 +91,8 @@ def _cut(operation: Reduction, options: ScheduleOptions) -> Cut | None:
     if options.lanes > 1 and _along_outer(operation):
         outer = -(-outer // options.lanes)
         smallest //= 4
-        chunks //= 2  # a block of columns ends with a sum across its threads: fewer and longer ones are quicker, by a fifth
+        # A block of columns ends with a sum across its threads: by a fifth, fewer and longer ones are quicker.
+        chunks = min(chunks, max(chunks // 2, outer * (reduced // LONG_COLUMN)))
     points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
     if outer >= options.min_parallel or points < least_points or reduced < 2 * smallest:
         return None
