@@ -25,7 +25,8 @@ _POSITIONS_IN_WINDOWS = {
 """Operators whose second result counts through so many trailing dimensions of the input."""
 
 _POSITIONS_ALONG = frozenset({
-    aten.max.dim, aten.min.dim, aten.topk.default, aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.median.dim, aten.mode.default,
+    aten.max.dim, aten.min.dim, aten.topk.default, aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.median.dim,
+    aten.mode.default,
 })  # fmt: skip
 """Operators whose second result counts along one dimension of the input."""
 

@@ -313,8 +313,8 @@ class Fuser:
         return len(lengths) < 2 or max(lengths) <= 4 * min(lengths)
 
     def _too_many_rows(self, group: Group, other: Group, recipe: Recipe) -> bool:
-        """Whether `group` would store more rows from a tile of columns than pays. A GPU's block of columns stores as it goes, unless it must
-        know a result of all its rows first."""
+        """Whether `group` would store more rows from a tile of columns than pays. A GPU's block of columns stores as it goes, unless it
+        must know a result of all its rows first."""
         if self.options.lanes > 1:
             most = SHORT if other.written & group.touching.keys() else None
         else:
