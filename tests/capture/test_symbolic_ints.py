@@ -131,3 +131,46 @@ def test_a_dimension_of_size_one_has_no_stride_of_its_own(shape: Callable[[int],
             x = torch.randn(shape(n))
             assert torch.equal(compiled(x), program(x))
     assert len(captures) == 2
+
+
+# What Python refuses for some values, its result unused: as a tensor operation it would give an infinity or NaN.
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "division": lambda n: 1 / (n - 3),
+    "floor division": lambda n: n // (n - 3),
+    "remainder": lambda n: n % (n - 3),
+    "logarithm": lambda n: math.log(n - 3),
+    "root": lambda n: math.sqrt(n - 3),
+    "root of a quotient": lambda n: math.sqrt(1 / (n - 2.5)),
+    "power": lambda n: (n - 3.0) ** -1,
+    "overflow": lambda n: math.exp(n * 100),
+    "overflow of a power": lambda n: 1e100**n,
+    "cosine": lambda n: math.cos(n * 1e308),
+}
+
+
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_python_refuses(name: str, dynamic: bool | None, kind: type) -> None:
+    compute = REFUSED[name]
+
+    def program(x: torch.Tensor, n: Any) -> torch.Tensor:
+        try:
+            compute(n)
+        except (ArithmeticError, ValueError) as error:
+            return x * len(str(error))
+        return x + 1
+
+    compiled = fusewright.compile(program, dynamic=dynamic, recompile_limit=20)
+    x = torch.ones(2)
+    for n in (7, 6, 3, 2, 1, 8, 0, 3, 4):
+        assert torch.equal(compiled(x, kind(n)), program(x, kind(n))), n
+
+
+def test_a_refusal_costs_no_compile() -> None:
+    captures: list[Captured] = []
+    compiled = fusewright.compile(lambda x, n: x / math.sqrt(n) + math.exp(-n / 100) + 0.9**n, fullgraph=True)
+    with STREAM.listening(lambda event: captures.append(event) if isinstance(event, Captured) else None):
+        for n in range(1, 9):
+            compiled(torch.ones(2), n)
+    assert len(captures) == 2

@@ -65,7 +65,7 @@ def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """Native, after a look at the arguments."""
     world = tracer.world
     if len(args) == 1 and type(args[0]) in (torch.SymFloat, torch.SymInt):
-        known = runtime_float.apply(fn, args[0])
+        known = native(runtime_float.apply, fn, args[0])
         if known is not None:
             return known
     for value in (*args, *kwargs.values()):

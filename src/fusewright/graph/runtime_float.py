@@ -2,7 +2,8 @@
 
 Takes a recorder and a 0-dimensional float64 tensor of its graph; gives a `torch.SymFloat` that Python arithmetic works on. Arithmetic is
 recorded in float64, so that it gives what Python's gives. Always holds: asking for the concrete value either becomes a guard on the
-outside float that it came from, or breaks the graph; an answer is never a guess.
+outside float that it came from, or breaks the graph; an answer is never a guess. Where Python raises (a division by zero), so does
+capture, and compiled code serves only values for which Python does not (`float_domains`); what a tensor holds is not looked at.
 The method names are the protocol of `torch.SymFloat` (as in symint.py).
 """
 
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fusewright.capture.signals import GraphBreak
-from fusewright.graph.sizes import Dim
+from fusewright.graph.float_domains import ANYTHING, Interval, bounds, is_defined, piece_of
+from fusewright.graph.sizes import Dim, Relation
 from fusewright.graph.symint import SymNode, size_of
 from fusewright.records import dataclass, field
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from fusewright.graph.traced_tensor import TracedTensor
 
 aten = torch.ops.aten
-_UNARY = {
+_UNARY: dict[str, tuple[torch._ops.OpOverload, Callable[..., float]]] = {
     "neg": (aten.neg.default, operator.neg),
     "abs": (aten.abs.default, operator.abs),
     "sqrt": (aten.sqrt.default, math.sqrt),
@@ -36,7 +38,7 @@ _UNARY = {
     "sin": (aten.sin.default, math.sin),
     "tanh": (aten.tanh.default, math.tanh),
 }
-_BINARY = {
+_BINARY: dict[str, tuple[torch._ops.OpOverload, Callable[..., float]]] = {
     "add": (aten.add.Tensor, operator.add),
     "sub": (aten.sub.Tensor, operator.sub),
     "mul": (aten.mul.Tensor, operator.mul),
@@ -83,9 +85,24 @@ class OutsideFloat:
         """Called when the program needs the value."""
         self.fixed = True
 
+    piece: Interval = ANYTHING
+
     def accepts(self, value: float) -> bool:
         """Whether another value gives the same answers."""
         return all(test(value) == answer for test, answer in self.tests)
+
+    def interval(self) -> Interval:
+        """What holds the values that the tests accept."""
+        return self.piece
+
+    def pin(self) -> None:
+        """Makes the interval smaller, by a test."""
+        piece = piece_of(self.value)
+        if piece is None:
+            return self.fix()
+        if self.piece == ANYTHING:
+            self.piece = piece
+            self.tests.append((lambda value: piece[0] <= value <= piece[1], True))
 
 
 @dataclass(slots=True, eq=False)
@@ -103,14 +120,43 @@ class OutsideInt:
         """Called when the program needs the value."""
         self.env.specialise(self.size)
 
+    def interval(self) -> Interval:
+        """What holds the values that the guards accept."""
+        known = self.env.known
+        lower = next((bound for bound in (1, 0) if known(Relation("<=", bound, self.size))), -_LARGEST_INT)
+        upper = -1 if known(Relation("<=", self.size, -1)) else _LARGEST_INT
+        return float(lower), float(upper)
+
+    def pin(self) -> None:
+        """Makes the interval smaller, by a guard."""
+        if self.value > 0:
+            self.env.settle(Relation("<=", 1, self.size))
+        elif self.value < 0:
+            self.env.settle(Relation("<=", self.size, -1))
+        else:
+            self.fix()
+
+
+_LARGEST_INT = 1 << 63
+
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What a value was computed from (`origins`, empty for a constant), and how, when that is one outside float."""
+    """What a value was computed from (`origins`, empty for a constant), and how, when that is one outside float. interval: what holds the
+    values that it may have."""
 
     origins: tuple[OutsideFloat | OutsideInt, ...]
     value: float
     compute: Callable[[float], float] | None
+    interval: Callable[[], Interval]
+
+
+def _constant(value: float) -> _History:
+    return _History((), value, None, lambda: (value, value))
+
+
+def _outside(origin: OutsideFloat | OutsideInt) -> _History:
+    return _History((origin,), origin.value, (lambda value: value) if isinstance(origin, OutsideFloat) else None, origin.interval)
 
 
 class FloatNode:
@@ -188,7 +234,7 @@ class FloatNode:
         return self.bool_()
 
     def wrap_float(self, number: float) -> FloatNode:
-        return FloatNode(self.recorder, None, _History((), float(number), None))
+        return FloatNode(self.recorder, None, _constant(float(number)))
 
     wrap_int = wrap_float
 
@@ -213,14 +259,15 @@ class FloatNode:
         return self.tensor
 
     def _unary(self, name: str) -> FloatNode:
-        target, plain = _UNARY[name]
+        history = _history((self,), name)
         with self.recorder.recording():
-            tensor = self.recorder.dispatch(target, (self.operand(),), {})
-        return FloatNode(self.recorder, tensor, _history((self,), plain))  # type: ignore[arg-type]
+            tensor = self.recorder.dispatch(_UNARY[name][0], (self.operand(),), {})
+        return FloatNode(self.recorder, tensor, history)  # type: ignore[arg-type]
 
     def _binary(self, name: str, other: object) -> FloatNode:
-        target, plain = _BINARY[name]
+        target = _BINARY[name][0]
         right = self._node(other)
+        history = _history((self, right), name)
         with self.recorder.recording():
             if right.tensor is None and name in _CONSTANT_RIGHT:
                 tensor = self.recorder.dispatch(_CONSTANT_RIGHT[name], (self.operand(), right.constant), {})
@@ -230,7 +277,7 @@ class FloatNode:
                 tensor = self.recorder.dispatch(target, arguments, {})
             else:
                 tensor = self.recorder.dispatch(target, (self.operand(), right.operand()), {})
-        return FloatNode(self.recorder, tensor, _history((self, right), plain))  # type: ignore[arg-type]
+        return FloatNode(self.recorder, tensor, history)  # type: ignore[arg-type]
 
     def _node(self, other: object) -> FloatNode:
         if isinstance(other, FloatNode):
@@ -338,7 +385,6 @@ class FloatNode:
     def ge(self, other: object) -> SymNode:
         return self._relation(other, ">=")
 
-
     def _env(self) -> ShapeEnv:
         """For nodes of constants, which ask it nothing."""
         return self.recorder.env  # type: ignore[return-value]
@@ -362,15 +408,15 @@ class _ShapeFloat(FloatNode):
         return self.constant is None
 
     def wrap_float(self, number: float) -> FloatNode:
-        return _ShapeFloat(self.env, _History((), float(number), None))
+        return _ShapeFloat(self.env, _constant(float(number)))
 
     wrap_int = wrap_float
 
     def _unary(self, name: str) -> FloatNode:
-        return _ShapeFloat(self.env, _history((self,), _UNARY[name][1]))  # type: ignore[arg-type]
+        return _ShapeFloat(self.env, _history_of_shapes((self,), name))  # type: ignore[arg-type]
 
     def _binary(self, name: str, other: object) -> FloatNode:
-        return _ShapeFloat(self.env, _history((self, self._node(other)), _BINARY[name][1]))  # type: ignore[arg-type]
+        return _ShapeFloat(self.env, _history_of_shapes((self, self._node(other)), name))  # type: ignore[arg-type]
 
     def _env(self) -> ShapeEnv:
         return self.env
@@ -379,28 +425,65 @@ class _ShapeFloat(FloatNode):
 _CPU = torch.device("cpu")
 
 
-def _history(nodes: tuple[FloatNode, ...], plain: Callable[..., float]) -> _History | None:
-    """What the result of `plain` on these values comes from."""
-    parts = [node.history for node in nodes]
-    if any(part is None for part in parts):
+def _history(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
+    """What the result of a function comes from, None where a tensor holds one of its arguments. Raises what Python raises for the values
+    that the arguments have; where other values would tell another story, they are left to another compile."""
+    parts = [node.history for node in nodes if node.history is not None]
+    if len(parts) < len(nodes):
         return None
-    known = [part for part in parts if part is not None]
-    origins = tuple(dict.fromkeys(origin for part in known for origin in part.origins))
+    plain = (_UNARY.get(name) or _BINARY[name])[1]
+    origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
+    compute: Callable[[float], float] | None = None
+    if len(origins) == 1:
+        steps = [part.compute if part.origins else (lambda _, constant=part.value: constant) for part in parts]
+        if all(steps):
+            compute = lambda given: plain(*(step(given) for step in steps))  # type: ignore[misc]  # noqa: E731
     try:
-        value = plain(*(part.value for part in known))
+        value, error = plain(*(part.value for part in parts)), None
+    except (ArithmeticError, ValueError) as raised:
+        value, error = math.nan, raised
+    intervals = lambda: tuple(part.interval() for part in parts)  # noqa: E731
+    if origins and not is_defined(name, intervals()):
+        _keep_defined(name, origins, compute, intervals, error is None)
+    if error is not None:
+        raise error
+    return _History(origins, value, compute, lambda: bounds(name, intervals()))
+
+
+def _history_of_shapes(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
+    """The same inside of a meta kernel, where only the value that is asked for must be there: the real kernel divides as C does."""
+    try:
+        return _history(nodes, name)
     except (ArithmeticError, ValueError):
-        return None  # the compiled code gives an infinity or NaN where Python raises: the value must not be asked for
-    if len(origins) != 1:
-        return _History(origins, value, None)
-    steps = [part.compute if part.origins else (lambda _, constant=part.value: constant) for part in known]
-    if any(step is None for step in steps):
-        return _History(origins, value, None)
-    return _History(origins, value, lambda given: plain(*(step(given) for step in steps)))  # type: ignore[misc]
+        return None
+
+
+def _keep_defined(
+    name: str, origins: tuple[OutsideFloat | OutsideInt, ...], compute: Callable[[float], float] | None,
+    intervals: Callable[[], tuple[Interval, ...]], defined: bool,
+) -> None:  # fmt: skip
+    """Makes it part of what the capture is for that the function is defined for the values of its arguments, or is not."""
+    if compute is not None and isinstance(origins[0], OutsideFloat):
+        origins[0].tests.append((lambda given: _is_defined_at(compute, given), defined))
+        return
+    for origin in origins:
+        origin.pin()
+    if not is_defined(name, intervals()):
+        for origin in origins:
+            origin.fix()
+
+
+def _is_defined_at(compute: Callable[[float], float], given: float) -> bool:
+    try:
+        compute(given)
+    except (ArithmeticError, ValueError):
+        return False
+    return True
 
 
 def float_of_input(recorder: Recorder, tensor: TracedTensor, origin: OutsideFloat) -> torch.SymFloat:
     """The float that a placeholder holds."""
-    return torch.SymFloat(FloatNode(recorder, tensor, _History((origin,), origin.value, lambda value: value)))
+    return torch.SymFloat(FloatNode(recorder, tensor, _outside(origin)))
 
 
 def float_of_size(recorder: Recorder, env: ShapeEnv, size: Dim) -> FloatNode:
@@ -408,12 +491,12 @@ def float_of_size(recorder: Recorder, env: ShapeEnv, size: Dim) -> FloatNode:
     recorder.has_floats = True
     with recorder.recording():
         tensor = recorder.dispatch(aten.full.default, ([], size_of(size, env)), {"dtype": torch.float64, "device": _CPU})
-    return FloatNode(recorder, tensor, _History((OutsideInt(size, env),), float(env.hint(size)), None))  # type: ignore[arg-type]
+    return FloatNode(recorder, tensor, _outside(OutsideInt(size, env)))  # type: ignore[arg-type]
 
 
 def shape_float(env: ShapeEnv, size: Dim) -> FloatNode:
     """The node of `float(n)` inside of a meta kernel."""
-    return _ShapeFloat(env, _History((OutsideInt(size, env),), float(env.hint(size)), None))
+    return _ShapeFloat(env, _outside(OutsideInt(size, env)))
 
 
 def float_of_tensor(recorder: Recorder, tensor: torch.Tensor) -> torch.SymFloat:

@@ -187,6 +187,11 @@ class ShapeEnv:
     def guard(self, relation: Relation) -> bool:
         """Whether the relation holds: from what is known, else in the example, and then the answer becomes a guard."""
         answer = self.generally(relation)
+        return self.settle(relation) if answer is None else answer
+
+    def settle(self, relation: Relation) -> bool:
+        """The same, for sizes of 0 and 1 as for others: what it answers is known from then on."""
+        answer = self.known(relation)
         if answer is not None:
             return answer
         answer = Relation(relation.op, self.hint(relation.left), self.hint(relation.right)).holds({})

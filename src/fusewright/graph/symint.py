@@ -179,9 +179,13 @@ class SymNode:
         return self._arithmetic(other, operator.mul)
 
     def _divide(self, other: SymNode, operation: Callable[[Dim, Dim], Dim]) -> SymNode:
-        if self._integers(other) and not self.env.guard(Relation("!=", other.dim, 0)):
-            raise ZeroDivisionError("integer division or modulo by zero")
+        self._check_divisor(other, operation)
         return self._arithmetic(other, operation)
+
+    def _check_divisor(self, other: SymNode, operation: Callable[..., object]) -> None:
+        """Raises what Python raises for a divisor that is zero, which it then is whenever this code runs."""
+        if self._integers(other) and not self.env.guard(Relation("!=", other.dim, 0)):
+            operation(1, 0)
 
     def floordiv(self, other: SymNode) -> SymNode:
         return self._divide(other, operator.floordiv)
@@ -192,6 +196,7 @@ class SymNode:
         return self._divide(other, operator.mod)
 
     def truediv(self, other: SymNode) -> object:
+        self._check_divisor(other, operator.truediv)
         left, right = self.sym_float(), other.sym_float()
         if type(left) is SymNode and type(right) is SymNode:
             return SymNode(left._number() / right._number(), self.env)
