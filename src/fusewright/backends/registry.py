@@ -6,8 +6,10 @@ asked for; further ones come from `register_backend` and from the entry-point gr
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import keyword
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -44,6 +46,17 @@ RETIRED = {
     "aot_ts": "TorchScript is no graph backend any more; use 'aot_eager'",
     "onnxruntime": "it is called 'onnxrt' now",
 }
+
+
+@functools.cache
+def _callable_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The operator under a name that a GraphModule's code can hold (`torch.ops.aten.random.from` is none)."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = f"{target._schema.name.replace('::', '_')}_{target._overloadname}"
+    return call
 
 
 @dataclass(slots=True)
@@ -83,6 +96,9 @@ class GraphToCompile:
             elif not hasattr(root, node.target):
                 value: Any = self.constants[node.target]
                 (root.add_module if isinstance(value, torch.nn.Module) else root.register_buffer)(node.target, value)
+        for node in graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload) and keyword.iskeyword(node.target._overloadname):
+                node.target = _callable_of(node.target)
         return torch.fx.GraphModule(root, graph)
 
     def real_inputs(self) -> list[Any]:

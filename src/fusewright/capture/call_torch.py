@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_autograd, call_marked, call_transforms
+from fusewright.capture import call_attention, call_autograd, call_marked, call_transforms
 from fusewright.capture.call_interpolate import interpolate
 from fusewright.capture.call_linspace import linspace
 from fusewright.capture.native import native
@@ -271,19 +272,6 @@ def _interpreted(find: Callable[[Any], types.FunctionType]) -> Row:
     return lambda tracer, args, kwargs: tracer.inline(find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs)
 
 
-def _attention(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """A mask that does not vary along its last dimension (transformers expands such ones) keeps attention off every fused kernel of a GPU:
-    it is written out."""
-    world = tracer.world
-    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-    if not isinstance(mask, torch.Tensor) or mask.device.type != "cuda" or tracer.recorder.level != "aten":
-        mask = None
-    if mask is not None and mask.ndim and mask.stride(-1) != 1:
-        mask = world.torch_call(torch.Tensor.contiguous, (mask,), {})
-        args, kwargs = (*args[:3], mask, *args[4:]) if len(args) > 3 else args, kwargs if len(args) > 3 else {**kwargs, "attn_mask": mask}
-    return world.torch_call(torch.nn.functional.scaled_dot_product_attention, args, kwargs)
-
-
 def _checking(fn: Any) -> Row:
     """A function of PyTorch's that reads a tensor in order to raise: the interpreter makes that a check in the graph."""
 
@@ -343,8 +331,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._jit_internal", "is_scripting"): _always(False),
     ("torch.jit._trace", "is_tracing"): _always(False),
     ("torch.jit._script", "is_scripting"): _always(False),
-    # Attention as one opaque operator would hide what can be fused; its decomposed form computes the same.
-    ("torch.backends.mha", "get_fastpath_enabled"): _always(False),
+    **call_attention.NAMED_ROWS,
     ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(getattr, torch._C._VariableFunctions, args[1]),
     ("torch", "is_tensor"): _is_tensor,
     ("torch", "_check"): _check,
@@ -372,6 +359,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.autograd.profiler", "record_function.__exit__"): _always(None),
 }
 
+
 def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Two cases in which PyTorch's decomposition, which symbolic sizes bring in, differs from its kernel: what drops nothing gives the
     tensor itself, not a copy; with a probability of 1 PyTorch multiplies by zero, and draws no random numbers."""
@@ -393,12 +381,24 @@ def _linspace(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return call_operator(tracer, torch.linspace, args, kwargs) if made is None else made
 
 
+def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """PyTorch's kernel looks at the classes, its form for tracing does not: that is a check in the graph. (On a GPU the device asserts.)"""
+    world = tracer.world
+    made = world.torch_call(torch.nn.functional.one_hot, args, kwargs)
+    classes = args[0] if args else kwargs.get("self", kwargs.get("tensor"))
+    if tracer.recorder.level == "aten" and world.recorder_owns(classes) and classes.device.type == "cpu":  # type: ignore[union-attr]
+        fit = tracer.call(operator.and_, (tracer.call(torch.ge, (classes, 0)), tracer.call(torch.lt, (classes, made.shape[-1]))))
+        world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (fit,), {}),), {})
+    return made
+
+
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
+    (torch.nn.functional.one_hot, _one_hot),
     (torch.nn.functional.dropout, _dropout),
     (torch.nn.functional.interpolate, interpolate),
     (torch.linspace, _linspace),
-    (torch.nn.functional.scaled_dot_product_attention, _attention),
+    *call_attention.ROWS,
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
     (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),

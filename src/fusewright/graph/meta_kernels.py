@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverload
 
+from fusewright.capture.signals import GraphBreak
 from fusewright.graph.rules.cpu import corrected
 from fusewright.graph.runtime_float import shape_float
 from fusewright.graph.shape_env import ShapeEnv
@@ -50,6 +51,9 @@ def meta_tensor(type_: TensorType, env: ShapeEnv | None = None) -> torch.Tensor:
 class MetadataChanged(Exception):
     """An in-place operator changed the shape, strides or storage of an argument (for example `resize_`, or `out=` of a wrong size)."""
 
+
+# Their meta kernels make tensors of numbers.
+_QUANTISED = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 Memo = dict[tuple[object, ...], object]
 
@@ -95,6 +99,8 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
     `device` is the results' device; it stands in for what meta tensors cannot carry.
     """
     _quieten_reference_kernels()
+    if any(isinstance(value, torch.dtype) and value in _QUANTISED for value in (*args, *kwargs.values())):
+        raise GraphBreak("unsupported-tensor", f"the result of {op} is a quantised tensor")
     made: list[tuple[TensorType, torch.Tensor]] = []
 
     def lower(value: object) -> object:
@@ -129,7 +135,7 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
         after = type_of(tensor, type_.device)
         if _layout(after, env) != _layout(type_, env):
             raise MetadataChanged(f"{op} changed the shape of an argument from {type_} to {after}")
-    return corrected(op, _lift(result, device), args, kwargs, device)
+    return corrected(op, _lift(op, result, device), args, kwargs, device)
 
 
 def simplified(value: object, env: ShapeEnv) -> object:
@@ -143,11 +149,13 @@ def _layout(type_: TensorType, env: ShapeEnv | None) -> tuple[Dim, ...]:
     return dims if env is None else tuple(map(env.simplify, dims))
 
 
-def _lift(result: object, device: torch.device | None) -> object:
+def _lift(op: OpOverload, result: object, device: torch.device | None) -> object:
     if isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided:
+            raise GraphBreak("unsupported-tensor", f"the result of {op} is a sparse tensor ({result.layout})")
         return type_of(result, device)
     if isinstance(result, (tuple, list)):
-        return tuple(_lift(item, device) for item in result)
+        return tuple(_lift(op, item, device) for item in result)
     if isinstance(result, torch.SymInt):
         return dim_of(result)
     return result

@@ -85,9 +85,11 @@ def _cumulative(self: TensorType, dim: int, *, dtype: torch.dtype | None = None)
 
 
 def _softmax(self: TensorType, dim: int, half_to_float: bool) -> object:
+    rank = max(self.ndim, 1)
+    if not -rank <= dim < rank:  # the meta kernel does not ask
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
     if not self.dtype.is_floating_point:
         return NotImplemented
-    axis_of(dim, self.ndim)
     return fresh(self.shape, self, torch.float32 if half_to_float else self.dtype)
 
 

@@ -1,0 +1,84 @@
+"""Modules of attention in inference, where PyTorch takes a shortcut of its own: the same results, whatever the masks, in one graph."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusewright
+
+LENGTH = 5
+PADDING = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]])
+ATTENTION_MASKS: dict[str, Any] = {
+    "none": None,
+    "numbers": torch.tensor([0.0, 1.0, 0.0, -2.0, 0.5]).repeat(LENGTH, 1),
+    "causal": nn.Transformer.generate_square_subsequent_mask(LENGTH),
+    "bool": torch.ones(LENGTH, LENGTH).triu(1).bool(),
+    "nothing is left": torch.ones(LENGTH, LENGTH).bool(),
+    "for each head": torch.arange(4 * LENGTH * LENGTH).remainder(3).reshape(4, LENGTH, LENGTH).bool(),
+}
+PADDING_MASKS: dict[str, Any] = {
+    "none": None,
+    "numbers": PADDING * 0.5,
+    "bool": PADDING.bool(),
+    "nothing is left": torch.tensor([[0], [1]]).expand(2, LENGTH).bool(),
+}
+MASKS = list(itertools.product(ATTENTION_MASKS, PADDING_MASKS))
+
+
+def x_of(batch_first: bool) -> torch.Tensor:
+    return torch.randn(2, LENGTH, 8) if batch_first else torch.randn(LENGTH, 2, 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*mask")
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize(
+    ("activation", "norm_first", "batch_first"), [("relu", False, True), ("gelu", True, True), ("gelu", False, True), ("relu", True, False)]
+)
+def test_encoder_layers(activation: str, norm_first: bool, batch_first: bool, backend: str) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, activation, norm_first=norm_first, batch_first=batch_first).eval()
+    x = x_of(batch_first)
+    compiled = fusewright.compile(layer, backend=backend, fullgraph=True, recompile_limit=100)
+    with torch.no_grad():
+        for attention, padding in MASKS:
+            masks = {"src_mask": ATTENTION_MASKS[attention], "src_key_padding_mask": PADDING_MASKS[padding]}
+            expected = layer(x, **masks)
+            result = compiled(x, **masks)
+            torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5, equal_nan=True, msg=f"{attention}, {padding}")
+            assert result.stride() == expected.stride()
+
+
+@pytest.mark.filterwarnings("ignore:.*mask")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("weights", "average"), [(True, True), (True, False), (False, True)])
+def test_attention_of_a_tensor_to_itself(weights: bool, average: bool, grad: bool) -> None:
+    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = x_of(True)
+    compiled = fusewright.compile(module, fullgraph=True, recompile_limit=100)
+    with torch.set_grad_enabled(grad):
+        for attention, padding in MASKS:
+            how = {"need_weights": weights, "average_attn_weights": average}
+            masks = {"attn_mask": ATTENTION_MASKS[attention], "key_padding_mask": PADDING_MASKS[padding]}
+            for result, expected in zip(compiled(x, x, x, **masks, **how), module(x, x, x, **masks, **how), strict=True):
+                if expected is None:
+                    assert result is None
+                    continue
+                torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5, equal_nan=True, msg=f"{attention}, {padding}")
+                assert result.stride() == expected.stride(), (attention, padding)
+
+
+def test_the_switch_of_the_shortcut_is_guarded() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).eval()
+    x, mask = x_of(True), ATTENTION_MASKS["numbers"]
+    compiled = fusewright.compile(layer)
+    with torch.no_grad():
+        try:
+            for enabled in (True, False, True):
+                torch.backends.mha.set_fastpath_enabled(enabled)
+                torch.testing.assert_close(compiled(x, mask), layer(x, mask), atol=1e-5, rtol=1e-5)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)

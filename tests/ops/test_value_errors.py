@@ -1,0 +1,73 @@
+"""Operators whose eager kernels look at values, or at arguments that meta kernels do not look at: the same errors, the same kinds of tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fusewright
+
+BACKENDS = ["native", "aot_eager", "eager"]
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "class too large": (lambda x: F.one_hot(x, 3), (torch.tensor([5]),)),
+    "class below zero": (lambda x: F.one_hot(x, 3) + 1, (torch.tensor([-1, 2]),)),
+    "constant class below zero": (lambda x: F.one_hot(torch.tensor([-1])) + x, (torch.ones(1),)),
+    "constant class too large": (lambda x: F.one_hot(torch.tensor([1, 4]), 3) + x, (torch.ones(1),)),
+    "dimension of softmax": (lambda x: F.softmax(x, 9), (torch.ones(2, 3),)),
+    "dimension of log_softmax": (lambda x: F.log_softmax(x, -4), (torch.ones(2, 3),)),
+    "empty range": (lambda x: x.random_(5, 3), (torch.ones(3),)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses(name: str, backend: str) -> None:
+    function, args = REFUSED[name]
+    with pytest.raises(Exception) as expected:
+        function(*args)
+    with pytest.raises(type(expected.value)) as raised:
+        fusewright.compile(function, backend=backend)(*args)
+    assert str(raised.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_classes_that_fit(backend: str) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.one_hot(x, 3), F.one_hot(x[:0], 3), F.one_hot(torch.tensor([1, 4]), 5) + x.sum()
+
+    compiled = fusewright.compile(program, backend=backend, fullgraph=True)
+    for x in (torch.tensor([0, 2]), torch.tensor([1, 1])):
+        for ours, eager in zip(compiled(x), program(x), strict=True):
+            assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_operator_whose_name_is_a_keyword(backend: str) -> None:
+    compiled = fusewright.compile(lambda x: x.random_(2, 3) + 1, backend=backend, fullgraph=True)
+    assert compiled(torch.zeros(3)).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_tensors_that_are_made_sparse_or_quantised(gradients: bool, backend: str) -> None:
+    def program(x: torch.Tensor, v: torch.Tensor) -> Any:
+        s = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [2, 0, 1]]), v, (3, 3))
+        y = x * 2
+        return torch.sparse.mm(s, y), s.to_dense(), s.coalesce().values(), s.layout, s.is_sparse, y
+
+    def quantised(x: torch.Tensor) -> Any:
+        y = x + 1
+        q = torch.quantize_per_tensor(y, 0.1, 3, torch.quint8)
+        return q.dequantize(), q.int_repr(), q.is_quantized, q.dtype, q.q_scale(), y
+
+    x, v = torch.randn(3, 4), torch.randn(3).requires_grad_(gradients)
+    for function, args in ((program, (x, v)), (quantised, (x,))):
+        fusewright.reset()
+        for ours, eager in zip(fusewright.compile(function, backend=backend)(*args), function(*args), strict=True):
+            assert type(ours) is type(eager)
+            torch.testing.assert_close(ours, eager) if isinstance(eager, torch.Tensor) else None
+            assert isinstance(eager, torch.Tensor) or ours == eager
