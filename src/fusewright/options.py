@@ -92,6 +92,13 @@ def _flag(text: str) -> bool:
     return text.strip().lower() not in ("", "0", "false", "no", "off")
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """One environment variable: how its text is read, and what it means."""
@@ -107,25 +114,32 @@ VARIABLES: dict[str, Variable] = {
     "FUSEWRIGHT_DISABLE": Variable(_flag, False, "compile() returns its argument unchanged"),
     "FUSEWRIGHT_CACHE": Variable(_flag, True, "0 turns the disk cache off"),
     "FUSEWRIGHT_CACHE_DIR": Variable(str, "", "the disk cache's folder (default: fusewright in the user's cache folder)"),
-    "FUSEWRIGHT_CACHE_MIB": Variable(int, 2048, "the disk cache's largest size, in MiB"),
+    "FUSEWRIGHT_CACHE_MIB": Variable(_positive, 2048, "the disk cache's largest size, in MiB; a positive number"),
     "FUSEWRIGHT_BACKEND": Variable(str, "", "the backend to use where the program does not name one"),
 }
 
 
 def environment(name: str) -> Any:
-    """The value of an environment variable of the table, parsed (read at each call: a test may change it)."""
+    """The value of an environment variable of the table, parsed (read at each call: a test may change it). Raises OptionError."""
     variable = VARIABLES[name]
     text = os.environ.get(name)
-    return variable.default if text is None else variable.parse(text)
+    try:
+        return variable.default if text is None else variable.parse(text)
+    except ValueError:
+        raise OptionError(f"the environment variable {name} is {text!r}, which it cannot be ({variable.meaning})") from None
 
 
 def cache_folder() -> Path:
-    """The disk cache's folder: FUSEWRIGHT_CACHE_DIR, or `fusewright` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
+    """The disk cache's folder: FUSEWRIGHT_CACHE_DIR, or `fusewright` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache); for a user
+    without a home (an unknown number in a container), one of the user's own among the temporary files."""
     named = environment("FUSEWRIGHT_CACHE_DIR")
-    if named:
-        return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fusewright"
+    try:
+        if named:
+            return Path(named).expanduser().absolute()
+        return (Path(base) if base else Path.home() / ".cache").absolute() / "fusewright"
+    except RuntimeError:
+        return Path(os.environ.get("TMPDIR", "/tmp")) / f"fusewright-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
 
 
 @dataclass(frozen=True, slots=True)

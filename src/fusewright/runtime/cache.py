@@ -1,9 +1,10 @@
 """The disk cache: content-addressed entries in a private folder, shared by every process of the user.
 
 Takes a key (hexadecimal digest) and bytes; gives the bytes back, in this process or a later one.
-Always holds: there are no locks. A writer makes a temporary file and renames it, so an entry is whole or absent however a writer dies; a
-reader checks the entry's hash, which covers the key, before it uses a byte of it; a damaged entry is removed with a warning and made
-again. The folder belongs to this user alone (0700), or the cache is not used. Its size is bounded: what was not read for longest goes.
+Always holds: nobody waits for a lock. A writer makes a temporary file and renames it, so an entry is whole or absent however a writer dies
+(it holds a lock on that file, which the system lets go when it dies: so its file can be told from a living one's, and goes). A reader
+checks the entry's hash, which covers the key, before it uses a byte of it; a damaged entry is removed with a warning and made again. The
+folder belongs to this user alone (0700), or the cache is not used. Its size is bounded: what was not read for longest goes.
 Machine code of GPU kernels lies in a folder inside, written by the compiler process (codegen/triton/compiler.py); it counts, is checked,
 and goes, as entries do.
 """
@@ -14,16 +15,23 @@ import contextlib
 import hashlib
 import os
 import secrets
+import stat
 import struct
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from fusewright.errors import CacheWarning
 from fusewright.records import dataclass
 
-MAGIC = b"FWCE\x01"
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+MAGIC = b"FWCE\x02"
 SUFFIX = ".fw"
 TEMPORARY = "tmp-"
 KEY_LENGTH = 64
@@ -33,9 +41,13 @@ KERNEL_FOLDER = "cubin"
 KERNEL_SUFFIX = ".cubin"
 STALE_SECONDS = 600.0
 """A temporary file this old was left by a writer that died."""
+UNLOCKED_SECONDS = 5.0
+"""And one this old that nobody holds a lock on (between making it and locking it a writer takes less)."""
 TOUCH_SECONDS = 3600.0
 SCAN_EVERY = 32
 """Writes between two looks at the folder's size (the first write of a process looks too)."""
+WARNED = "fusewright's disk cache: "
+"""How its warnings begin."""
 _HEADER = struct.Struct("<5s32sI")
 
 
@@ -55,9 +67,13 @@ class DamagedEntry(ValueError):
 
 def pack(key: str, label: str, body: bytes) -> bytes:
     """The content of an entry's file."""
-    name = label.encode()
-    digest = hashlib.sha256(b"\0".join((key.encode(), name, body))).digest()
-    return _HEADER.pack(MAGIC, digest, len(name)) + name + body
+    name = label.encode(errors="replace")
+    return _HEADER.pack(MAGIC, _digest(key, name, body), len(name)) + name + body
+
+
+def _digest(key: str, name: bytes, body: bytes) -> bytes:
+    """Covers everything that a reader is told, also where the name ends."""
+    return hashlib.sha256(MAGIC + key.encode() + struct.pack("<I", len(name)) + name + body).digest()
 
 
 def unpack(key: str, data: bytes) -> tuple[str, bytes]:
@@ -68,7 +84,7 @@ def unpack(key: str, data: bytes) -> tuple[str, bytes]:
     name, body = data[_HEADER.size : _HEADER.size + length], data[_HEADER.size + length :]
     if magic != MAGIC:
         raise DamagedEntry("not an entry of this version")
-    if hashlib.sha256(b"\0".join((key.encode(), name, body))).digest() != digest:
+    if _digest(key, name, body) != digest:
         raise DamagedEntry("its hash does not fit its content")
     return name.decode(), body
 
@@ -90,6 +106,20 @@ def touch(path: Path) -> None:
             os.utime(path)
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a file. Raises OSError, also for what is no plain file: a pipe would never end."""
+    with _opened(path) as file:
+        return file.read()
+
+
+def _opened(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a plain file")
+    return open(descriptor, "rb")
+
+
 def is_key(name: str) -> bool:
     return len(name) == KEY_LENGTH and _is_hexadecimal(name)
 
@@ -109,7 +139,7 @@ class DiskCache:
         self.folder = folder
         self.limit = limit
         self._writes = 0
-        self._usable: bool | None = None
+        self._warned: set[str] = set()
 
     # --- entries -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +149,7 @@ class DiskCache:
         if not self._is_usable():
             return None
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -153,13 +183,15 @@ class DiskCache:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 with open(descriptor, "wb") as file:
+                    _try_lock(descriptor)
                     file.write(data)
-                os.replace(temporary, path)
+                    file.flush()
+                    os.replace(temporary, path)
             except BaseException:
                 self._remove(temporary)
                 raise
         except OSError as error:
-            self._warn(f"an entry could not be written to {self.folder} ({error})")
+            self._warn_once(f"an entry could not be written to {self.folder} ({error})")
             return False
         if self._writes % SCAN_EVERY == 0:
             self.evict()
@@ -179,9 +211,7 @@ class DiskCache:
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """(key, file's content) of every entry, unchecked."""
-        for path, _ in self._files():
-            with contextlib.suppress(FileNotFoundError):  # another process removed it
-                yield path.stem, path.read_bytes()
+        yield from self._contents(self._files())
 
     def kernels(self) -> int:
         """How many GPU kernels there are."""
@@ -189,9 +219,16 @@ class DiskCache:
 
     def kernel_files(self) -> Iterator[tuple[str, bytes]]:
         """(name, file's content) of every GPU kernel, unchecked."""
-        for path, _ in self._kernels():
-            with contextlib.suppress(FileNotFoundError):  # another process removed it
-                yield path.stem, path.read_bytes()
+        yield from self._contents(self._kernels())
+
+    def _contents(self, files: Iterator[tuple[Path, os.stat_result]]) -> Iterator[tuple[str, bytes]]:
+        for path, _ in files:
+            try:
+                yield path.stem, read_file(path)
+            except FileNotFoundError:
+                pass  # another process removed it
+            except OSError as error:
+                self._warn(f"{path} cannot be read ({error})")
 
     def size(self) -> int:
         """Bytes of all entries and GPU kernels."""
@@ -199,10 +236,7 @@ class DiskCache:
 
     def clear(self) -> int:
         """Removes every entry, GPU kernel and temporary file; gives the number of entries and kernels removed."""
-        count = 0
-        for path, _ in (*self._files(), *self._kernels()):
-            self._remove(path)
-            count += 1
+        count = sum(self._remove(path) for path, _ in (*self._files(), *self._kernels()))
         for path in self._temporaries():
             self._remove(path)
         return count
@@ -212,10 +246,10 @@ class DiskCache:
         damaged = []
         for path, _ in (*self._files(), *self._kernels()):
             try:
-                (unpack_kernel if path.suffix == KERNEL_SUFFIX else unpack)(path.stem, path.read_bytes())
+                (unpack_kernel if path.suffix == KERNEL_SUFFIX else unpack)(path.stem, read_file(path))
             except FileNotFoundError:
                 continue  # another process removed it
-            except (DamagedEntry, UnicodeDecodeError):
+            except (DamagedEntry, UnicodeDecodeError, OSError):
                 damaged.append(path.stem)
                 self._remove(path)
         return damaged
@@ -224,8 +258,8 @@ class DiskCache:
         """Brings the folder back under its limit, and removes what dead writers left."""
         now = time.time()
         for path in self._temporaries():
-            with contextlib.suppress(FileNotFoundError):
-                if now - path.stat().st_mtime > STALE_SECONDS:
+            with contextlib.suppress(OSError):
+                if now - path.stat().st_mtime > (UNLOCKED_SECONDS if _is_abandoned(path) else STALE_SECONDS):
                     self._remove(path)
         files = sorted((*self._files(), *self._kernels()), key=lambda item: item[1].st_mtime)
         total = sum(status.st_size for _, status in files)
@@ -265,49 +299,80 @@ class DiskCache:
             return []
         return [*self.folder.glob(f"{TEMPORARY}*"), *self.folder.glob(f"{KERNEL_FOLDER}/*{KERNEL_SUFFIX}.*")]
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, path: Path) -> bool:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             self._warn(f"{path} could not be removed ({error})")
+            return False
+        return True
+
+    def problem(self) -> str:
+        """Why the folder is not used; "" when it is, or is not there yet."""
+        try:
+            status = os.stat(self.folder)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"cannot be looked at ({error})"
+        if not stat.S_ISDIR(status.st_mode):
+            return "is not a folder"
+        if hasattr(os, "getuid") and status.st_uid != os.getuid():
+            return "belongs to another user"
+        if os.name == "posix" and status.st_mode & 0o077:
+            return "is open to other users (mode should be 0700)"
+        return ""
 
     def _is_usable(self, create: bool = False) -> bool:
-        """Whether the folder is there (made if asked) and belongs to this user alone."""
-        if self._usable is not None and (self._usable or not create):
-            return self._usable
+        """Whether the folder is there (made if asked) and belongs to this user alone. Looked at each time: it may be removed or changed."""
         if create:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
-                self._usable = False
-                self._warn(f"the folder {self.folder} cannot be made ({error}); nothing is cached")
+                self._warn_once(f"the folder {self.folder} cannot be made ({error}); nothing is cached")
                 return False
-        try:
-            status = os.stat(self.folder)
-        except OSError:
-            return False  # not there yet: asked again at the next call
-        problem = ""
-        if not self.folder.is_dir():
-            problem = "is not a folder"
-        elif hasattr(os, "getuid") and status.st_uid != os.getuid():
-            problem = "belongs to another user"
-        elif os.name == "posix" and status.st_mode & 0o077:
-            problem = "is open to other users (mode should be 0700)"
-        self._usable = not problem
+        problem = self.problem()
         if problem:
-            self._warn(f"the folder {self.folder} {problem}; nothing is cached")
-        return self._usable
+            self._warn_once(f"the folder {self.folder} {problem}; nothing is cached")
+        return not problem and self.folder.is_dir()
+
+    def _warn_once(self, text: str) -> None:
+        """A CacheWarning about the folder, which is the same for every entry."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)
 
     def _warn(self, text: str) -> None:
-        warnings.warn(f"fusewright's disk cache: {text}", CacheWarning, stacklevel=4)
+        warnings.warn(WARNED + text, CacheWarning, stacklevel=5)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Takes the lock of an open file, if it is free (and this file system has locks). It goes with the descriptor, or the process."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody holds the lock of a temporary file."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        return _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _label(path: Path) -> str:
     """The label in an entry's header, unchecked; "" when it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             head = file.read(_HEADER.size)
             length = _HEADER.unpack(head)[2] if len(head) == _HEADER.size else 0
-            return file.read(min(length, 4096)).decode(errors="replace")
+            text = file.read(min(length, 4096)).decode(errors="replace")
     except OSError:
         return ""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

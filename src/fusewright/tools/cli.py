@@ -1,23 +1,30 @@
 """The command `fusewright`: looks after the disk cache.
 
-Takes command-line arguments; prints, and gives an exit status (0: well; 1: damaged entries were found; 2: wrong usage or a file that
-cannot be used). Always holds: it never loads or runs what the cache holds; hashes are checked on the bytes.
+Takes command-line arguments; prints, and gives an exit status (0: well; 1: damaged entries were found; 2: wrong usage, or a file or folder
+that cannot be used). Always holds: it never loads or runs what the cache holds; hashes are checked on the bytes. A bundle's entries are
+taken by name (a key), never by path, and only if it comes from a host of this kind.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import struct
 import sys
 import time
+import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusewright.backends.graph_cache import host_text, store
+from fusewright.errors import OptionError
 from fusewright.runtime.cache import (
     KERNEL_FOLDER,
     KERNEL_SUFFIX,
     SUFFIX,
+    WARNED,
     DamagedEntry,
     DiskCache,
     is_kernel_name,
@@ -27,6 +34,9 @@ from fusewright.runtime.cache import (
 )
 
 HOST_FILE = "host.txt"
+HOST_LIMIT = 1 << 20
+HOST_PARTS = ("another version of fusewright", "another Python", "another PyTorch", "another build of PyTorch", "another kind of processor")
+"""What differs where a part of `host_text` does."""
 
 
 class _UsageError(Exception):
@@ -57,6 +67,9 @@ def _list(cache: DiskCache, arguments: argparse.Namespace) -> int:
 
 def _clear(cache: DiskCache, arguments: argparse.Namespace) -> int:
     print(f"removed {cache.clear()} entries from {cache.folder}")
+    left = len(cache.entries()) + cache.kernels()
+    if left:
+        raise _UsageError(f"{left} entries are still in {cache.folder}: they cannot be removed, or another process has written them since")
     return 0
 
 
@@ -70,51 +83,86 @@ def _verify(cache: DiskCache, arguments: argparse.Namespace) -> int:
 
 
 def _export(cache: DiskCache, arguments: argparse.Namespace) -> int:
-    count = 0
-    with zipfile.ZipFile(arguments.file, "w", zipfile.ZIP_DEFLATED) as bundle:
-        bundle.writestr(HOST_FILE, host_text())
-        for key, data in cache.files():
-            try:
-                unpack(key, data)
-            except (DamagedEntry, UnicodeDecodeError):
-                print(f"{key}: damaged, left out", file=sys.stderr)
-                continue
-            bundle.writestr(key + SUFFIX, data)
-            count += 1
-        for name, data in cache.kernel_files():
-            try:
-                unpack_kernel(name, data)
-            except DamagedEntry:
-                print(f"{name}: damaged, left out", file=sys.stderr)
-                continue
-            bundle.writestr(f"{KERNEL_FOLDER}/{name}{KERNEL_SUFFIX}", data)
-            count += 1
-    print(f"wrote {count} entries to {arguments.file}")
-    return 0
+    count = damaged = 0
+    file: Path = arguments.file
+    if file.is_dir():
+        raise _UsageError(f"{file} is a folder: give the name of a file")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")  # a bundle is whole or absent
+    sources = [("", SUFFIX, unpack, cache.files()), (f"{KERNEL_FOLDER}/", KERNEL_SUFFIX, unpack_kernel, cache.kernel_files())]
+    try:
+        with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED) as bundle:
+            bundle.writestr(HOST_FILE, host_text())
+            for folder, suffix, check, files in sources:
+                for name, data in files:
+                    try:
+                        check(name, data)
+                    except (DamagedEntry, UnicodeDecodeError):
+                        print(f"{name}: damaged, left out", file=sys.stderr)
+                        damaged += 1
+                        continue
+                    bundle.writestr(f"{folder}{name}{suffix}", data)
+                    count += 1
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    print(f"wrote {count} entries to {file}")
+    return 1 if damaged else 0
 
 
 def _import(cache: DiskCache, arguments: argparse.Namespace) -> int:
     count = refused = 0
     try:
         bundle = zipfile.ZipFile(arguments.file)
-    except zipfile.BadZipFile as error:
+    except _UNREADABLE as error:
         raise _UsageError(f"{arguments.file} is no bundle: {error}") from None
     with bundle:
-        names = bundle.namelist()
-        if HOST_FILE not in names:
-            raise _UsageError(f"{arguments.file} is no bundle: it has no {HOST_FILE}")
-        if bundle.read(HOST_FILE).decode(errors="replace") != host_text():
-            print("the bundle comes from another version or kind of processor: its entries will not be used here", file=sys.stderr)
-        for name in names:
-            if name == HOST_FILE:
+        members = bundle.infolist()
+        try:
+            host = _content(bundle, bundle.getinfo(HOST_FILE), HOST_LIMIT).decode(errors="replace")
+        except KeyError:
+            raise _UsageError(f"{arguments.file} is no bundle: it has no {HOST_FILE}") from None
+        except (DamagedEntry, *_UNREADABLE) as error:
+            raise _UsageError(f"{arguments.file} is no bundle: its {HOST_FILE} cannot be read ({error})") from None
+        if host != host_text():
+            raise _UsageError(
+                f"{arguments.file} was made with {_difference(host)}: its entries would never be used here. "
+                "Export a bundle where the same program runs with the same versions, on the same kind of processor."
+            )
+        for member in members:
+            if member.filename == HOST_FILE:
                 continue
             try:
-                count += _take(cache, name, bundle.read(name))
-            except (DamagedEntry, UnicodeDecodeError, zipfile.BadZipFile) as error:
-                print(f"{name}: refused ({error})", file=sys.stderr)
+                stored = _take(cache, member.filename, _content(bundle, member, cache.limit))
+            except (DamagedEntry, *_UNREADABLE) as error:
+                print(f"{member.filename!r}: refused ({error})", file=sys.stderr)
                 refused += 1
+                continue
+            if not stored:
+                raise _UsageError(f"took {count} of {len(members) - 1} entries: the next one could not be written to {cache.folder}")
+            count += 1
     print(f"took {count} entries into {cache.folder}" + (f", refused {refused}" if refused else ""))
     return 1 if refused else 0
+
+
+_UNREADABLE = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, EOFError, OverflowError, RuntimeError, ValueError)
+"""What reading a damaged or hostile zip file raises (an encrypted or unknown kind of file is a RuntimeError)."""
+
+
+def _content(bundle: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
+    """A file of a bundle. Raises DamagedEntry for one that would be larger than `limit` bytes, before it is unpacked."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DamagedEntry("packed in another way than bundles are")
+    if member.file_size > limit:
+        raise DamagedEntry(f"it would take {_bytes(member.file_size)}, and {_bytes(limit)} is the most")
+    return bundle.read(member)
+
+
+def _difference(host: str) -> str:
+    """What of another host's description is not as here."""
+    theirs, ours = host.split("|"), host_text().split("|")
+    if len(theirs) != len(ours):
+        return "another version of fusewright"
+    return " and ".join(name for name, a, b in zip(HOST_PARTS, theirs, ours, strict=True) if a != b)
 
 
 def _take(cache: DiskCache, name: str, data: bytes) -> bool:
@@ -156,7 +204,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with `arguments` (default: the process's own); gives its exit status."""
     parsed = _parser().parse_args(arguments)
     try:
-        return _ACTIONS[parsed.action][0](store(), parsed)
-    except (OSError, _UsageError) as error:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                status = _run(parsed)
+            finally:
+                for warning in told:
+                    print(f"fusewright: {str(warning.message).removeprefix(WARNED)}", file=sys.stderr)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has seen enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, OptionError, _UsageError) as error:
         print(f"fusewright: {error}", file=sys.stderr)
         return 2
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    cache = store()
+    problem = cache.problem()
+    if problem:
+        raise _UsageError(f"the folder {cache.folder} {problem}; nothing is cached there")
+    return _ACTIONS[parsed.action][0](cache, parsed)
