@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ import torch
 import fusewright
 from fusewright import events
 from fusewright.backends import graph_cache
-from fusewright.errors import CacheWarning
+from fusewright.errors import CacheWarning, OptionError
 from fusewright.tools import cli
 
 ROOT = Path(__file__).parents[2]
@@ -166,6 +167,65 @@ def test_a_damaged_entry_is_compiled_again(folder: Path) -> None:
         result, hits = uses(f, x)
     assert hits == [False] and torch.allclose(result, f(x))
     assert uses(f, x)[1] == [True]
+
+
+def test_a_flipped_bit_anywhere_never_runs(folder: Path) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    x = torch.randn(30)
+    uses(f, x)
+    (file,) = folder.glob("*/*.fw")
+    whole = file.read_bytes()
+    generator = random.Random(0)
+    for at in (*range(0, 60, 7), *(generator.randrange(len(whole)) for _ in range(15)), len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << generator.randrange(8)
+        file.write_bytes(damaged)
+        with pytest.warns(CacheWarning, match="damaged"):
+            result, hits = uses(f, x)
+        assert hits == [False] and torch.allclose(result, f(x)) and uses(f, x)[1] == [True]
+
+
+def test_another_kind_of_host_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    x = torch.randn(30)
+    uses(f, x)
+    for name in ("_sources", "_processor"):
+        with monkeypatch.context() as patch:
+            patch.setattr(graph_cache, name, lambda: "another")
+            graph_cache.host_text.cache_clear()
+            assert uses(f, x)[1] == [False]
+        graph_cache.host_text.cache_clear()
+    for module, attribute in ((torch, "__version__"), (torch.version, "git_version"), (sys.implementation, "cache_tag")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, attribute, "another")
+            graph_cache.host_text.cache_clear()
+            assert uses(f, x)[1] == [False]
+        graph_cache.host_text.cache_clear()
+    assert uses(f, x)[1] == [True]
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with an unknown user number: no home, no entry in the list of users."""
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FUSEWRIGHT_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(Path, "home", staticmethod(nobody))
+    _, hits = uses(lambda x: x.sin() * 2, torch.ones(3))
+    assert hits == [False] and graph_cache.store().folder.parent == tmp_path and graph_cache.store().entries()
+
+
+def test_a_wrong_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_MIB", "many")
+    with pytest.raises(OptionError, match="FUSEWRIGHT_CACHE_MIB is 'many'"):
+        fusewright.compile(lambda x: x.sin() * 2)(torch.ones(3))
 
 
 def test_kernels_of_cached_graphs_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import multiprocessing
 import os
 import random
+import resource
+import shutil
+import struct
+import threading
 import time
 import warnings
 import zipfile
@@ -15,7 +20,17 @@ from pathlib import Path
 import pytest
 
 from fusewright.errors import CacheWarning
-from fusewright.runtime.cache import KERNEL_MAGIC, STALE_SECONDS, SUFFIX, DamagedEntry, DiskCache, pack, unpack_kernel
+from fusewright.runtime.cache import (
+    KERNEL_MAGIC,
+    STALE_SECONDS,
+    SUFFIX,
+    UNLOCKED_SECONDS,
+    DamagedEntry,
+    DiskCache,
+    pack,
+    unpack,
+    unpack_kernel,
+)
 from fusewright.tools import cli
 
 
@@ -76,6 +91,16 @@ def test_every_flipped_bit_is_found(cache: DiskCache) -> None:
         assert not file.exists()
 
 
+def test_a_name_that_ends_elsewhere_is_found(cache: DiskCache) -> None:
+    """The label's length decides which bytes are the body; where that begins with a zero byte, a longer label must not fit the same hash."""
+    key = key_of("a")
+    whole = bytearray(pack(key, "ab", b"\0body"))
+    for length in (0, 1, 3, 4, 7, 8):
+        struct.pack_into("<I", whole, 37, length)
+        with pytest.raises((DamagedEntry, UnicodeDecodeError)):
+            unpack(key, bytes(whole))
+
+
 @pytest.mark.parametrize("length", [0, 1, 40, 45, 50])
 def test_a_cut_entry_is_found(cache: DiskCache, length: int) -> None:
     cache.put(key_of("a"), "f", b"some machine code")
@@ -125,6 +150,114 @@ def test_what_dead_writers_left_is_removed(cache: DiskCache) -> None:
     os.utime(old, (past, past))
     cache.evict()
     assert not old.exists() and new.exists()
+
+
+def test_what_living_writers_write_stays(cache: DiskCache) -> None:
+    cache.put(key_of("a"), "f", b"x")
+    dead, living = cache.folder / "tmp-1-dead", cache.folder / "tmp-2-living"
+    past = time.time() - UNLOCKED_SECONDS - 1
+    with open(living, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        dead.write_bytes(b"half")
+        for path in (dead, living):
+            os.utime(path, (past, past))
+        cache.evict()
+        assert not dead.exists() and living.exists()
+    cache.evict()
+    assert not living.exists()
+
+
+def test_a_symbolic_link_to_the_folder(cache: DiskCache, tmp_path: Path) -> None:
+    cache.put(key_of("a"), "f", b"x")
+    (tmp_path / "link").symlink_to(cache.folder)
+    linked = DiskCache(tmp_path / "link", 1 << 20)
+    assert linked.get(key_of("a")) == b"x" and linked.put(key_of("b"), "f", b"y") and cache.get(key_of("b")) == b"y"
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    with pytest.warns(CacheWarning, match="cannot be made"):
+        assert not DiskCache(tmp_path / "nowhere", 1 << 20).put(key_of("a"), "f", b"x")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_a_folder_of_another_user_is_not_used(cache: DiskCache) -> None:
+    cache.put(key_of("a"), "f", b"x")
+    os.chown(cache.folder, 12345, -1)
+    with pytest.warns(CacheWarning, match="belongs to another user"):
+        assert cache.get(key_of("a")) is None and not cache.put(key_of("b"), "f", b"y")
+
+
+def test_a_folder_that_changes_meanwhile(cache: DiskCache) -> None:
+    cache.put(key_of("a"), "f", b"x")
+    shutil.rmtree(cache.folder)
+    assert cache.get(key_of("a")) is None and cache.put(key_of("a"), "f", b"x") and cache.get(key_of("a")) == b"x"
+    cache.folder.chmod(0o750)
+    with pytest.warns(CacheWarning, match="open to other users"):
+        assert cache.get(key_of("a")) is None
+
+
+def test_a_full_disk_is_one_warning(cache: DiskCache) -> None:
+    cache.put(key_of("a"), "f", b"x")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))  # as ENOSPC does, writing fails after the first bytes
+    try:
+        with pytest.warns(CacheWarning, match="could not be written") as told:
+            for name in "bcd":
+                assert not cache.put(key_of(name), name, bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert len(told) == 1 and not list(cache.folder.glob("tmp-*"))
+    assert [entry.label for entry in cache.entries()] == ["f"] and cache.put(key_of("b"), "b", bytes(5000))
+
+
+def test_a_folder_that_cannot_be_written(cache: DiskCache) -> None:
+    cache.put(key_of("a"), "f", b"x")
+    (cache.folder / key_of("b")[:2]).write_text("in the way of a folder")
+    with pytest.warns(CacheWarning, match="could not be written"):
+        assert not cache.put(key_of("b"), "f", b"y")
+    assert cache.get(key_of("a")) == b"x" and not list(cache.folder.glob("tmp-*"))
+
+
+def test_an_entry_that_is_no_file_does_not_hang(cache: DiskCache) -> None:
+    for name, make in (("pipe", os.mkfifo), ("folder", os.mkdir)):
+        cache.put(key_of(name), name, b"x")
+        path = cache.folder / key_of(name)[:2] / (key_of(name) + SUFFIX)
+        path.unlink()
+        make(path)
+        with pytest.warns(CacheWarning, match="cannot be read"):
+            assert cache.get(key_of(name)) is None
+    assert cache.put(key_of("pipe"), "pipe", b"y") and cache.get(key_of("pipe")) == b"y"
+
+
+def test_eviction_under_concurrent_readers(tmp_path: Path) -> None:
+    """Readers see an entry whole or not at all while a writer keeps a small folder under its bound."""
+    folder = tmp_path / "cache"
+    bodies = {str(number): str(number).encode() * 30_000 for number in range(12)}
+    stop = threading.Event()
+    wrong: list[object] = []
+
+    def read() -> None:
+        cache = DiskCache(folder, 300_000)
+        while not stop.is_set():
+            for name, body in bodies.items():
+                found = cache.get(key_of(name))
+                if found not in (None, body):
+                    wrong.append(name)
+
+    cache = DiskCache(folder, 300_000)
+    cache.put(key_of("first"), "first", b"x")
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for reader in readers:
+            reader.start()
+        for turn in range(120):
+            name = str(turn % 12)
+            assert cache.put(key_of(name), name, bodies[name])
+            cache.evict()
+            assert cache.size() <= 300_000
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert not wrong and cache.verify() == []
 
 
 def test_only_keys_are_paths(cache: DiskCache) -> None:
