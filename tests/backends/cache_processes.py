@@ -23,7 +23,7 @@ from fusewright.events import STREAM, InternalError
 
 PROCESSES = 8
 FUNCTIONS = 12
-TURNS_OF_THE_LAST = 30
+MOST_TURNS = 30
 LONGEST = 120.0
 """Seconds that the last processes have: more means that they hang."""
 
@@ -88,7 +88,7 @@ def main(kills: int, seed: int) -> int:
     for process in running:
         os.kill(process, signal.SIGKILL)
         bad += not os.WIFSIGNALED(os.waitpid(process, 0)[1])
-    last = [start(5000 + number, TURNS_OF_THE_LAST) for number in range(PROCESSES)]
+    last = [start(5000 + number, min(kills, MOST_TURNS)) for number in range(PROCESSES)]
     deadline = time.monotonic() + LONGEST
     while last and time.monotonic() < deadline:
         for process in list(last):
