@@ -20,10 +20,11 @@ from fusewright.graph.passes.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.functionalise import functionalise
 from fusewright.graph.passes.layout import layout
+from fusewright.graph.passes.line_convolution import line_convolution
 from fusewright.graph.passes.merge_linear import merge_linear
 from fusewright.graph.passes.norm_results import norm_results
 from fusewright.graph.passes.pack import pack
-from fusewright.graph.passes.patch_convolution import patch_convolution
+from fusewright.graph.passes.patch_convolution import patch_convolution, patches_in_inference
 from fusewright.graph.passes.prepare import split_preparation
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
 from fusewright.graph.passes.specialise import specialise
@@ -41,7 +42,11 @@ PIPELINE: list[tuple[Pass, str]] = [
 ]
 
 
-LAYOUT: list[tuple[Pass, str]] = [(layout, "Runs chains of convolutions in channels-last memory format.")]
+LAYOUT: list[tuple[Pass, str]] = [
+    (patches_in_inference, "Makes matrix products of convolutions over patches that do not overlap."),
+    (line_convolution, "Makes convolutions over images of those over lines."),
+    (layout, "Runs chains of convolutions in channels-last memory format."),
+]
 
 LIBRARY: list[tuple[Pass, str]] = [
     (patch_convolution, "Makes matrix products of convolutions over patches that do not overlap."),

@@ -41,7 +41,9 @@ POINTWISE = frozenset({
 })  # fmt: skip
 """Pointwise operators beside those that PyTorch has tagged so."""
 
-VIEWS = frozenset({aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.expand.default})
+VIEWS = frozenset({
+    aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default,
+})  # fmt: skip
 """Views that exist for any strides; they carry a layout on unless their storage leaves the graph."""
 
 LEAST_CONVOLUTIONS = 2

@@ -31,6 +31,9 @@ Node = torch.fx.Node
 CONVOLUTIONS = (torch.float32, torch.bfloat16)
 """Dtypes whose convolutions are packed."""
 
+_IN_FLOAT = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that BatchNorm computes in float32."""
+
 LEAST_CHANNELS = 8
 LARGEST_WINDOW = 25
 """Depthwise convolutions with at least so many channels and at most so large a window are left to loops."""
@@ -43,7 +46,7 @@ def pack(graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose = likely) -> 
     """`choose`: which of the library's ways a linear layer takes."""
     run = _Packing(graph, rewrites, choose)
     for node in list(graph.nodes):
-        if node.op != "call_function":
+        if node.op != "call_function" or node._erased:  # a convolution has taken it in
             continue
         row = _ROWS.get(node.target)
         if row is not None:
@@ -91,9 +94,9 @@ class _Packing:
         self.stable.add(made)
         return made
 
-    def within(self, target: Any, *args: Any, at: Node) -> Node:
+    def within(self, target: Any, *args: Any, at: Node, **options: Any) -> Node:
         """As `call`, but stable only when its tensors are."""
-        made = self.call(target, *args, at=at)
+        made = self.call(target, *args, at=at, **options)
         if not self.is_stable(*made.all_input_nodes):
             self.stable.discard(made)
         return made
@@ -287,6 +290,40 @@ class _Packing:
         shift = self.call(aten.mul.Tensor, shift, scale, at=node)
         return scaled, shift if beta is None else self.call(aten.add.Tensor, shift, beta, at=node)
 
+    def norm(self, node: Node) -> None:
+        """A BatchNorm in evaluation that no convolution has taken in: one factor and one summand a channel, made beforehand in float32."""
+        x, gamma, beta, mean, variance, training, _, epsilon = node.args
+        results = list(node.users)
+        alone = len(results) == 1 and results[0].target is operator.getitem and results[0].args[1] == 0
+        kind: TensorType = x.meta["type"]  # type: ignore[union-attr]
+        if training or not alone or mean is None or variance is None or not self.is_stable(gamma, beta, mean, variance):
+            return
+        if kind.device.type != "cpu" or kind.dtype not in _IN_FLOAT or kind.ndim < 2 or not self.rewrites.allow(f"prepared: {node.name}"):
+            return
+        gamma, beta, mean, variance = (self.in_float(one, node) for one in (gamma, beta, mean, variance))
+        scale = self.call(aten.rsqrt.default, self.call(aten.add.Scalar, variance, epsilon, at=node), at=node)
+        if gamma is not None:
+            scale = self.call(aten.mul.Tensor, scale, gamma, at=node)
+        shift = self.call(aten.neg.default, self.call(aten.mul.Tensor, mean, scale, at=node), at=node)
+        if beta is not None:
+            shift = self.call(aten.add.Tensor, shift, beta, at=node)
+        channel = [-1] + [1] * (kind.ndim - 2)
+        scale, shift = (self.call(aten.reshape.default, one, channel, at=node) for one in (scale, shift))
+        result = results[0]
+        value = self.in_float(x, result)  # type: ignore[arg-type]
+        value = self.within(aten.mul.Tensor, value, scale, at=result)
+        value = self.within(aten.add.Tensor, value, shift, at=result)
+        if kind.dtype is not torch.float32:
+            value = self.within(aten._to_copy.default, value, at=result, dtype=kind.dtype)
+        if value.meta["type"] == result.meta["type"]:
+            self.replace(result, value)
+            self.graph.erase_node(node)
+
+    def in_float(self, value: Node | None, at: Node) -> Node | None:
+        if value is None or value.meta["type"].dtype is torch.float32:
+            return value
+        return self.within(aten._to_copy.default, value, at=at, dtype=torch.float32)
+
     # --- both --------------------------------------------------------------------------------------------------------
 
     def replace(self, node: Node, made: Node) -> None:
@@ -309,6 +346,7 @@ _ROWS: dict[Any, Any] = {
     aten.mm.default: _Packing.mm,
     aten.addmm.default: _Packing.addmm,
     aten.convolution.default: _Packing.convolution,
+    aten.native_batch_norm.default: _Packing.norm,
 }
 
 
