@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fusewright
+from fusewright import events
 
 
 def network() -> nn.Module:
@@ -54,3 +55,33 @@ def test_weights_in_int8_with_a_scale_for_each_row(dtype: torch.dtype) -> None:
     with torch.no_grad():
         for function in (by_operator, by_cast):
             torch.testing.assert_close(fusewright.compile(function, fullgraph=True)(x), function(x))
+
+
+class WeightOnly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-127, 128, (768, 512), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(768, 1) / 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 32])
+def test_large_weights_in_int8_are_not_kept_in_full_precision(dtype: torch.dtype, rows: int) -> None:
+    """Four times the memory of the parameters is not taken; the call must not run eagerly for it."""
+    fallbacks: list[events.Event] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.FellBack):
+            fallbacks.append(event)
+
+    x = torch.randn(rows, 512, dtype=dtype)
+    tolerance = {"rtol": 2e-2, "atol": 0.5} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
+    function = WeightOnly()
+    compiled = fusewright.compile(function, fullgraph=True)
+    with torch.no_grad(), events.STREAM.listening(listen):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), function(x), **tolerance)
+    assert not fallbacks

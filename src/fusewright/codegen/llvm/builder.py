@@ -69,8 +69,9 @@ class Scope:
 class FunctionBuilder:
     """One function under construction. Instructions go to `scope`'s cursor."""
 
-    def __init__(self, target: Target, declarations: dict[str, str]) -> None:
+    def __init__(self, target: Target, declarations: dict[str, str], halves: bool = False) -> None:
         self.target = target
+        self.halves = halves  # all floats that are stored are halves: some functions need less precision
         self.declarations = declarations  # symbol -> its declaration or definition, shared by the functions of a module
         self.blocks: list[Block] = []
         self._names = 0

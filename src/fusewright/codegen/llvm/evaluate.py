@@ -34,6 +34,7 @@ class Evaluator:
         self.indexer = Indexer(b)
         self.memory = Memory(b, self.indexer)
         self.view: StageView
+        self.ahead: dict[Expression, int] = {}  # see prefetch.py
         self.staged: dict[Expression, Staged] = {}  # loads to be taken from a transposed tile
         self._handlers: dict[type, Callable[[Context, int, Expression], Value]] = {
             IndexValue: self._index_value,
@@ -129,7 +130,7 @@ class Evaluator:
             return self._load_staged(ctx, expr, staged)
         at = ctx if ctx.chain[level].lane else ctx.uniform
         bound = self.bindings(ctx, expr.bindings)
-        return self.memory.load(at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask)
+        return self.memory.load(at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask, self.ahead.get(expr, 0))
 
     def _load_staged(self, ctx: Context, expr: Load, staged: Staged) -> Value:
         b = self.b

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from fusewright.codegen.llvm import reductions, scans
 from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of
 from fusewright.codegen.llvm.builder import Block, Cursor, FunctionBuilder, Scope, Value
@@ -17,6 +19,7 @@ from fusewright.codegen.llvm.cost import grain_of
 from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
 from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
+from fusewright.codegen.llvm.prefetch import distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, operation_cost
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.transpose import Staged, staged_loads
@@ -53,7 +56,8 @@ class KernelEmitter:
         self.kernel = shape.kernel
         self.strategy = strategy
         self.target = target
-        self.b = FunctionBuilder(target, declarations)
+        written = {dtype for name, dtype in zip(shape.kernel.buffers, shape.kernel.dtypes) if name in shape.kernel.written}
+        self.b = FunctionBuilder(target, declarations, bool(written) and written <= {torch.bfloat16})
         self.b.declarations.setdefault(ZEROS, ZEROS_DEFINITION)
         self.pointers: dict[str, Pointer] = {}
         self.evaluator = Evaluator(self.b, self.pointers)
@@ -374,8 +378,9 @@ class KernelEmitter:
     # --- stages
 
     def _stages(self, contexts: list[Context]) -> None:
-        for view, axis in zip(self.shape.views, self.strategy.stage_axes):
+        for number, (view, axis) in enumerate(zip(self.shape.views, self.strategy.stage_axes)):
             self.evaluator.view = view
+            self.evaluator.ahead = distances(self.shape, self.strategy, number)
             if axis is None:
                 self._stage_in_place(view, contexts)
             else:

@@ -17,6 +17,8 @@ from fusewright.codegen.llvm.types import ELEMENT_TYPES, ElementType, literal, s
 from fusewright.graph.sizes import Dim
 from fusewright.records import dataclass
 
+LINE = 64  # bytes of a cache line
+PREFETCH = "llvm.prefetch.p0"
 ZEROS = "fw.zeros"  # enough zeros for one vector of any type
 ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, align 64"
 
@@ -87,7 +89,8 @@ class Memory:
 
     # --- loads
 
-    def load(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, mask: Value | None) -> Value:
+    def load(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, mask: Value | None, ahead: int = 0) -> Value:
+        """`buffer[d]`. ahead: bytes from there to what is to be fetched meanwhile, 0 for nothing."""
         element = pointer.element
         kind, stride, address, index = self._locate(ctx, pointer, d, bound)
         if kind == "one":
@@ -97,6 +100,8 @@ class Memory:
                 address = self._at(element.memory, address, None, 1 - ctx.lanes)
                 mask = self._reverse(mask) if mask is not None and mask.lanes > 1 else mask
             raw = self._load_row(element, address, ctx.lanes, mask)
+            if ahead and ctx.offset * element.size % LINE == 0:
+                self._fetch(address, ahead)
             raw = self._reverse(raw) if stride == -1 else raw
         else:
             if index is not None and index.lanes == 1:  # varies by its deps only, not in fact
@@ -112,6 +117,12 @@ class Memory:
         if element.kind == "bool":
             return self.b.compare("icmp ne", raw, self.b.const(0, "i8"))
         return raw
+
+    def _fetch(self, address: str, ahead: int) -> None:
+        b = self.b
+        place = b.value(f"getelementptr i8, ptr {address}, i64 {ahead}", "ptr").text
+        b.declarations.setdefault(PREFETCH, f"declare void @{PREFETCH}(ptr, i32, i32, i32)")
+        b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 0, i32 3, i32 1)")
 
     def load_tile_row(self, tile: str, dtype: torch.dtype, index: Value, lanes: int) -> Value:
         """A vector from a tile on the stack."""

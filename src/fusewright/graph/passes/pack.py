@@ -19,6 +19,7 @@ import torch.fx
 
 from fusewright.graph.builder import Builder
 from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, SMALLEST, TURNED, Choose, Linear, likely, ways_for
+from fusewright.graph.passes.prepare import may_be_kept
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.sizes import Dim
@@ -116,7 +117,9 @@ class _Packing:
     def linear(self, node: Node, x: Node, weight: Node, bias: Node | None) -> None:
         type_: TensorType = node.meta["type"]
         kind: TensorType = weight.meta["type"]
-        if type_.device.type != "cpu" or not self.is_stable(weight, bias) or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}:
+        if type_.device.type != "cpu" or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}:
+            return
+        if not self.is_stable(weight, bias) or not may_be_kept(weight):
             return
         rows, (inner, columns) = type_.shape[0], kind.shape
         if not isinstance(columns, int) or not isinstance(inner, int) or type_.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -175,6 +178,8 @@ class _Packing:
         x, weight, bias, transposed = *node.args[:3], node.args[6]
         type_, kind = node.meta["type"], weight.meta["type"]  # type: ignore[union-attr]
         if transposed or type_.ndim != 4 or type_.device.type != "cpu" or not self.is_stable(weight, bias) or kind.dtype != type_.dtype:
+            return
+        if not may_be_kept(weight):  # type: ignore[arg-type]
             return
         if type_.dtype not in CONVOLUTIONS or not torch.backends.mkldnn.is_available():
             return
@@ -300,7 +305,7 @@ class _Packing:
             return
         if kind.device.type != "cpu" or kind.dtype not in _IN_FLOAT or kind.ndim < 2 or not self.rewrites.allow(f"prepared: {node.name}"):
             return
-        gamma, beta, mean, variance = (self.in_float(one, node) for one in (gamma, beta, mean, variance))
+        gamma, beta, mean, variance = (self.in_float(one, node) for one in (gamma, beta, mean, variance))  # type: ignore[arg-type]
         scale = self.call(aten.rsqrt.default, self.call(aten.add.Scalar, variance, epsilon, at=node), at=node)
         if gamma is not None:
             scale = self.call(aten.mul.Tensor, scale, gamma, at=node)

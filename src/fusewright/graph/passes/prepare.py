@@ -56,6 +56,11 @@ def _is_worth_keeping(node: Node, stable: set[Node]) -> bool:
         base = base.all_input_nodes[0]
     if base.op == "placeholder":
         return False
+    return may_be_kept(node)
+
+
+def may_be_kept(node: Node) -> bool:
+    """Whether a value that depends on parameters alone may stay in memory beside them: else it is computed at every call."""
     size = _bytes(node)
     if size is None:
         return False
