@@ -67,10 +67,7 @@ def test_gradients_and_statistics(name: str, dtype: torch.dtype) -> None:
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         error, scale = (mine.double() - true).abs().max(), true.abs().max().double() + 1
         # as near to the truth as eager is, which in half precision rounds between its operators
-        assert (
-            error
-            <= 2 * (theirs.double() - true).abs().max() + {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype] * scale
-        )
+        assert error <= 2 * (theirs.double() - true).abs().max() + {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype] * scale
 
 
 def test_gradients_of_gradients() -> None:

@@ -1,0 +1,50 @@
+"""What is fetched ahead, and erf where only halves are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusewright
+from fusewright import events
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def run(function: Function, x: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """The compiled function's result, and its kernels' text."""
+    texts: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.KernelMade):
+            texts.append(event.text())
+
+    with torch.no_grad(), events.STREAM.listening(listen):
+        got = fusewright.compile(function, fullgraph=True, options={"disk_cache": False})(x)
+    return got, "\n".join(texts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["rows", "columns", "all"])
+def test_reductions_of_large_data_fetch_ahead(name: str, dtype: torch.dtype) -> None:
+    functions: dict[str, Function] = {"rows": lambda x: x.amax(1), "columns": lambda x: x.amax(0), "all": lambda x: x.amax()}
+    large, small = torch.randn(1030, 2056, dtype=dtype), torch.randn(64, 256, dtype=dtype)
+    for x, fetches in ((large, True), (small, False)):
+        got, text = run(functions[name], x)
+        torch.testing.assert_close(got, functions[name](x), rtol=0, atol=0)
+        assert ("llvm.prefetch" in text) == fetches
+
+
+@pytest.mark.parametrize("function", [F.gelu, torch.erf])
+def test_erf_where_only_halves_are_stored(function: Function) -> None:
+    """All values of bfloat16: as near to the exact value as a rounding and a hundredth."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    x = bits.view(torch.bfloat16)
+    x = x[x.isfinite()]
+    got, _ = run(function, x)
+    exact = function(x.double())
+    spacing = 2.0 ** (exact.abs().clamp(min=1e-30).log2().floor() - 7)
+    assert bool(((got.double() - exact).abs() <= 0.52 * spacing + 5e-7).all())
