@@ -9,6 +9,7 @@ checked against the present sizes and become guards again; other sizes have an e
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sys
 import time
@@ -52,12 +53,23 @@ _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Featu
 @cache
 def _sources() -> str:
     """A digest of this package's code, compiled and not: development changes it without changing the version."""
-    root = Path(__file__).parents[1]
+    root = str(Path(__file__).parents[1])
     digest = hashlib.sha256()
-    for path in sorted([*root.rglob("*.py"), *root.glob("_native*")]):
-        digest.update(str(path.relative_to(root)).encode() + b"\0")
-        digest.update(path.read_bytes())
+    for path in sorted(_code_below(root)):
+        digest.update(path[len(root) :].encode() + b"\0")
+        with open(path, "rb", buffering=0) as file:
+            digest.update(file.read())
     return digest.hexdigest()
+
+
+def _code_below(folder: str) -> Iterator[str]:
+    """The files of a folder and those below it that Python loads from source or as an extension (pathlib takes thrice as long)."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py") or entry.name.startswith("_native"):
+                yield entry.path
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _code_below(entry.path)
 
 
 @cache

@@ -31,11 +31,13 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         to_compile = _stages().with_buckets(to_compile)
     if to_compile.backward is not None:
         stages = _stages()
-        partition = functools.partial(stages.split, budget=to_compile.settings["activation_memory_budget"])
+        joint = importlib.import_module("fusewright.backends.joint")  # lazy, as the stages are
+        split = importlib.import_module("fusewright.autograd.partition").split
+        partition = functools.partial(split, budget=to_compile.settings["activation_memory_budget"])
         compile_half = functools.partial(_compile_half, to_compile.without_examples())
         graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
         record = functools.partial(graph_cache.training_graphs, to_compile.without_examples())
-        return stages.compile_joint(stages.choose_operators(to_compile, graph), to_compile, compile_half, partition, record)
+        return joint.compile_joint(stages.choose_operators(to_compile, graph), to_compile, compile_half, partition, record)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     if has_data_sizes(to_compile.graph):

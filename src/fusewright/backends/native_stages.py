@@ -7,23 +7,22 @@ The order of the stages is written here and nowhere else. Each stage is timed an
 from __future__ import annotations
 
 import functools
+import importlib
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import torch
 import torch.fx
 
-from fusewright.autograd.partition import split
-from fusewright.backends import gpu, graph_cache, size_buckets
-from fusewright.backends.joint import compile_joint
+from fusewright.backends import graph_cache
 from fusewright.backends.linear_choice import Chooser
 from fusewright.backends.registry import GraphToCompile
 from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
+from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
-from fusewright.codegen.triton import DeviceKernel
-from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.events import Hint, Raced, StageDone
 from fusewright.graph import passes
 from fusewright.graph.builder import env_of
@@ -38,12 +37,14 @@ from fusewright.options import environment
 from fusewright.records import replace
 from fusewright.runtime import launch
 from fusewright.schedule import ScheduleOptions, schedule
-from fusewright.schedule.plan import Plan
+from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
 
+if TYPE_CHECKING:
+    from fusewright.codegen.triton.module import Tiles
+
 __all__ = [
-    "choose_layouts", "choose_operators", "clean", "compile_joint", "finish_backward", "generate", "pack_parameters", "split",
-    "seeds_outside", "with_buckets",
+    "choose_layouts", "choose_operators", "clean", "finish_backward", "generate", "pack_parameters", "seeds_outside", "with_buckets",
 ]  # fmt: skip
 
 Result = TypeVar("Result")
@@ -72,9 +73,14 @@ def run_stage(
     return result
 
 
+def _gpu() -> Any:
+    return importlib.import_module("fusewright.backends.gpu")  # lazy: brings Triton's generator and the tuner
+
+
 def clean(to_compile: GraphToCompile) -> torch.fx.Graph:
     """The captured graph after the passes: functional, without dead or repeated work."""
-    gpu.warm_up(to_compile.example_inputs)
+    if any(isinstance(item, torch.Tensor) and item.device.type == "cuda" for item in to_compile.example_inputs):
+        _gpu().warm_up(to_compile.example_inputs)
     limit = to_compile.settings["stop_after_rewrites"]
     stop_after = None if limit < 0 else limit
     return run_stage(to_compile, "passes", "aot_graphs", print_graph, passes.run, to_compile.graph, stop_after=stop_after)
@@ -89,6 +95,7 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
         why = "gradients are wanted" if to_compile.backward is not None else "sizes depend on data"
         to_compile.notify(Hint(to_compile.function, f"no size is put into buckets: {why}"))
         return to_compile
+    size_buckets = importlib.import_module("fusewright.backends.size_buckets")  # lazy: behind an option
     graph = run_stage(to_compile, "buckets", "aot_graphs", print_graph, size_buckets.with_buckets, to_compile, clean(to_compile))
     return replace(to_compile, graph=graph)
 
@@ -131,11 +138,19 @@ def generate(
     run_with_grad_mode(graph)
     program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
     own_bytes = TRAINING_OWN_BYTES if half else None
-    options = gpu.schedule_options(ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes), program)
+    options = ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes)
+    gpu: Any = _gpu() if any(buffer.device.type != "cpu" for buffer in program.buffers.values()) else None
+    if gpu is not None:
+        options = gpu.schedule_options(options, program)
     plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
-    on_cpu, on_gpu = gpu.split(plan)
-    device_codes: dict[str, DeviceKernel] = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan) if on_gpu else {}
+    on_cpu: list[Kernel] = list(plan.kernels.values())
+    on_gpu: list[Kernel] = []
+    device_codes: dict[str, DeviceKernel] = {}
     races: Races | None = ()
+    if gpu is not None:
+        on_cpu, on_gpu = gpu.split(plan)
+    if on_gpu:
+        device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan)
     if to_compile.settings["max_autotune"] and on_gpu:
         plan, tiles, races = _tuned(to_compile, plan, options.own_bytes)
         on_cpu, on_gpu = gpu.split(plan)
@@ -151,9 +166,10 @@ def generate(
 
 def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles, Races | None]:
     """The plan with what was found to be quickest on its GPUs, block sizes of its kernels, and what was measured (see `generate`)."""
+    gpu = _gpu()
     if not gpu.may_autotune():
         to_compile.notify(Hint(to_compile.function, "max_autotune measures nothing while a CUDA graph is recorded"))
-        return plan, NO_TILES, None
+        return plan, {}, None
     settings = to_compile.settings
     records = graph_cache.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
     started = time.perf_counter()

@@ -107,15 +107,15 @@ def test_only_the_convolutions_are_saved() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU6(), nn.ConstantPad2d(1, 0.0), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.ReLU6()
     )
-    from fusewright.backends import native_stages
+    from fusewright.autograd import partition as stage
 
-    original = native_stages.split
-    native_stages.split = lambda joint, **options: partition(joint)  # type: ignore[assignment]
+    original = stage.split
+    stage.split = lambda joint, **options: partition(joint)
     try:
         compiled = fusewright.compile(net, fullgraph=True, options={"disk_cache": False})
         compiled(torch.randn(2, 3, 20, 20)).sum().backward()
     finally:
-        native_stages.split = original
+        stage.split = original
     (saved,) = seen
     large = [node for node in saved if saved_bytes(node) > 1024]
     assert [node.target for node in large] == [torch.ops.aten.convolution.default] * 2
