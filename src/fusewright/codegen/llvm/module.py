@@ -50,7 +50,6 @@ class _Machine:
     target_machine: Any
     passes: Any
     pass_builder: Any
-    jit: Any
     target: Target
 
 
@@ -75,7 +74,14 @@ def _machine(without: frozenset[str] = frozenset()) -> _Machine:
     passes = llvm.create_new_module_pass_manager()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
-    return _Machine(llvm, machine, passes, builder, llvm.create_lljit_compiler(machine), target)
+    return _Machine(llvm, machine, passes, builder, target)
+
+
+@cache
+def _jit() -> Any:
+    """LLVM's own loader."""
+    machine = _machine()
+    return machine.binding.create_lljit_compiler(machine.target_machine)
 
 
 def _libtorch() -> Path | None:
@@ -165,6 +171,6 @@ def load_object(data: bytes, symbols: Iterable[str]) -> dict[str, int]:
     builder = machine.binding.JITLibraryBuilder().add_object_img(data).add_current_process()
     for name in names:
         builder.export_symbol(name)
-    tracker = builder.link(machine.jit, f"fusewright{next(_library_names)}")
+    tracker = builder.link(_jit(), f"fusewright{next(_library_names)}")
     _resident.append(tracker)
     return {name: tracker[name] for name in names}
