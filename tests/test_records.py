@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pprint
 from typing import Any
 
 import pytest
@@ -118,3 +119,16 @@ def test_what_the_class_defines_is_kept() -> None:
             return "mine"
 
     assert Mine(1) == 4 and hash(Mine(1)) == 3 and repr(Mine(1)) == "mine"
+
+
+@BOTH
+def test_what_the_standard_library_asks_of_them(module: Any) -> None:
+    base, derived, opened = classes(module)
+    assert dataclasses.is_dataclass(base(1)) and [field.name for field in dataclasses.fields(derived)] == ["a", "b", "c"]
+    assert dataclasses.asdict(base(1)) == {"a": 1, "b": (1, 2)} and dataclasses.replace(opened(1), a=5).total == 5
+    assert base.__match_args__ == ("a", "b") and opened.__match_args__ == ("a", "items")
+    assert pprint.pformat(base(1)) == repr(base(1))
+    assert (base.__qualname__, base.__module__) == ("classes.<locals>.Base", __name__)
+    match derived(1, (2,), "c"):
+        case base(a, b):
+            assert (a, b) == (1, (2,))

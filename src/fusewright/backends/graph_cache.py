@@ -256,9 +256,12 @@ def _learn_facts(stored: CompiledGraph, env: ShapeEnv | None) -> None:
 def _places(graph: torch.fx.Graph) -> dict[Location, tuple[int, int]]:
     """Where each source line first stands in the graph: (node, level of its stack)."""
     found: dict[Location, tuple[int, int]] = {}
+    met: set[int] = set()  # by identity: the nodes of a layer share the levels above it
     for position, node in enumerate(graph.nodes):
         for level, location in enumerate(node.meta.get("location", ())):
-            found.setdefault(location, (position, level))
+            if id(location) not in met:
+                met.add(id(location))
+                found.setdefault(location, (position, level))
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from fusewright.graph.sizes import Dim, Expr, free_symbols
-from fusewright.records import dataclass, replace
+from fusewright.records import KeepsHash, dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class Location(KeepsHash):
     """One level of the user's stack: where an operator, a break or a kernel came from."""
 
     file: str
