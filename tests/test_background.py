@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
+import textwrap
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +21,8 @@ from torch import nn
 import fusewright
 from fusewright.background import WORKER
 from fusewright.errors import BackendError, InternalErrorWarning
+
+ROOT = Path(__file__).parents[1]
 
 
 def background(function: Callable[..., Any], **options: Any) -> Any:
@@ -154,3 +164,101 @@ def test_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert WORKER.wait(60) and not wrong
+
+
+def test_random_numbers_are_the_callers() -> None:
+    """The compiler, on its thread, draws none of them."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5) + torch.randn(4)
+
+    compiled = fusewright.compile(f, options={"background": True, "fallback_random": True})
+    torch.manual_seed(5)
+    got = []
+    for turn in range(5):
+        got += [compiled(torch.ones(4)), torch.rand(2)]
+        assert turn == 0 or WORKER.wait(60)
+    torch.manual_seed(5)
+    expected = [part for _ in range(5) for part in (f(torch.ones(4)), torch.rand(2))]
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@torch.no_grad()
+def test_weights_that_change_while_they_are_prepared() -> None:
+    for width in range(64, 68):
+        net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 8)).eval()
+        compiled = background(net)
+        x = torch.randn(5, 64)
+        compiled(x)
+        while not WORKER.wait(0):
+            net[0].weight.mul_(1.0001)
+            net[2].bias.add_(0.001)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), net(x))
+            net[0].weight.mul_(1.5)
+
+
+def test_a_module_that_is_deleted_while_it_is_compiled() -> None:
+    deleted = []
+    for _ in range(5):
+        net = nn.Linear(3, 3)
+        x = torch.ones(2, 3)
+        background(net)(x)
+        deleted += [weakref.ref(net), weakref.ref(x)]
+        del net, x
+    assert WORKER.wait(60)
+    gc.collect()
+    assert [found() for found in deleted] == [None] * 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_while_something_is_compiled() -> None:
+    """The child has no compiling thread: it starts its own, and does not wait for what the parent's thread holds."""
+
+    def check(function: Callable[..., Any], compiled: Any) -> None:
+        torch.testing.assert_close(compiled(torch.ones(3)), function(torch.ones(3)))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 7
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        return x.cos() * 7
+
+    compiled = background(f)
+    compiled(torch.ones(3))
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            other = background(g)
+            for function, made in ((f, compiled), (g, other)):
+                check(function, made)
+                assert WORKER.wait(20) and len(made.entries) == 1
+                check(function, made)
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 60
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.02)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    if not ended:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert ended and status == 0
+    assert WORKER.wait(60) and len(compiled.entries) == 1
+    check(f, compiled)
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("os._exit(4)", 4)])
+def test_a_process_that_ends_while_something_is_compiled(end: str, status: int) -> None:
+    program = """
+        import os, sys, torch, fusewright
+        layers = [torch.nn.Sequential(torch.nn.Linear(32, 32 + i), torch.nn.GELU(), torch.nn.Linear(32 + i, 32)) for i in range(6)]
+        fusewright.compile(torch.nn.Sequential(*layers), options={"background": True})(torch.randn(2, 32))
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", textwrap.dedent(program) + end]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status and not done.stderr

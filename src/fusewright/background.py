@@ -35,6 +35,10 @@ class Worker:
     """One thread, started when there is work and ended when there is none."""
 
     def __init__(self) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forgets all work. (In the child of a fork: the thread is not there, and the parent compiles what it was given.)"""
         self._work: queue.SimpleQueue[tuple[GlobalState, Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0

@@ -547,14 +547,37 @@ def _fell_back(function: types.FunctionType, error: BaseException | None) -> Non
 _native.set_fell_back(_fell_back)
 
 
-def _after_fork() -> None:
-    """The thread that held the lock is not in the child."""
+FORK_PATIENCE = 2.0
+"""Seconds that a fork waits for a compile of another thread: the child has the compiler as it is then, better not in the middle of one."""
+
+
+_forking: set[int] = set()
+"""Threads that hold the lock because they fork."""
+
+
+def _before_fork() -> None:
+    if _lock.acquire(timeout=FORK_PATIENCE):
+        _forking.add(threading.get_ident())
+
+
+def _after_fork_in_parent() -> None:
+    if threading.get_ident() in _forking:
+        _forking.remove(threading.get_ident())
+        _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """The thread that held the lock is not in the child, nor is the one that compiles in the background."""
     global _lock
     _lock = threading.RLock()
+    _forking.clear()
+    WORKER.start_anew()
+    for state in _states.values():
+        state.pending.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _restore(function: types.FunctionType, settings: Settings) -> Any:
