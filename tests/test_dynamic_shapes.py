@@ -302,3 +302,18 @@ def test_linspace_over_a_size(dtype: torch.dtype) -> None:
     assert ends[0] == torch.tensor(0.1, dtype=dtype) and ends[-1] == torch.tensor(0.7, dtype=dtype)
     with pytest.raises(RuntimeError, match="must be non-negative"):
         fusewright.compile(lambda x: torch.linspace(0, 1, x.shape[0] - 5), dynamic=True)(torch.randn(3))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_recurrent_layers_over_any_length(kind: type[nn.RNNBase], batch_first: bool) -> None:
+    """One operator, not a step for each element of the sequence."""
+    net = kind(6, 5, 2, batch_first=batch_first, bidirectional=True).eval()
+    with torch.no_grad():
+        assert compiles(lambda x: net(x)[0] * 2, [(torch.randn(b, t, 6),) for b, t in ((4, 5), (3, 7), (8, 19), (2, 2))]) == 2
+        last = fusewright.compile(lambda x: net(x)[1], dynamic=True)
+        for b, t in ((4, 5), (3, 7)):
+            x = torch.randn(b, t, 6)
+            torch.testing.assert_close(last(x), net(x)[1])
+        with pytest.raises(RuntimeError):
+            last(torch.randn(4, 5, 7))

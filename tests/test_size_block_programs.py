@@ -17,7 +17,8 @@ SWEEP = 1670  # programs: 10,000 cases
 
 
 def _close(got: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """In double precision nearly to the bit; in single, programs that cancel (the sum of a normalised row) show their rounding."""
+    """In double precision nearly to the bit (gradients always); in single, programs that cancel (the sum of a normalised row) show their
+    rounding."""
     relative, absolute = (1e-7, 1e-7) if expected.dtype == torch.float64 else (1e-3, 2e-3)
     scale = float(expected.detach().double().nan_to_num(0, 0, 0).abs().max()) if expected.numel() else 0.0
     torch.testing.assert_close(
@@ -40,7 +41,7 @@ def _gradients(outputs: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Ten
 def check(seed: int) -> None:
     """One program over its stream. A compiled call raises where eager raises, and the same type. Every fourth has gradients."""
     function, stream, source = program(seed)
-    trains, dtype = seed % 4 == 0, torch.float64 if seed % 2 else torch.float32
+    trains, dtype = seed % 4 == 0, torch.float64 if seed % 4 < 2 else torch.float32
     events: list[Event] = []
     compiled = fusewright.compile(function, dynamic=True if seed % 3 == 0 else None, recompile_limit=64)
     generator = torch.Generator().manual_seed(seed)

@@ -19,6 +19,7 @@ import torch
 from fusewright.capture import call_attention, call_autograd, call_marked, call_transforms
 from fusewright.capture.call_interpolate import interpolate
 from fusewright.capture.call_linspace import linspace
+from fusewright.capture.call_recurrent import recurrent
 from fusewright.capture.native import native
 from fusewright.capture.protocols import for_native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -392,12 +393,21 @@ def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return made
 
 
+def _recurrent(kind: str) -> Row:
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        made = recurrent(tracer, kind, args, kwargs)
+        return call_operator(tracer, getattr(torch, kind), args, kwargs) if made is None else made
+
+    return call
+
+
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     (torch.nn.functional.one_hot, _one_hot),
     (torch.nn.functional.dropout, _dropout),
     (torch.nn.functional.interpolate, interpolate),
     (torch.linspace, _linspace),
+    *((getattr(torch, kind), _recurrent(kind)) for kind in ("gru", "rnn_tanh", "rnn_relu")),
     *call_attention.ROWS,
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
