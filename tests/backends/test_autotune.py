@@ -14,6 +14,7 @@ from fusewright.backends import autotune
 from fusewright.backends.autotune import Contender, Question, answer_all, race, record_key, tune
 from fusewright.backends.trials import disagreement
 from fusewright.codegen.device_kernel import Processor
+from fusewright.records import replace
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan, RunKernel
 from tests.loops.tracing import lowered
@@ -107,11 +108,27 @@ def test_answers_are_remembered_and_a_damaged_record_is_asked_again() -> None:
     answers, _ = answer_all(asked, again, records, 100.0, again.clock)
     assert answers["key of x"].winner == "a" and answers["key of x"].remembered and not again.prepared and not again.requested
     (key,) = records
-    assert key == record_key(trials, asked[0])
+    assert key == record_key(trials, asked[0].key)
     for body in (b"{", b"[]", json.dumps({"winner": "nobody", "times": {}}).encode(), b'{"winner": "a", "times": {"a": "long"}}'):
         records[key] = body
         answers, _ = answer_all(asked, again, records, 100.0, again.clock)
         assert answers["key of x"].winner == LIBRARY and not answers["key of x"].remembered
+
+
+@pytest.mark.parametrize("before, raced", [({LIBRARY: 1.0, "a": 0.5, "b": 0.4}, "b"), ({LIBRARY: 1.0, "a": 1.5, "b": 2.0}, "a")])
+def test_a_similar_size_races_only_what_may_win(before: dict[str, float], raced: str) -> None:
+    records = Memory()
+    first, similar = (replace(question(name), shape_class="class of 64 rows") for name in ("60 rows", "50 rows"))
+    answer_all([first], FakeTrials(before), records, 100.0)
+    trials = FakeTrials({LIBRARY: 1.0, "a": 0.7, "b": 0.8})
+    answers, _ = answer_all([similar], trials, records, 100.0)
+    assert trials.requested == [LIBRARY, raced] and answers[similar.key].winner == raced
+    third = replace(similar, key="another", shape_class="class of 128 rows")
+    answer_all([third], trials, records, 100.0)
+    assert trials.requested[2:] == [LIBRARY, "a", "b"]  # another class asks everybody
+    again = FakeTrials({LIBRARY: 1.0, "a": 3.0, "b": 3.0})
+    answers, _ = answer_all([replace(first, key="55 rows")], again, records, 100.0)
+    assert answers["55 rows"].winner == LIBRARY  # never slower than without tuning
 
 
 def test_another_machine_asks_anew() -> None:

@@ -22,7 +22,7 @@ from fusewright.codegen.llvm.analysis import analyse
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.triton.product import takes_copies
 from fusewright.codegen.triton.product_tiles import ProductTile, candidates
-from fusewright.codegen.triton.tiles import Tile, choose, neighbours
+from fusewright.codegen.triton.tiles import Tile, choose, neighbours, power_of_two
 from fusewright.loops.ir import Buffer
 from fusewright.records import dataclass, field, replace
 from fusewright.schedule import products
@@ -64,7 +64,8 @@ class Contender:
 @dataclass(frozen=True, slots=True)
 class Question:
     """title: for people; key: what decides the answer, hashed; weight: the work that depends on it; contenders: the first is what runs
-    without tuning; places: sites, or names of kernels, that take the answer."""
+    without tuning; places: sites, or names of kernels, that take the answer; shape_class: what it has in common with the same question
+    about a similar number of rows (empty: nothing is known of such)."""
 
     title: str
     key: str
@@ -73,6 +74,7 @@ class Question:
     results: tuple[str, ...]
     tolerance: float
     places: tuple[Any, ...]
+    shape_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +151,10 @@ def answer_all(
     open_: list[Question] = []
     for question in sorted(questions, key=lambda q: -q.weight):
         known = None if records is None else _remembered(records, trials, question)
-        if known is None:
-            open_.append(question)
-        else:
+        if known is not None:
             answers[question.key] = known
+        else:
+            open_.append(question if records is None else _shortened(records, trials, question))
     requested = 0
     for number, question in enumerate(open_):
         if clock() >= ends:
@@ -164,28 +166,50 @@ def answer_all(
         winner, times = race(calls, trials.measure) if len(calls) > 1 else (question.contenders[0].name, {})
         answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))
         if records is not None and times:
-            body = json.dumps({"winner": winner, "times": times}).encode()
-            records.put(record_key(trials, question), f"autotuning {question.title}", body)
+            _remember(records, trials, question, winner, times)
     return answers, 0
 
 
-def record_key(trials: Trials, question: Question) -> str:
-    """Where the disk cache has the answer."""
-    return hashlib.sha256(f"autotune {FORMAT}|{trials.machine}|{question.key}".encode()).hexdigest()
+def record_key(trials: Trials, question_key: str) -> str:
+    """Where the disk cache has the answer to a question, or that of its shape class."""
+    return hashlib.sha256(f"autotune {FORMAT}|{trials.machine}|{question_key}".encode()).hexdigest()
 
 
-def _remembered(records: Records, trials: Trials, question: Question) -> Answer | None:
-    body = records.get(record_key(trials, question))
+def _remember(records: Records, trials: Trials, question: Question, winner: str, times: Mapping[str, float]) -> None:
+    body = json.dumps({"winner": winner, "times": times}).encode()
+    for key in filter(None, (question.key, question.shape_class)):
+        records.put(record_key(trials, key), f"autotuning {question.title}", body)
+
+
+def _read(records: Records, trials: Trials, question: Question, key: str) -> tuple[str, dict[str, float]] | None:
+    """(winner, times) of a record; None where there is none, or one that something else wrote: then it is asked, and written, anew."""
+    body = records.get(record_key(trials, key))
     if body is None:
         return None
     try:
         found = json.loads(body)
         winner, times = str(found["winner"]), {str(name): float(value) for name, value in found["times"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # written by something else: it is asked, and written, anew
-    if not any(contender.name == winner for contender in question.contenders):
         return None
-    return Answer(question.title, winner, times, remembered=True, places=len(question.places))
+    return (winner, times) if any(contender.name == winner for contender in question.contenders) else None
+
+
+def _remembered(records: Records, trials: Trials, question: Question) -> Answer | None:
+    found = _read(records, trials, question, question.key)
+    return found and Answer(question.title, *found, remembered=True, places=len(question.places))
+
+
+def _shortened(records: Records, trials: Trials, question: Question) -> Question:
+    """The question among what runs without tuning and what won for a similar size (or came next to the library there)."""
+    found = _read(records, trials, question, question.shape_class) if question.shape_class else None
+    if found is None:
+        return question
+    winner, times = found
+    first = question.contenders[0].name
+    others = [name for name in times if name != first]
+    likely = winner if winner != first or not others else min(others, key=times.__getitem__)
+    left = tuple(contender for contender in question.contenders if contender.name in (first, likely))
+    return replace(question, contenders=left, shape_class="") if len(left) == 2 else question
 
 
 # --- questions --------------------------------------------------------------------------------------------------------------
@@ -246,7 +270,19 @@ def _product_question(plan: Plan, key: str, sites: list[Site], processor: Proces
         written.add(site.result.name)
     size = "x".join(str(extent) for extent in extents[(0 if site.batch > 1 else 1) :])
     title = f"{site.extern.name} {size}" + ("" if whole.name == "plain" else f" with {', '.join(_origins(kernels))}")
-    return Question(title, key, float(site.work) * len(sites), tuple(contenders), tuple(sorted(written)), _tolerance(product), tuple(sites))
+    weight, results = float(site.work) * len(sites), tuple(sorted(written))
+    return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(sites), _shape_class(site, whole, kernels))
+
+
+def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> str:
+    """All but the number of rows, of which only the next power of two counts."""
+    factors = [(operand.dtype, str(operand.inner), len(operand.checks)) for operand in (site.left, site.right)]
+    epilogue = [(origin, len(kernel.buffers)) for kernel in kernels.values() for origin in kernel.origins]
+    facts = (
+        site.extern.name, whole.name, site.batch, power_of_two(site.rows), site.columns, site.inner, factors, site.result.dtype, epilogue,
+        site.kept, site.bias is not None,
+    )  # fmt: skip
+    return f"class {hashlib.sha256(repr(facts).encode()).hexdigest()}"
 
 
 def _rounding(dtype: torch.dtype) -> float:
