@@ -191,8 +191,8 @@ def test_weights_that_change_while_they_are_prepared() -> None:
         x = torch.randn(5, 64)
         compiled(x)
         while not WORKER.wait(0):
-            net[0].weight.mul_(1.0001)
-            net[2].bias.add_(0.001)
+            net[0].weight.neg_()
+            net[2].bias.neg_()
         for _ in range(3):
             torch.testing.assert_close(compiled(x), net(x))
             net[0].weight.mul_(1.5)
@@ -233,12 +233,12 @@ def test_a_fork_while_something_is_compiled() -> None:
             other = background(g)
             for function, made in ((f, compiled), (g, other)):
                 check(function, made)
-                assert WORKER.wait(20) and len(made.entries) == 1
+                assert WORKER.wait(300) and len(made.entries) == 1
                 check(function, made)
             status = 0
         finally:
             os._exit(status)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     ended, status = os.waitpid(child, os.WNOHANG)
     while not ended and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -260,5 +260,5 @@ def test_a_process_that_ends_while_something_is_compiled(end: str, status: int) 
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", textwrap.dedent(program) + end]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == status and not done.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == status and "Traceback" not in done.stderr and "Fatal" not in done.stderr, done.stderr

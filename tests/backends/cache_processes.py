@@ -24,7 +24,7 @@ from fusewright.events import STREAM, InternalError
 PROCESSES = 8
 FUNCTIONS = 12
 MOST_TURNS = 30
-LONGEST = 120.0
+LONGEST = 600.0
 """Seconds that the last processes have: more means that they hang."""
 
 

@@ -148,8 +148,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [int, float])
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(("kind", "dynamic"), [(int, None), (int, True), (float, None)])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_python_refuses(name: str, dynamic: bool | None, kind: type) -> None:
     compute = REFUSED[name]
