@@ -52,7 +52,7 @@ OPTIONS: dict[str, Option] = {
     "shape_padding": Option(
         bool,
         False,
-        "pad matrix multiplications to sizes that the hardware likes; without effect: on a CPU padding costs more than it gains",
+        "pad matrix multiplications on a GPU to sizes that the hardware likes (on a CPU that costs more than it gains)",
     ),
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
     "triton.cudagraphs_training": Option(bool, True, "with triton.cudagraphs: replay forward and backward of training too"),

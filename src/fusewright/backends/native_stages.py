@@ -101,7 +101,9 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
 
 
 def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with its convolution chains in channels-last format, unless the option says no."""
+    """The graph with its convolution chains in channels-last format, and products padded, as the options say."""
+    if to_compile.settings["shape_padding"]:
+        graph = run_stage(to_compile, "padding", "aot_graphs", print_graph, passes.choose_sizes, graph)
     if not to_compile.settings["layout"]:
         return graph
     return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)

@@ -24,6 +24,7 @@ from fusewright.graph.passes.line_convolution import line_convolution
 from fusewright.graph.passes.merge_linear import merge_linear
 from fusewright.graph.passes.norm_results import norm_results
 from fusewright.graph.passes.pack import pack
+from fusewright.graph.passes.pad_products import pad_products
 from fusewright.graph.passes.patch_convolution import patch_convolution, patches_in_inference
 from fusewright.graph.passes.prepare import split_preparation
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
@@ -47,6 +48,8 @@ LAYOUT: list[tuple[Pass, str]] = [
     (line_convolution, "Makes convolutions over images of those over lines."),
     (layout, "Runs chains of convolutions in channels-last memory format."),
 ]
+
+PADDING: list[tuple[Pass, str]] = [(pad_products, "Pads matrix products to sizes that start at multiples of 16 bytes.")]
 
 LIBRARY: list[tuple[Pass, str]] = [
     (patch_convolution, "Makes matrix products of convolutions over patches that do not overlap."),
@@ -78,6 +81,11 @@ def choose_layouts(graph: torch.fx.Graph) -> torch.fx.Graph:
     return run_passes(graph, LAYOUT)
 
 
+def choose_sizes(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Run PADDING on a functional graph."""
+    return run_passes(graph, PADDING)
+
+
 def choose_operators(graph: torch.fx.Graph) -> torch.fx.Graph:
     """Run LIBRARY on a functional joint graph."""
     return run_passes(graph, LIBRARY)
@@ -101,6 +109,6 @@ def pack_parameters(graph: torch.fx.Graph, choose: Choose = likely) -> tuple[tor
 
 
 __all__ = [
-    "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites",
-    "choose_layouts", "choose_operators", "finish_backward", "pack_parameters", "run",
+    "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites",
+    "choose_layouts", "choose_operators", "choose_sizes", "finish_backward", "pack_parameters", "run",
 ]  # fmt: skip
