@@ -20,8 +20,9 @@ aten = torch.ops.aten
 ALIGNMENT = {"cuda": 16}
 """Bytes that rows start at multiples of, by kind of device; others are left alone."""
 LEAST_REUSE = 256
-"""rows * columns / (rows + columns) from which a product gains more than copying its factors costs: copies move 4 * (rows + columns) * inner
-bytes at some 4 TB/s, a product does 2 * rows * columns * inner operations at some 400 TFLOP/s, at half of that where it is not aligned."""
+"""rows * columns / (rows + columns) from which a product gains more than copying its factors costs: copies move
+4 * (rows + columns) * inner bytes at some 4 TB/s, a product does 2 * rows * columns * inner operations at some 400 TFLOP/s, at half of
+that where it is not aligned."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 _PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
