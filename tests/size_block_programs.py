@@ -148,7 +148,7 @@ OTHER_SHAPE = (
     "{a}.sum((0, 1, 2))[None, None, None]",
     "{a}.unbind(1)[0][:, None] if {a}.shape[1] else {a}",
     "scanned({a})",
-    "torch.full(({a}.shape[1], 1, n), 0.5) + {a}.sum()",
+    "{a}.new_full(({a}.shape[1], 1, n), 0.5) + {a}.sum()",
     "torch.eye({a}.shape[1])[None] * {a}.sum()",
     "torch.tril_indices({a}.shape[1], {a}.shape[1])[None].float()",
     "torch.diag_embed({a}.sum(2))",
