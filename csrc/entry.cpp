@@ -198,6 +198,14 @@ void clear_entries(FrameCache *self) {
     for (Entry *entry : old) Py_DECREF(entry);
 }
 
+// Moves the entry to the front; one for many sizes (it has a tag) only to the front of such: what was made for one size is quicker for it.
+void move_forward(std::vector<Entry *> &entries, size_t i) {
+    auto first = entries.begin(), at = entries.begin() + i;
+    if ((*at)->tag != nullptr && (*at)->tag != Py_None)
+        first = std::find_if(first, at, [](Entry *entry) { return entry->tag != nullptr && entry->tag != Py_None; });
+    std::rotate(first, at, at + 1);
+}
+
 // Tries entry by entry; -1 when none passes.
 int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
     for (size_t i = 0; i < self->entries->size(); i++) {
@@ -212,9 +220,8 @@ int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, P
         }
         Py_INCREF(entry);
         if (fw::guard_program_check(entry->program, locals, n, function, inputs)) {
-            // Move to front, unless the guards' own Python code has changed the list.
-            if (i > 0 && i < self->entries->size() && (*self->entries)[i] == entry)
-                std::rotate(self->entries->begin(), self->entries->begin() + i, self->entries->begin() + i + 1);
+            // Unless the guards' own Python code has changed the list.
+            if (i > 0 && i < self->entries->size() && (*self->entries)[i] == entry) move_forward(*self->entries, i);
             int done = entry_run(entry, inputs, n_inputs, function, locals, n, result);
             Py_DECREF(entry);
             return done;
@@ -390,7 +397,7 @@ PyMemberDef cache_members[] = {
 };
 
 PyGetSetDef cache_getset[] = {
-    {"entries", cache_entries, nullptr, "The entries as a tuple, the most recently used first.", nullptr},
+    {"entries", cache_entries, nullptr, "The entries as a tuple: without a tag first, and the most recently used first.", nullptr},
     {"miss", cache_get_miss, cache_set_miss, "miss(cache, function, locals) -> Entry or None, or None: never capture again.", nullptr},
     {"frames", cache_get_frames, cache_set_frames, "The table of the frames that its eager runs call, one a compiler (csrc/hook.c), or None.", nullptr},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},

@@ -317,3 +317,14 @@ def test_recurrent_layers_over_any_length(kind: type[nn.RNNBase], batch_first: b
             torch.testing.assert_close(last(x), net(x)[1])
         with pytest.raises(RuntimeError):
             last(torch.randn(4, 5, 7))
+
+
+def test_the_version_of_one_size_keeps_serving_it() -> None:
+    """It is quicker than the one for any size, and stays in front of it."""
+    compiled = fusewright.compile(lambda x, y: (x * 2 + y).sin(), fullgraph=True)
+    for size in (4, 5, 6, 7, 4, 6, 4):
+        x, y = torch.randn(size, 3), torch.randn(size, 3)
+        torch.testing.assert_close(compiled(x, y), (x * 2 + y).sin())
+    static, general = compiled.entries  # type: ignore[attr-defined]
+    assert (static.tag is None, general.tag is None) == (True, False)
+    assert (static.calls, general.calls) == (3, 4)

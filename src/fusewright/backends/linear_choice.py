@@ -101,7 +101,7 @@ def measured(linear: Linear, ways: Sequence[str], default: str) -> str:
 
 
 def _is_far(linear: Linear, way: str) -> bool:
-    return way == ONEDNN and linear.varies and linear.dtype is torch.float32
+    return way == ONEDNN and linear.varies and linear.dtype is torch.float32 and not linear.pixels
 
 
 def _numbers_of_rows(linear: Linear) -> tuple[int | None, ...]:

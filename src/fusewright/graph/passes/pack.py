@@ -257,7 +257,7 @@ class _Packing:
         if isinstance(rows, int):
             linear = Linear(dtype, rows, inner, columns, bias is not None, True, (batch, height, width))
         else:
-            linear = Linear(dtype, self.near(rows), inner, columns, bias is not None, True, varies=True)
+            linear = Linear(dtype, self.near(rows), inner, columns, bias is not None, True, varies=True, pixels=True)
         way = self.choose(linear, ways_for(linear))
         if way == CONVOLUTION:
             return None
