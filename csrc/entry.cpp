@@ -198,11 +198,13 @@ void clear_entries(FrameCache *self) {
     for (Entry *entry : old) Py_DECREF(entry);
 }
 
-// Moves the entry to the front; one for many sizes (it has a tag) only to the front of such: what was made for one size is quicker for it.
+// Whether the entry was made for many sizes: the driver has tagged it.
+bool is_general(const Entry *entry) { return entry->tag != nullptr && entry->tag != Py_None; }
+
+// Moves the entry to the front; a general one only to the front of such: what was made for one size is quicker for it.
 void move_forward(std::vector<Entry *> &entries, size_t i) {
     auto first = entries.begin(), at = entries.begin() + i;
-    if ((*at)->tag != nullptr && (*at)->tag != Py_None)
-        first = std::find_if(first, at, [](Entry *entry) { return entry->tag != nullptr && entry->tag != Py_None; });
+    if (is_general(*at)) first = std::find_if(first, at, is_general);
     std::rotate(first, at, at + 1);
 }
 

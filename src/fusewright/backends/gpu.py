@@ -41,8 +41,8 @@ def schedule_options(options: ScheduleOptions, program: LoopProgram) -> Schedule
         return options
     units = cuda_code.processor(device.index or 0).units
     return replace(
-        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=512, gathered_chunk=128,
-        scratch_bytes=128 * 1024, own_bytes=OWN_BYTES,
+        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=512, gathered_chunk=128, scratch_bytes=128 * 1024,
+        own_bytes=OWN_BYTES,
     )  # fmt: skip
 
 

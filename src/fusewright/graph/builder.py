@@ -6,7 +6,8 @@ Takes a graph (and the sizes' ShapeEnv, if any); gives nodes whose meta["type"] 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.fx
@@ -118,3 +119,14 @@ def is_dense(type_: TensorType) -> bool:
             return False
         expected = expected * type_.shape[axis]
     return True
+
+
+@contextmanager
+def replacing(graph: torch.fx.Graph, node: torch.fx.Node) -> Iterator[Builder]:
+    """A builder of what stands for `node`, in front of it and with its place in the user's program. Inside, all uses of the node must go to
+    something else: it is erased at the end."""
+    build = Builder(graph)
+    build.location = node.meta.get("location", ())
+    with graph.inserting_before(node):
+        yield build
+    graph.erase_node(node)

@@ -97,13 +97,15 @@ def _moved(value: Expression, renamed: Mapping[Expr, Dim]) -> Expression:
     ).visit(value)
 
 
-def moments_of_chunks(mean: Reduction, sums: Chunks, squares: Reduction, chunks: Chunks) -> tuple[Buffer, list[Reduction]]:
-    """(memory for the shifts, the operations in the place of the two): `sums` and `chunks` are the same cut of each."""
-    first = _first_values(mean, sums)
+def moments_of_chunks(
+    mean: Reduction, sums: Chunks, squares: Reduction, chunks: Chunks
+) -> tuple[Buffer, tuple[Reduction, ...], tuple[Reduction, ...]]:
+    """(memory for the shifts, what stands for `mean`, what stands for `squares`): `sums` and `chunks` are the same cut of each."""
+    first, value = _first_values(sums)
     shifts = replace(sums.buffer, name=f"{mean.buffer}_shift")
     shift = replace(
-        mean, name=f"{mean.name}_shift", axes=sums.axes, reduced=first.axes, value=first.value, buffer=shifts.name, index=sums.index,
-        finish=_or_zero(_divided(ir.local_value("acc", first.value.dtype), math.prod(map(_known, first.axes)))),
+        mean, name=f"{mean.name}_shift", axes=sums.axes, reduced=(first,), value=value, buffer=shifts.name, index=sums.index,
+        finish=_or_zero(_divided(ir.local_value("acc", value.dtype), _known(first))),
     )  # fmt: skip
     match squares.value, chunks.value:
         case Apply(args=(Apply(args=(_, average)), _)), Apply(args=(Apply(args=(x, _)), _)):
@@ -112,42 +114,34 @@ def moments_of_chunks(mean: Reduction, sums: Chunks, squares: Reduction, chunks:
             raise AssertionError("not a sum of squared deviations")
     dtype = x.dtype
     # Both were cut alike, but into loop variables of their own.
-    here = {a.symbol: b.symbol for a, b in zip(sums.axes, chunks.axes)}
-
-    def of(buffer: Buffer, cut: Chunks) -> Expression:
-        index = sums.index if cut is sums else substitute(sums.index, dict(here))
-        return ir.load(buffer.name, index, dtype)
-
+    renamed: dict[Expr, Dim] = {a.symbol: b.symbol for a, b in zip(sums.axes, chunks.axes)}
+    there = substitute(sums.index, renamed)
     points = math.prod(map(_known, chunks.rest))
     count = ir.constant(points, dtype)
-    total = _apply("add", _apply("mul", count, of(shifts, sums)), of(sums.buffer, sums))
-    left, root = of(sums.buffer, chunks), ir.load(chunks.buffer.name, chunks.index, dtype)
+    its_shift, its_sum = ir.load(shifts.name, sums.index, dtype), ir.load(sums.buffer.name, sums.index, dtype)
+    total = _apply("add", _apply("mul", count, its_shift), its_sum)
+    shifted, left = ir.load(shifts.name, there, dtype), ir.load(sums.buffer.name, there, dtype)
+    root = ir.load(chunks.buffer.name, chunks.index, dtype)
     inside = _apply("maximum", _apply("sub", root, _divided(_square(left), points)), ir.constant(0, dtype))
-    own_mean = _apply("add", of(shifts, chunks), _divided(left, points))
+    own_mean = _apply("add", shifted, _divided(left, points))
     between = _apply("mul", count, _square(_apply("sub", own_mean, average)))
-    return shifts, [
-        shift,
-        sums.reduction(mean, _apply("sub", sums.value, of(shifts, sums))),
-        replace(mean, reduced=sums.chunk, value=total),
-        chunks.reduction(squares, _square(_apply("sub", x, of(shifts, chunks)))),
-        replace(squares, reduced=chunks.chunk, value=_apply("add", inside, between)),
-    ]
+    in_chunks = sums.reduction(mean, _apply("sub", sums.value, its_shift))
+    squares_in_chunks = chunks.reduction(squares, _square(_apply("sub", x, shifted)))
+    return (
+        shifts,
+        (shift, in_chunks, replace(mean, reduced=sums.chunk, value=total)),
+        (squares_in_chunks, replace(squares, reduced=chunks.chunk, value=_apply("add", inside, between))),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _First:
-    axes: tuple[Axis, ...]
-    value: Expression
-
-
-def _first_values(operation: Reduction, chunks: Chunks) -> _First:
-    """The value at the first few points of each chunk, along its longest axis."""
+def _first_values(chunks: Chunks) -> tuple[Axis, Expression]:
+    """An axis over the first few points of each chunk, along its longest one, and the value there."""
     longest = max(chunks.rest, key=_known)
     extent = min(_known(longest), SHIFT_POINTS)
     axis = Axis(loop_symbol("f", extent), extent)
     mapping: dict[Expr, Dim] = {other.symbol: 0 for other in chunks.rest}
     mapping[longest.symbol] = axis.symbol
-    return _First((axis,), _moved(chunks.value, mapping))
+    return axis, _moved(chunks.value, mapping)
 
 
 def _apply(op: str, *args: Expression) -> Expression:

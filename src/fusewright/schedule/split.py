@@ -45,9 +45,8 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
     if options.lanes > 1:
         for squares, mean in find_moments(program.operations).items():
             if mean in cut_up and squares in cut_up and cut_up[mean][1].buffer.shape == cut_up[squares][1].buffer.shape:
-                buffer, (shift, *rest) = moments_of_chunks(*cut_up[mean], *cut_up[squares])
+                buffer, made[mean], made[squares] = moments_of_chunks(*cut_up[mean], *cut_up[squares])
                 buffers[buffer.name] = buffer
-                made[mean], made[squares] = (shift, *rest[:2]), tuple(rest[2:])
     operations = [new for position, old in enumerate(program.operations) for new in made.get(position, (old,))]
     return replace(program, buffers=buffers, operations=operations)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.graph.builder import Builder
+from fusewright.graph.builder import Builder, replacing
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.types import TensorType
 
@@ -21,16 +21,12 @@ ROWS = 2  # the dimension that is added
 
 
 def line_convolution(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
-    found = graph.find_nodes(op="call_function", target=aten.convolution.default)
     if graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         return graph
-    for node in found:
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         if _is_quicker(node) and rewrites.allow(f"as an image: {node.name}"):
-            build = Builder(graph)
-            build.location = node.meta.get("location", ())
-            with graph.inserting_before(node):
+            with replacing(graph, node) as build:
                 _rewrite(build, node)
-            graph.erase_node(node)
     return graph
 
 

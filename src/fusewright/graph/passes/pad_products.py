@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.graph.builder import Builder
+from fusewright.graph.builder import Builder, replacing
 from fusewright.graph.passes.runner import Rewrites
-from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.graph.types import TensorType
 
 aten = torch.ops.aten
 
@@ -34,11 +34,8 @@ def pad_products(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
         for node in graph.find_nodes(op="call_function", target=target):
             more = _missing(node, first)
             if any(more) and rewrites.allow(f"padded product: {node.name}"):
-                build = Builder(graph)
-                build.location = node.meta.get("location", ())
-                with graph.inserting_before(node):
+                with replacing(graph, node) as build:
                     _rewrite(build, node, first, *more)
-                graph.erase_node(node)
     return graph
 
 
@@ -70,17 +67,10 @@ def _rewrite(build: Builder, node: torch.fx.Node, first: int, inner: int, column
     if inner:
         arguments[first] = build.call(aten.constant_pad_nd.default, left, [0, inner], 0)
     arguments[first + 1] = build.call(aten.constant_pad_nd.default, right, [0, columns, 0, inner], 0)
-    if first and columns and kind_of(arguments[0]).shape[-1:] == kind.shape[-1:]:  # what is added: unless it is spread along the columns
+    if first and columns and arguments[0].meta["type"].shape[-1:] == kind.shape[-1:]:  # what is added, unless spread along the columns
         arguments[0] = build.call(aten.constant_pad_nd.default, arguments[0], [0, columns], 0)
     target: Any = node.target
     made = build.call(target, *arguments, **node.kwargs)
     if columns:
         made = build.call(aten.slice.Tensor, made, kind.ndim - 1, 0, kind.shape[-1])
-        made = build.call(aten.clone.default, made, memory_format=torch.contiguous_format)
-    if made.meta["type"].stride != kind.stride and kind.stride != contiguous_strides(kind.shape):
-        made = build.restride(made, kind)
-    node.replace_all_uses_with(made)
-
-
-def kind_of(node: torch.fx.Node) -> TensorType:
-    return node.meta["type"]  # type: ignore[no-any-return]
+    node.replace_all_uses_with(build.restride(made, kind))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.graph.builder import Builder
+from fusewright.graph.builder import Builder, replacing
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.types import TensorType
 
@@ -26,11 +26,8 @@ def patch_convolution(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Gra
     for target, first, rewrite in ((aten.convolution.default, 0, _forward), (aten.convolution_backward.default, 1, _backward)):
         for node in graph.find_nodes(op="call_function", target=target):
             if _by_patches(node, first) and rewrites.allow(f"patches: {node.name}"):
-                build = Builder(graph)
-                build.location = node.meta.get("location", ())
-                with graph.inserting_before(node):
+                with replacing(graph, node) as build:
                     rewrite(build, node)
-                graph.erase_node(node)
     return graph
 
 
