@@ -51,8 +51,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "shape_padding": Option(
         bool,
-        False,
-        "pad matrix multiplications on a GPU to sizes that the hardware likes (on a CPU that costs more than it gains)",
+        True,
+        "pad half-precision matrix products on a GPU to sizes that the hardware likes, where that gains more than it costs",
     ),
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
     "triton.cudagraphs_training": Option(bool, True, "with triton.cudagraphs: replay forward and backward of training too"),

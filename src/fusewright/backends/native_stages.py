@@ -102,7 +102,7 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
 
 def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
     """The graph with its convolution chains in channels-last format, and products padded, as the options say."""
-    if to_compile.settings["shape_padding"]:
+    if to_compile.settings["shape_padding"] and passes.may_pad(graph):
         graph = run_stage(to_compile, "padding", "aot_graphs", print_graph, passes.choose_sizes, graph)
     if not to_compile.settings["layout"]:
         return graph

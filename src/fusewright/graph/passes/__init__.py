@@ -24,7 +24,7 @@ from fusewright.graph.passes.line_convolution import line_convolution
 from fusewright.graph.passes.merge_linear import merge_linear
 from fusewright.graph.passes.norm_results import norm_results
 from fusewright.graph.passes.pack import pack
-from fusewright.graph.passes.pad_products import pad_products
+from fusewright.graph.passes.pad_products import may_pad, pad_products
 from fusewright.graph.passes.patch_convolution import patch_convolution, patches_in_inference
 from fusewright.graph.passes.prepare import split_preparation
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
@@ -110,5 +110,5 @@ def pack_parameters(graph: torch.fx.Graph, choose: Choose = likely) -> tuple[tor
 
 __all__ = [
     "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites",
-    "choose_layouts", "choose_operators", "choose_sizes", "finish_backward", "pack_parameters", "run",
+    "choose_layouts", "choose_operators", "choose_sizes", "finish_backward", "may_pad", "pack_parameters", "run",
 ]  # fmt: skip
