@@ -190,3 +190,23 @@ def test_it_looks_like_a_method() -> None:
         _native.ModuleCall.__new__(_native.ModuleCall)(X)
     with pytest.raises(TypeError):
         _native.ModuleCall(len, len, [])  # type: ignore[arg-type]
+
+
+def test_copies_of_data_parallel_run_eagerly_and_say_so() -> None:
+    """What nn.DataParallel does on several GPUs: a copy without parameters, which then gets tensors under their names."""
+    net = nn.Sequential(Net(), fusewright.compile(Net()))
+    compiled = fusewright.compile(net)
+    for whole in (net, compiled):
+        with pytest.warns(UserWarning, match=r"DataParallel copies \w+ at every call, and the copies run eagerly"):
+            copies = [module._replicate_for_data_parallel() for module in whole.modules()]
+        for module, replica in zip(whole.modules(), copies):
+            for name, child in module._modules.items():
+                replica._modules[name] = copies[list(whole.modules()).index(child)]
+            for name, parameter in module._parameters.items():
+                setattr(replica, name, parameter.detach() * 2)
+        x = torch.randn(3, 4)
+        expected = copy.deepcopy(net)
+        with torch.no_grad():
+            for parameter in expected.parameters():
+                parameter *= 2
+        torch.testing.assert_close(copies[0](x), expected(x))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,16 @@ class CompiledModuleBase:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._fusewright_recompile, (self._fusewright_original,)
+
+    def _replicate_for_data_parallel(self) -> torch.nn.Module:
+        # DataParallel makes new modules, with parameters of their own, at each call: compiled code would be for none but the last.
+        warnings.warn(
+            f"nn.DataParallel copies {type(self).__name__} at every call, and the copies run eagerly; nn.parallel.DistributedDataParallel, "
+            "one process a GPU, runs compiled modules",
+            UserWarning,
+            stacklevel=2,
+        )
+        return self._fusewright_original._replicate_for_data_parallel()  # type: ignore[no-any-return]
 
 
 class DisabledModuleBase:

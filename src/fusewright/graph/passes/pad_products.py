@@ -80,7 +80,7 @@ def _padding(node: torch.fx.Node, first: int) -> Padding | None:
 
 
 def _unaligned(kind: TensorType, step: int) -> int | None:
-    """The dimension (0 or 1 of the last two) that is contiguous while the other's stride is no multiple of `step`: padding it mends that."""
+    """The dimension (0 or 1 of the last two) that is contiguous while the other's stride is no multiple of `step`: padding mends that."""
     for along in (1, 0):
         other = kind.stride[-1 - along]
         if kind.stride[along - 2] == 1 and kind.shape[-1 - along] != 1:
@@ -127,9 +127,8 @@ def _rewrite(build: Builder, node: torch.fx.Node, first: int, padding: Padding) 
     arguments[first + 1] = padded(arguments[first + 1], padding.inner, padding.columns)
     if first:  # what is added: where it is not spread along a dimension
         added = arguments[0].meta["type"].shape
-        down, across = (
-            more if len(added) >= place and added[-place] == kind.shape[-place] else 0 for more, place in ((padding.rows, 2), (padding.columns, 1))
-        )
+        across = padding.columns if added[-1:] == kind.shape[-1:] else 0
+        down = padding.rows if added[-2:-1] == kind.shape[-2:-1] else 0
         if down or across:
             arguments[0] = build.call(aten.constant_pad_nd.default, arguments[0], [0, across, 0, down][: 2 * len(added)], 0)
     target: Any = node.target
