@@ -74,7 +74,7 @@ def _padding(node: torch.fx.Node, first: int) -> Padding | None:
     for kind, names in ((left, ("rows", "inner")), (right, ("inner", "columns")), (result, ("rows", "columns"))):
         along = _unaligned(kind, step)
         if along is not None:
-            short[names[along]] = -kind.shape[along - 2] % step  # type: ignore[operator]
+            short[names[along]] = -int(kind.shape[along - 2]) % step  # type: ignore[arg-type]
     padding = Padding(**short)
     return padding if any(short.values()) and _gain(left, right, result, padding) > 0 else None
 
@@ -92,15 +92,12 @@ def _gain(left: TensorType, right: TensorType, result: TensorType, padding: Padd
     """Seconds that padding saves, by the rates."""
     elements = 0
     kernels = 0
-    for kind, padded in (
-        (left, padding.rows or padding.inner),
-        (right, padding.inner or padding.columns),
-        (result, padding.columns),
-    ):  # fmt: skip
+    copies = ((left, padding.rows or padding.inner), (right, padding.inner or padding.columns), (result, padding.columns))
+    for kind, padded in copies:
         if padded:
             elements += int(math.prod(kind.shape))  # type: ignore[arg-type]
             kernels += 1
-    operations = 2 * int(math.prod(result.shape)) * left.shape[-1]  # type: ignore[arg-type, operator]
+    operations = 2 * int(math.prod((*result.shape, left.shape[-1])))  # type: ignore[arg-type]
     quick, slow = RATES[result.dtype]
     return operations * (1 / slow - 1 / quick) - 2 * elements * result.dtype.itemsize / BANDWIDTH - kernels * LAUNCH
 
