@@ -149,3 +149,13 @@ def test_the_second_gpu() -> None:
     for device in ("cuda:1", "cuda:0", "cuda:1"):
         x = torch.randn(50, 50, device=device)
         torch.testing.assert_close(compiled(x), torch.softmax(x, -1) + 1)
+
+
+def test_questions_about_the_gpu_are_answered() -> None:
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        properties = torch.cuda.get_device_properties(x.device)
+        scale = torch.cuda.get_device_capability()[0] + torch.cuda.current_device() + properties.multi_processor_count
+        return x * scale + (1 if torch.cuda.is_bf16_supported() else 2) + len(torch.cuda.get_device_name(0))
+
+    x = torch.randn(50, device="cuda")
+    torch.testing.assert_close(fusewright.compile(asking, fullgraph=True)(x), asking(x))

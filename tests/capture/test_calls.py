@@ -253,3 +253,16 @@ def test_a_function_that_a_torch_function_calls_is_interpreted(backend):
     for weights[0] in (1.0, 3.0):
         for mine, theirs in zip(compiled(*triple), f(*triple)):
             torch.testing.assert_close(mine, theirs)
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, times: int) -> torch.Tensor:
+    return torch.relu(x) * times
+
+
+def test_scripted_functions_are_captured_and_traced_ones_break() -> None:
+    x = torch.randn(8)
+    compiled = fusewright.compile(lambda x: scripted(x, 3) + scripted(x.cos(), times=2), fullgraph=True)
+    torch.testing.assert_close(compiled(x), scripted(x, 3) + scripted(x.cos(), 2))
+    traced = torch.jit.trace(lambda x: x * 2, x)
+    torch.testing.assert_close(fusewright.compile(lambda x: traced(x.cos()) + 1)(x), traced(x.cos()) + 1)

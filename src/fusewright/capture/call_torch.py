@@ -226,6 +226,24 @@ def _query(fn: Callable[..., Any]) -> Row:
     return lambda tracer, args, kwargs: native(fn, *(for_native(tracer.world, value) for value in args), **kwargs)
 
 
+def _current_gpu(tracer: Tracer) -> int:
+    """The current GPU's number, which a guard asks for again: contexts that change it are graph breaks."""
+    found = native(torch.cuda.current_device)
+    tracer.world.guard_answer(torch.cuda.current_device, (), found)
+    return found  # type: ignore[no-any-return]
+
+
+def _of_gpu(fn: Callable[..., Any]) -> Row:
+    """A question about a GPU, by default the current one, whose answer never changes."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        (device,) = (*args, *kwargs.values()) or (None,)
+        named = isinstance(device, int) or (isinstance(device, (str, torch.device)) and torch.device(device).index is not None)
+        return native(fn, device if named else _current_gpu(tracer))
+
+    return call
+
+
 def _is_tensor(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return isinstance((*args, *kwargs.values())[0], torch.Tensor)
 
@@ -344,7 +362,10 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.fx._symbolic_trace", "is_fx_symbolic_tracing"): _always(False),
     ("torch.cuda", "is_available"): _query(torch.cuda.is_available),
     ("torch.cuda", "device_count"): _query(torch.cuda.device_count),
-    ("torch.cuda", "current_device"): _state_context("untraceable-call", "torch.cuda.current_device"),
+    ("torch.cuda", "current_device"): lambda tracer, args, kwargs: _current_gpu(tracer),
+    ("torch.cuda", "get_device_capability"): _of_gpu(torch.cuda.get_device_capability),
+    ("torch.cuda", "get_device_name"): _of_gpu(torch.cuda.get_device_name),
+    ("torch.cuda", "get_device_properties"): _of_gpu(torch.cuda.get_device_properties),
     ("torch.backends.cuda", "is_built"): _query(torch.backends.cuda.is_built),
     ("torch", "get_default_device"): _query(torch.get_default_device),
     ("torch", "get_float32_matmul_precision"): _query(torch.get_float32_matmul_precision),

@@ -244,6 +244,13 @@ def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return call(tracer, world.bind(found, fn, kind, "__call__"), args, kwargs)
 
 
+def _call_scripted(tracer: Tracer, fn: torch.jit.ScriptFunction, args: Args, kwargs: Kwargs) -> Any:
+    """What torch.jit.script made of a function: the function. (Of one that was traced, there is none.)"""
+    if "_torchdynamo_inline" not in vars(fn):
+        return refuse(tracer, fn, args, kwargs)
+    return call(tracer, tracer.world.getattr(fn, "_torchdynamo_inline"), args, kwargs)
+
+
 def _call_torch_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return tracer.world.torch_call(fn, args, kwargs)
 
@@ -312,6 +319,7 @@ KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
     call_builtins.ITEM_GETTER: _call_native_object,
     call_builtins.ATTR_GETTER: _call_native_object,
     call_builtins.METHOD_CALLER: _call_native_object,
+    torch.jit.ScriptFunction: _call_scripted,
     torch._ops.OpOverload: _call_torch_operator,
     torch._ops.OpOverloadPacket: _call_torch_operator,
 }

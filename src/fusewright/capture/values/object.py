@@ -180,9 +180,15 @@ def _bind_classmethod(world: World, found: classmethod, obj: object, kind: type,
     return classes.bind_classmethod(world, found, kind)
 
 
+_BOUND_IN_C = type(vars(torch.jit.ScriptFunction)["__call__"])
+"""What methods of classes that PyTorch defines in C++ are."""
+
+
 def _bind_property(world: World, found: property, obj: object, kind: type, name: str) -> object:
     if found.fget is None:
         raise UserException(AttributeError(f"property '{name}' of '{kind.__qualname__}' object has no getter"))
+    if type(found.fget) is _BOUND_IN_C and not world.is_raw(obj):
+        return native(found.fget, obj)
     return world.tracer.call(world.load(found.fget, world.constant(found.fget, name)), (obj,))
 
 
