@@ -23,6 +23,10 @@ from fusewright.schedule.options import ScheduleOptions
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
 LONG_COLUMN = 1024
 """Rows of a chunk from which more chunks are better than longer ones."""
+SHORT_RUN = 128
+"""Bytes of neighbouring elements below which a GPU fetches more than a reduction along them reads."""
+SHORT_RUN_ROWS = 64
+"""Reduced points beside a short run from which it is worth taking apart."""
 Cut = tuple[tuple[int, int], ...]
 """Which reduced axes are cut, outermost first, and into how many chunks each."""
 
@@ -36,9 +40,9 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
     buffers = dict(program.buffers)
     cut_up: dict[int, tuple[Reduction, Chunks]] = {}
     for position, operation in enumerate(program.operations):
-        cut = cuts.get(_space(operation)) if isinstance(operation, Reduction) and _splittable(operation) else None
+        cut = cuts.get(_space(operation, options)) if isinstance(operation, Reduction) and _splittable(operation) else None
         if cut is not None and isinstance(operation, Reduction):
-            chunks = _chunks(operation, cut, buffers[operation.buffer].device, options.lanes)
+            chunks = _chunks(operation, cut, buffers[operation.buffer].device, options)
             buffers[chunks.buffer.name] = chunks.buffer
             cut_up[position] = operation, chunks
             made[position] = _sums_of_chunks(operation, chunks)
@@ -51,12 +55,13 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
     return replace(program, buffers=buffers, operations=operations)
 
 
-Space = tuple[tuple[Dim, ...], tuple[Dim, ...], bool]
+Space = tuple[tuple[Dim, ...], tuple[Dim, ...], bool, int | None]
 
 
-def _space(operation: Reduction) -> Space:
+def _space(operation: Reduction, options: ScheduleOptions) -> Space:
     """The extents that a reduction walks, and which way it reads."""
-    return tuple(axis.extent for axis in operation.axes), tuple(axis.extent for axis in operation.reduced), _along_outer(operation)
+    outer, reduced = (tuple(axis.extent for axis in axes) for axes in (operation.axes, operation.reduced))
+    return outer, reduced, _along_outer(operation), _short_run(operation, options)
 
 
 def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
@@ -64,9 +69,9 @@ def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
     found: dict[Space, Cut] = {}
     for operation in program.operations:
         if isinstance(operation, Reduction) and _splittable(operation):
-            cut = _cut(operation, options)
+            cut, space = _cut(operation, options), _space(operation, options)
             if cut is not None:
-                found[_space(operation)] = max(found.get(_space(operation), cut), cut, key=_count)
+                found[space] = max(found.get(space, cut), cut, key=_count)
     return found
 
 
@@ -81,6 +86,14 @@ def _splittable(operation: Reduction) -> bool:
 
 def _cut(operation: Reduction, options: ScheduleOptions) -> Cut | None:
     """How the reduction is cut, or None where it stays whole."""
+    run = _short_run(operation, options)
+    if run is not None:
+        # Neighbours in memory become neighbouring columns, each summed by itself.
+        rest = [k for k in range(len(operation.reduced)) if k != run]
+        columns = replace(operation, axes=(*operation.axes, operation.reduced[run]), reduced=tuple(operation.reduced[k] for k in rest))
+        extent = operation.reduced[run].extent
+        assert isinstance(extent, int)
+        return tuple(sorted((*((rest[k], count) for k, count in _cut(columns, options) or ()), (run, extent))))
     outer = hint(product(axis.extent for axis in operation.axes))
     reduced = hint(product(axis.extent for axis in operation.reduced))
     smallest, least_points = options.smallest_chunk, options.chunk_points
@@ -124,38 +137,63 @@ def _cut_outermost(operation: Reduction, wanted: int) -> Cut:
 
 def _along_outer(operation: Reduction) -> bool:
     """Whether neighbouring elements of the largest value read lie along an outer axis."""
-    loads = [load for load in survey([operation.value]).loads if not load.bindings]
-    if not loads:
-        return False
+    main = _main_load(operation)
+    return main is not None and any(coefficient(main.index, axis.symbol) == 1 for axis in operation.axes)
+
+
+def _main_load(operation: Reduction) -> ir.Load | None:
+    """Of the largest value that is read, at a place known beforehand."""
     axes = (*operation.axes, *operation.reduced)
 
     def walked(load: ir.Load) -> int:
         return sum(1 for axis in axes if coefficient(load.index, axis.symbol) != 0)
 
-    main = max(loads, key=walked)
-    return any(coefficient(main.index, axis.symbol) == 1 for axis in operation.axes)
+    return max((load for load in survey([operation.value]).loads if not load.bindings), key=walked, default=None)
+
+
+def _short_run(operation: Reduction, options: ScheduleOptions) -> int | None:
+    """The reduced axis that neighbouring elements lie along, where it is so short that what is read between its ends is mostly others'
+    (a group of channels, in channels-last images)."""
+    if options.lanes == 1 or len(operation.reduced) < 2:
+        return None
+    main = _main_load(operation)
+    if main is None:
+        return None
+    for k, axis in enumerate(operation.reduced):
+        if coefficient(main.index, axis.symbol) == 1:
+            rest = hint(product(other.extent for other in operation.reduced if other is not axis))
+            points = hint(product(other.extent for other in (*operation.axes, *operation.reduced)))
+            short = isinstance(axis.extent, int) and axis.extent > 1 and axis.extent * main.dtype.itemsize < SHORT_RUN
+            return k if short and rest >= SHORT_RUN_ROWS and points >= options.chunk_points else None
+    return None
 
 
 def _largest_divisor(extent: int, limit: int) -> int:
     return next((d for d in range(min(limit, extent), 0, -1) if extent % d == 0), 1)
 
 
-def _chunks(operation: Reduction, cut: Cut, device: torch.device, lanes: int) -> Chunks:
+def _chunks(operation: Reduction, cut: Cut, device: torch.device, options: ScheduleOptions) -> Chunks:
     mapping: dict[Expr, Dim] = {}
     chunk: list[Axis] = []
+    run = _short_run(operation, options)
+    columns: list[Axis] = []
     rest = list(operation.reduced)
     for which, count in cut:
         axis = operation.reduced[which]
         assert isinstance(axis.extent, int)
         length = axis.extent // count
-        outside, inside = Axis(loop_symbol("c", count), count), Axis(loop_symbol("k", length), length)
+        # Symbols of one name and extent are one: each axis has names of its own.
+        outside, inside = Axis(loop_symbol(f"c{which}", count), count), Axis(loop_symbol(f"k{which}", length), length)
         mapping[axis.symbol] = outside.symbol * length + inside.symbol
         chunk.append(outside)
+        if which == run:
+            columns.append(outside)
         rest[which] = inside
     rewriter = Rewriter(dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=_Renamer().bind)
     # The partial results keep the order in which neighbouring elements are read: the chunk goes inside of a row, outside of columns.
-    columns = lanes > 1 and _along_outer(operation)
-    axes = (*chunk, *operation.axes) if columns else (*operation.axes, *chunk)
+    numbers = tuple(axis for axis in chunk if axis not in columns)
+    first = columns or (options.lanes > 1 and _along_outer(operation))
+    axes = (*numbers, *operation.axes, *columns) if first else (*operation.axes, *numbers)
     shape = tuple(a.extent for a in axes)
     strides = contiguous_strides(shape)
     buffer = Buffer(f"{operation.buffer}_partial", shape, strides, operation.value.dtype, device, "temporary")

@@ -13,7 +13,7 @@ from fusewright.loops.ir import LoopProgram
 from fusewright.records import replace
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.printer import plan_text
-from tests.codegen.triton.harness import run_plan
+from tests.codegen.triton.harness import TINY, run_plan
 from tests.loops import reference as loops
 from tests.loops.tracing import lowered
 from tests.schedule import programs
@@ -133,6 +133,15 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     ),
     "large index values": (lambda x: (x + torch.arange(10) * 2**33, torch.arange(0, 10 * 2**31, 2**31) < x), lambda: [torch.arange(10)]),
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: [r(3, 6, 5, 5), r(6), r(6)]),
+    "group norm of channels-last images": (
+        lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)),
+        lambda: [(r(3, 12, 24, 24) * 3 + 1).to(memory_format=torch.channels_last), r(12), r(12)],
+    ),
+    "sums over groups of channels-last images": (
+        lambda x, y: ((x * y).unflatten(1, (4, 3)).sum((2, 3, 4)), x.unflatten(1, (4, 3)).amax((2, 3, 4))),
+        lambda: [r(3, 12, 24, 24).to(memory_format=torch.channels_last) for _ in range(2)],
+    ),
+    "two axes cut into as many chunks": (lambda x: x[:, :3].sum(), lambda: [r(3, 5, 3127)]),
     "log softmax and loss": (lambda x, y: F.cross_entropy(x, y), lambda: [r(9, 33), torch.randint(0, 33, (9,))]),
     "attention with a causal mask": (attention, lambda: [r(2, 3, 17, 8), r(2, 3, 17, 8), r(2, 3, 17, 8)]),
     "rotary embedding": (rotary, lambda: [r(2, 3, 5, 32), r(5, 32), r(5, 32)]),
@@ -178,6 +187,16 @@ def test_moments_read_their_data_once_and_lose_nothing() -> None:
     wide_var, wide_mean = torch.var_mean(x.double(), (0, 2, 3))
     torch.testing.assert_close(var.double(), wide_var, rtol=2e-5, atol=0)
     torch.testing.assert_close(mean.double(), wide_mean, rtol=1e-6, atol=0)
+
+
+def test_groups_of_channels_are_read_as_columns() -> None:
+    """Three channels beside each other in memory, of twelve: a program that read one group alone would fetch the others' too."""
+    x, w, b = torch.randn(2, 12, 48, 48).to(memory_format=torch.channels_last), torch.randn(12), torch.randn(12)
+    plan = schedule(lowered(lambda x, w, b: F.group_norm(x, 4, w, b), [x, w, b]), GPU)
+    texts = {name: code.text for name, code in generate(list(plan.kernels.values()), plan.buffers, TINY).items()}
+    (first,) = [text for text in texts.values() if "_shift: f32, *" in text]
+    assert "< 12:" in first, first
+    torch.testing.assert_close(run_plan(plan, [x, w, b]), [F.group_norm(x, 4, w, b)], rtol=2e-5, atol=2e-5)
 
 
 def test_what_a_reduction_of_columns_reads_is_stored_on_the_way() -> None:
