@@ -14,6 +14,7 @@ from fusewright.graph.passes.attention_backward import attention_backward
 from fusewright.graph.passes.biased_linear import biased_linear
 from fusewright.graph.passes.canonicalise import canonicalise
 from fusewright.graph.passes.constant_fold import constant_fold
+from fusewright.graph.passes.convolution_bias import convolution_bias
 from fusewright.graph.passes.cse import cse
 from fusewright.graph.passes.dce import dce
 from fusewright.graph.passes.depthwise_gradients import depthwise_gradients
@@ -46,6 +47,7 @@ PIPELINE: list[tuple[Pass, str]] = [
 LAYOUT: list[tuple[Pass, str]] = [
     (patches_in_inference, "Makes matrix products of convolutions over patches that do not overlap."),
     (line_convolution, "Makes convolutions over images of those over lines."),
+    (convolution_bias, "Adds the bias of convolutions on a GPU in loops, and sums its gradient there."),
     (layout, "Runs chains of convolutions in channels-last memory format."),
 ]
 
