@@ -17,12 +17,13 @@ from fusewright.records import dataclass, field
 @dataclass(slots=True)
 class Survey:
     """loads: distinct loads in order of first meeting. dims: every index expression met. nodes: number of distinct nodes.
-    masks: number of masked parts."""
+    masks: number of masked parts. applied: the names of operations."""
 
     loads: list[Load] = field(default_factory=list)
     dims: dict[Dim, None] = field(default_factory=dict)
     nodes: int = 0
     masks: int = 0
+    applied: set[str] = field(default_factory=set)
 
 
 def survey(roots: Iterable[Expression]) -> Survey:
@@ -35,6 +36,7 @@ def survey(roots: Iterable[Expression]) -> Survey:
         found.nodes += 1
         children: tuple[Expression, ...]
         if isinstance(node, Apply):
+            found.applied.add(node.op)
             children = node.args
         elif isinstance(node, Load):
             found.loads.append(node)

@@ -7,13 +7,14 @@ of threads), so results are reproducible; sums gain accuracy, as in pairwise sum
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
 from fusewright.graph.sizes import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
 from fusewright.graph.types import contiguous_strides
 from fusewright.loops import ir
-from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Reduction
+from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Pointwise, Reduction
 from fusewright.records import replace
 from fusewright.schedule.axes import hint
 from fusewright.schedule.expressions import Rewriter, survey
@@ -21,6 +22,8 @@ from fusewright.schedule.moments import Chunks, find_moments, moments_of_chunks
 from fusewright.schedule.options import ScheduleOptions
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
+ELEMENTARY = frozenset({"exp", "expm1", "log", "log1p", "erf", "erfc", "tanh", "sin", "cos", "sigmoid", "pow"})
+"""Functions of some ten instructions and more."""
 LONG_COLUMN = 1024
 """Rows of a chunk from which more chunks are better than longer ones."""
 SHORT_RUN = 128
@@ -67,9 +70,13 @@ def _space(operation: Reduction, options: ScheduleOptions) -> Space:
 def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
     """How the reductions over each space are cut. They are cut alike, so that they stay one loop."""
     found: dict[Space, Cut] = {}
+    made: dict[str, ir.Expression] = {}
+    if options.lanes > 1:
+        loops = [operation for operation in program.operations if isinstance(operation, Pointwise)]
+        made = {store.buffer: store.value for loop in loops for store in loop.stores}
     for operation in program.operations:
         if isinstance(operation, Reduction) and _splittable(operation):
-            cut, space = _cut(operation, options), _space(operation, options)
+            cut, space = _cut(operation, options, _is_dear(operation, made)), _space(operation, options)
             if cut is not None:
                 found[space] = max(found.get(space, cut), cut, key=_count)
     return found
@@ -84,8 +91,8 @@ def _splittable(operation: Reduction) -> bool:
     return operation.kind in SPLITTABLE and (operation.kind not in ("any", "all") or operation.value.dtype is torch.bool)
 
 
-def _cut(operation: Reduction, options: ScheduleOptions) -> Cut | None:
-    """How the reduction is cut, or None where it stays whole."""
+def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> Cut | None:
+    """How the reduction is cut, or None where it stays whole. dear: its values take long to compute, on the way."""
     run = _short_run(operation, options)
     if run is not None:
         # Neighbours in memory become neighbouring columns, each summed by itself.
@@ -93,7 +100,7 @@ def _cut(operation: Reduction, options: ScheduleOptions) -> Cut | None:
         columns = replace(operation, axes=(*operation.axes, operation.reduced[run]), reduced=tuple(operation.reduced[k] for k in rest))
         extent = operation.reduced[run].extent
         assert isinstance(extent, int)
-        return tuple(sorted((*((rest[k], count) for k, count in _cut(columns, options) or ()), (run, extent))))
+        return tuple(sorted((*((rest[k], count) for k, count in _cut(columns, options, dear) or ()), (run, extent))))
     outer = hint(product(axis.extent for axis in operation.axes))
     reduced = hint(product(axis.extent for axis in operation.reduced))
     smallest, least_points = options.smallest_chunk, options.chunk_points
@@ -103,8 +110,9 @@ def _cut(operation: Reduction, options: ScheduleOptions) -> Cut | None:
     if options.lanes > 1 and _along_outer(operation):
         outer = -(-outer // options.lanes)
         smallest //= 4
-        # A block of columns ends with a sum across its threads: by a fifth, fewer and longer ones are quicker.
-        chunks = min(chunks, max(chunks // 2, outer * (reduced // LONG_COLUMN)))
+        # A block of columns ends with a sum across its threads: by a fifth, fewer and longer ones are quicker, of what is in memory.
+        if not dear:
+            chunks = min(chunks, max(chunks // 2, outer * (reduced // LONG_COLUMN)))
     points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
     if outer >= options.min_parallel or points < least_points or reduced < 2 * smallest:
         return None
@@ -120,6 +128,13 @@ def _cut(operation: Reduction, options: ScheduleOptions) -> Cut | None:
     if options.lanes > 1 and 2 * _count(best) < wanted:
         best = max(best, _cut_outermost(operation, wanted), key=_count)
     return best if _count(best) > 1 and _count(best) * 4 >= min(wanted, 16) else None
+
+
+def _is_dear(operation: Reduction, made: Mapping[str, ir.Expression]) -> bool:
+    """Whether an elementary function is in what it reduces, or in the loop that computes what it reads and so may join it."""
+    values = [operation.value]
+    values += [made[load.buffer] for load in survey(values).loads if load.buffer in made]
+    return not ELEMENTARY.isdisjoint(survey(values).applied)
 
 
 def _cut_outermost(operation: Reduction, wanted: int) -> Cut:

@@ -223,6 +223,19 @@ def test_a_gelu_of_halves_is_as_exact_as_halves_are() -> None:
     torch.testing.assert_close(actual, F.gelu(x.double()).half(), rtol=1e-3, atol=1.2e-7, equal_nan=True)
 
 
+def test_only_what_is_rounded_to_a_half_is_computed_fast() -> None:
+    """One kernel, which stores halves and full floats: the exponential that is summed stays exact."""
+    x = r(64, 40).bfloat16()
+    inputs = [x, r(64, 40).bfloat16()]
+    program = lowered(lambda x, y: (torch.ops.aten.gelu_backward(y, x), torch.erf(x.float())), inputs)
+    plan = schedule(program, GPU)
+    (code,) = generate(list(plan.kernels.values()), plan.buffers, Processor()).values()
+    assert "lib.fast_one_plus_erf(" in code.text and "lib.erf(" in code.text and "lib.exp(" not in code.text, code.text
+    slope, exact = run_plan(plan, inputs)
+    torch.testing.assert_close(exact, torch.erf(x.float()), rtol=2e-6, atol=2e-7)
+    torch.testing.assert_close(slope, torch.ops.aten.gelu_backward(inputs[1], x), rtol=2e-2, atol=1e-2)
+
+
 def test_a_long_rows_maximum_and_exponentials_share_a_loop() -> None:
     plan = schedule(lowered(lambda x, y: F.cross_entropy(x, y), [r(6, 20000), torch.arange(6)]), GPU)
     codes = generate(list(plan.kernels.values()), plan.buffers, Processor())

@@ -30,7 +30,7 @@ from fusewright.records import dataclass, field
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Statement
 
 LONGEST_INDEX = (1 << 31) - 1
-EXACT = Style()
+EXACT, FAST = Style(), Style(fast=True)
 PLANE = ("square", "product")
 """Kinds of tile whose blocks run along x and y."""
 SHORT = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8, torch.bool})
@@ -93,6 +93,7 @@ class Emitter:
     checks: bool = False
     looped: bool = False
     style: Style = EXACT
+    rounded: frozenset[Expression] = frozenset()  # what is rounded to a half before anything else is made of it, in a kernel that is exact
     view: StageView | None = None
     mapping: dict[Expr, Dim] = field(default_factory=dict)
     outer_mapping: dict[Expr, Dim] = field(default_factory=dict)
@@ -110,6 +111,8 @@ class Emitter:
         kernel = self.kernel
         written = [dtype for name, dtype in zip(kernel.buffers, kernel.dtypes) if name in kernel.written and dtype.is_floating_point]
         self.style = Style(fast=bool(written) and all(dtype in HALVES for dtype in written))
+        if not self.style.fast:
+            self.rounded = operations.rounded([value for stage in kernel.stages for value in values_of(stage)])
         for number, (name, dtype) in enumerate(zip(kernel.buffers, kernel.dtypes)):
             self.names[name] = f"out{number}" if name in kernel.written else f"in{number}"
             self.dtypes[name] = dtype
@@ -366,14 +369,15 @@ class Emitter:
         return self._apply(expr)
 
     def _apply(self, expr: Apply) -> Value:
-        argument = operations.one_plus_erf(expr) if self.style.fast else None
+        style = FAST if expr in self.rounded else self.style
+        argument = operations.one_plus_erf(expr) if style.fast else None
         if argument is not None:
             value = self.evaluate(argument)
             return self.bind(f"lib.fast_one_plus_erf({value.text})", value.dims, value.level)
         short = self._short_operands(expr) if expr.op in operations.COMPARISONS and not self.wide else []
         if short:
             return self.bind(
-                operations.apply(expr, [_grouped(value.text) for value in short], self.style),
+                operations.apply(expr, [_grouped(value.text) for value in short], style),
                 frozenset().union(*(value.dims for value in short)),
                 self.level_of(*short),
             )
@@ -387,7 +391,7 @@ class Emitter:
                 value = self.evaluate(arg)
                 text, dims, level = value.text, dims | value.dims, max(level, value.level)
             texts.append(text)
-        text = operations.apply(expr, texts, self.style)
+        text = operations.apply(expr, texts, style)
         if text in texts:  # an identity, such as rounding an integer
             return Value(text, dims, level)
         return self.bind(text, dims, level)

@@ -7,11 +7,12 @@ approximate: their error (2 units of float32's last place) is far below a half's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fusewright.codegen.device_kernel import Unsupported
+from fusewright.codegen.llvm.analysis import children, walk
 from fusewright.loops.ir import Apply, Constant, Expression
 from fusewright.records import dataclass
 
@@ -41,6 +42,20 @@ class Style:
 
 
 Emitter = Callable[[Apply, list[str], Style], str]
+
+
+def rounded(roots: Sequence[Expression]) -> frozenset[Expression]:
+    """What lies below casts to a half, and nowhere else, in expressions with these roots: its last bits are lost."""
+    exact: set[Expression] = set()
+    below: list[Expression] = []
+    waiting = list(roots)
+    while waiting:
+        expr = waiting.pop()
+        if expr not in exact:
+            exact.add(expr)
+            halved = isinstance(expr, Apply) and expr.op == "cast" and expr.dtype in HALVES
+            (below if halved else waiting).extend(children(expr))
+    return frozenset(walk(below)) - exact
 
 
 def literal(node: Constant) -> str | None:
