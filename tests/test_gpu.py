@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -149,3 +150,26 @@ def test_the_second_gpu() -> None:
     for device in ("cuda:1", "cuda:0", "cuda:1"):
         x = torch.randn(50, 50, device=device)
         torch.testing.assert_close(compiled(x), torch.softmax(x, -1) + 1)
+
+
+def test_a_thread_that_never_called_cuda() -> None:
+    """The runtime says that its device is the first one, but it has no context yet."""
+    compiled = fusewright.compile(lambda x: torch.relu(x) * 2)
+    x = torch.randn(1000, device="cuda")
+    expected = compiled(x)
+    found: list[object] = []
+
+    def work() -> None:
+        try:
+            found.append(compiled(x))
+        except Exception as error:
+            found.append(error)
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(found) == 3
+    for result in found:
+        assert isinstance(result, torch.Tensor), result
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
