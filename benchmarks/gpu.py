@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --stage check            quick: is every kernel and model right in every mode?
     python -m benchmarks.gpu --stage kernels          time by the profiler, share of the bandwidth of a copy
     python -m benchmarks.gpu --stage models           wall time of a call and of a training step, first call with empty caches
+    python -m benchmarks.gpu --stage calls            CPU time to issue one call of a graph of one kernel, and of its parts
     python -m benchmarks.gpu --stage first            first call in a fresh process: with empty caches, and with those of an earlier process
     python -m benchmarks.gpu --only softmax --ways fw,tc --json out.json
 
@@ -31,7 +32,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
+from benchmarks.overhead import Watched
 from fusewright import events
+from fusewright.backends.registry import Backend
 
 Half = torch.bfloat16
 DEVICE = "cuda"
@@ -430,6 +433,52 @@ def first_calls(cases: dict[str, Case], ways: list[str]) -> list[FirstCall]:
     return found
 
 
+CALLS, ROUNDS = 500, 20
+"""Calls that are issued without waiting, each round: few enough that the GPU's queue never fills, whose waiting would count as work."""
+
+
+def call_times(ways: list[str]) -> dict[str, tuple[float, float]]:
+    """(microseconds of this process's CPU time, of wall time) to issue one call of a graph of one kernel, relu(x + y) * 2 on 16 elements;
+    medians of rounds in turn, behind what a call of nothing takes. Beside the ways: parts of one of ours."""
+    x, y = torch.randn(16, device=DEVICE), torch.randn(16, device=DEVICE)
+
+    def function() -> Callable[..., torch.Tensor]:
+        """Code of its own: the ways keep what they compiled, and their guards, by code."""
+        scope: dict[str, Any] = {"relu": torch.relu}
+        exec("def f(x, y):\n    return relu(x + y) * 2", scope)
+        return scope["f"]  # type: ignore[no-any-return]
+
+    calls: dict[str, Callable[[], Any]] = {"nothing": lambda: None}
+    for way in ways:
+        compiled = WAYS[way](function())
+        calls[way] = lambda compiled=compiled: compiled(x, y)
+        for _ in range(20):
+            assert torch.equal(calls[way](), torch.relu(x + y) * 2)
+    watched, mine = Watched(), function()
+    whole = fusewright.compile(mine)
+    whole(x, y)
+    fusewright.compile(function(), backend=Backend("watched", "aten", watched.compile, follows_autograd=False, trains=True))(x, y)
+    program, plan, inputs = whole.entries[0].program, watched.plan, watched.inputs
+    calls["  guards"] = lambda: program.check((x, y), mine)
+    calls["  plan"] = lambda: plan(*inputs)
+    calls["  one allocation"] = lambda: torch.empty_strided((16,), (1,), device=DEVICE)
+    calls["  one operator"] = lambda: torch.relu(x)
+    cpu: dict[str, list[float]] = {name: [] for name in calls}
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            begun, started = time.process_time(), time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            wall[name].append((time.perf_counter() - started) / CALLS * 1e6)
+            cpu[name].append((time.process_time() - begun) / CALLS * 1e6)
+    torch.cuda.synchronize()
+    middle = {name: (statistics.median(cpu[name]), statistics.median(wall[name])) for name in calls}
+    idle = middle.pop("nothing")
+    return {name: (a - idle[0], b - idle[1]) for name, (a, b) in middle.items()}
+
+
 def table(results: list[Result], cases: dict[str, Case], bandwidth: float) -> str:
     lines = [
         f"{'case':34} {'way':19} {'error':>7} {'first s':>8} {'wall ms':>9} {'GPU ms':>9} {'copy %':>7} {'launch':>6} {'issue us':>9} {'GiB':>6}"
@@ -446,7 +495,7 @@ def table(results: list[Result], cases: dict[str, Case], bandwidth: float) -> st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", choices=("check", "kernels", "models", "first", "first-worker"), default="check")
+    parser.add_argument("--stage", choices=("check", "kernels", "models", "calls", "first", "first-worker"), default="check")
     parser.add_argument("--only", default="", help="comma-separated parts of case names")
     parser.add_argument("--ways", default="", help=f"comma-separated, of: {', '.join(WAYS)}")
     parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, for each case and way")
@@ -469,6 +518,16 @@ def main() -> int:
         return 0
     import torch._dynamo
 
+    if options.stage == "calls":
+        with torch.no_grad():
+            times = call_times(options.ways.split(",") if options.ways else [way for way in WAYS if "max-autotune" not in way])
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; microseconds to issue a call: CPU time, wall time")
+        for name, (cpu, wall) in times.items():
+            print(f"{name:20} {cpu:8.2f} {wall:8.2f}")
+        if options.json:
+            with open(options.json, "w") as out:
+                json.dump(times, out, indent=1)
+        return 0
     bandwidth = copy_bandwidth() if options.stage == "kernels" else float("nan")
     results: list[Result] = []
     for name, case in cases.items():

@@ -20,10 +20,13 @@ struct Driver {
     Result (*function_get)(int *value, int attribute, void *function);
     Result (*launch)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
                      void **parameters, void **extra);
+    Result (*retain_context)(void **context, int device);
+    Result (*set_context)(void *context);
     bool found = false;
 };
 Driver driver;
 
+constexpr Result kInvalidContext = 201;
 constexpr int kMaxDynamicShared = 8, kLocalBytes = 3, kRegisters = 4;  // CUfunction_attribute
 constexpr int32_t kPlainShared = 48 * 1024;                            // more dynamic shared memory than this must be asked for
 
@@ -40,7 +43,9 @@ bool find_driver() {
     driver.found = find(library, "cuInit", &driver.init) && find(library, "cuGetErrorString", &driver.error_string) &&
                    find(library, "cuModuleLoadData", &driver.module_load) && find(library, "cuModuleGetFunction", &driver.module_function) &&
                    find(library, "cuFuncSetAttribute", &driver.function_set) && find(library, "cuFuncGetAttribute", &driver.function_get) &&
-                   find(library, "cuLaunchKernel", &driver.launch) && driver.init(0) == 0;
+                   find(library, "cuLaunchKernel", &driver.launch) &&
+                   find(library, "cuDevicePrimaryCtxRetain", &driver.retain_context) && find(library, "cuCtxSetCurrent", &driver.set_context) &&
+                   driver.init(0) == 0;
     return driver.found;
 }
 
@@ -89,13 +94,24 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-bool cuda_launch(void *function, int64_t grid, int32_t threads, int32_t shared, void *stream, void **parameters, std::string *error) {
+bool cuda_launch(int32_t device, void *function, int64_t grid, int32_t threads, int32_t shared, void *stream, void **parameters,
+                 std::string *error) {
     if (grid > INT32_MAX) {
         *error = "a kernel of too many programs";
         return false;
     }
-    Result result = driver.launch(function, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(shared),
-                                  stream, parameters, nullptr);
+    auto start = [&] {
+        return driver.launch(function, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(shared),
+                             stream, parameters, nullptr);
+    };
+    Result result = start();
+    if (result == kInvalidContext) {
+        // A thread that has not called the CUDA runtime yet has no context, though the runtime says that its device is this one.
+        void *context = nullptr;
+        result = driver.retain_context(&context, device);  // as the runtime holds it, until the process ends
+        if (result == 0) result = driver.set_context(context);
+        if (result == 0) result = start();
+    }
     if (result == 0) return true;
     *error = describe("launching a kernel", result);
     return false;

@@ -11,8 +11,9 @@
 
 namespace fw {
 
-// Starts `grid` programs of `threads` threads on `stream`. `parameters` holds the address of each parameter's value. False with the reason.
-bool cuda_launch(void *function, int64_t grid, int32_t threads, int32_t shared, void *stream, void **parameters, std::string *error);
+// Starts `grid` programs of `threads` threads on `stream` of `device`. `parameters` holds the address of each parameter's value. False with the reason.
+bool cuda_launch(int32_t device, void *function, int64_t grid, int32_t threads, int32_t shared, void *stream, void **parameters,
+                 std::string *error);
 int cuda_init(PyObject *module);
 
 }  // namespace fw

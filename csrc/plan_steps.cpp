@@ -291,7 +291,7 @@ bool Runner::launch(const LaunchStep &step) {
     parameters[all] = &scratch;  // Triton's own memory: descriptions of tensors for the copy engine, and what profiling writes
     parameters[all + 1] = &nothing;
     std::string error;
-    if (cuda_launch(step.function, grid, step.threads, step.shared, stream_, parameters, &error)) return true;
+    if (cuda_launch(step.device, step.function, grid, step.threads, step.shared, stream_, parameters, &error)) return true;
     return fail(step.name + ": " + error, PyExc_RuntimeError);
 }
 

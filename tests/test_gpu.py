@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -159,3 +160,26 @@ def test_questions_about_the_gpu_are_answered() -> None:
 
     x = torch.randn(50, device="cuda")
     torch.testing.assert_close(fusewright.compile(asking, fullgraph=True)(x), asking(x))
+
+
+def test_a_thread_that_never_called_cuda() -> None:
+    """The runtime says that its device is the first one, but it has no context yet."""
+    compiled = fusewright.compile(lambda x: torch.relu(x) * 2)
+    x = torch.randn(1000, device="cuda")
+    expected = compiled(x)
+    found: list[object] = []
+
+    def work() -> None:
+        try:
+            found.append(compiled(x))
+        except Exception as error:
+            found.append(error)
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(found) == 3
+    for result in found:
+        assert isinstance(result, torch.Tensor), result
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)

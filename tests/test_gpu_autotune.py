@@ -72,6 +72,51 @@ def test_products(name: str, dtype: torch.dtype) -> None:
     assert not [why for race in heard for why in race.refused.values() if why.startswith("wrong")]
 
 
+COMPUTED: dict[str, tuple[Callable[..., object], Callable[[torch.dtype], list[torch.Tensor]]]] = {
+    "int8 weights of a few rows": (
+        lambda x, w, s: F.linear(x, w.to(x.dtype) * s[:, None]),
+        lambda t: [r(16, 2048, dtype=t), torch.randint(-127, 128, (4096, 2048), device="cuda", dtype=torch.int8), r(4096, dtype=t) * 1e-3],
+    ),
+    "int8 weights of odd size": (
+        lambda x, w, s: F.gelu(F.linear(x, w.to(x.dtype) * s[:, None])),
+        lambda t: [r(301, 1003, dtype=t), torch.randint(-127, 128, (517, 1003), device="cuda", dtype=torch.int8), r(517, dtype=t) * 1e-2],
+    ),
+    "weights of another precision": (lambda x, w: torch.relu(x @ w.to(x.dtype)), lambda t: [r(64, 1024, dtype=t), r(1024, 2048, dtype=torch.float64)]),
+    "a gated unit": (
+        lambda g, u, w: F.linear(F.silu(g) * u, w), lambda t: [r(2048, 1024, dtype=t), r(2048, 1024, dtype=t), r(256, 1024, dtype=t)],
+    ),
+    "a norm whose statistic is known": (
+        lambda x, s, w, v: F.linear((x.float() * s * w.float()).to(x.dtype), v),
+        lambda t: [r(1024, 512, dtype=t), r(1024, 1, dtype=torch.float32).abs(), r(512, dtype=t), r(128, 512, dtype=t)],
+    ),
+    "batches, both": (lambda a, b: torch.sigmoid(a) @ (b * 0.5).mT, lambda t: [r(8, 160, 90, dtype=t), r(8, 200, 90, dtype=t)]),
+    "infinite beyond the operands": (
+        lambda a, b: torch.reciprocal(a) @ torch.log(b), lambda t: [r(130, 77, dtype=t).abs() + 1, r(77, 150, dtype=t).abs() + 1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    function, make = COMPUTED[name]
+    heard = races(check(function, make(dtype)))
+    asked = [race for race in heard if " behind " in race.question]
+    assert len(asked) == 1 and sum("computed" in contender for contender in asked[0].times) > 0, [race.text for race in heard]
+    assert not [why for race in heard for why in race.refused.values() if why.startswith("wrong")]
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_operands_that_win(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan without the kernels in front, whatever is quickest here."""
+    torch.manual_seed(0)
+    monkeypatch.setattr("fusewright.backends.autotune.race", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0)))
+    function, make = COMPUTED[name]
+    heard = races(check(function, make(torch.bfloat16)))
+    assert ["computed" in race.winner for race in heard if " behind " in race.question] == [True]
+
+
 def test_convolutions() -> None:
     torch.manual_seed(0)
 

@@ -14,10 +14,14 @@ from fusewright.backends import autotune
 from fusewright.backends.autotune import Contender, Question, answer_all, race, record_key, tune
 from fusewright.backends.trials import disagreement
 from fusewright.codegen.device_kernel import Processor
+from fusewright.codegen.triton.product_tiles import Computing, candidates
+from fusewright.graph import passes
+from fusewright.loops.lower import lower
 from fusewright.records import replace
-from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule import ScheduleOptions, schedule, with_memory
 from fusewright.schedule.plan import Plan, RunKernel
-from tests.loops.tracing import lowered
+from fusewright.schedule.verify import verify
+from tests.loops.tracing import lowered, record
 
 CPU = torch.device("cpu")
 LIBRARY = "library"
@@ -216,6 +220,57 @@ def test_a_kernel_that_adds_slices_may_be_tuned_in_turn() -> None:
     tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
     assert any(name.endswith("_parts") for name in tuned.plan.buffers)
     assert trials.plan is tuned.plan and any("slices" in answer.winner for answer in tuned.answers) and len(tuned.answers) > 1
+
+
+def quantised(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Layers whose weights are int8, with an activation between them."""
+    for w, s in zip(weights[::2], weights[1::2]):
+        x = F.gelu(F.linear(x, w.to(torch.float32) * s[:, None]))
+    return x
+
+
+def plan_of_quantised_layers() -> Plan:
+    inputs = [torch.randn(96, 128)]
+    for _ in range(3):
+        inputs += [torch.randint(-127, 128, (128, 128), dtype=torch.int8), torch.randn(128)]
+    with torch.no_grad():
+        graph, constants = record(quantised, inputs)
+        return schedule(lower(passes.run(graph), constants), ScheduleOptions(min_parallel=528, lanes=64))
+
+
+@pytest.mark.parametrize(
+    "seconds, sides, kernels",
+    [
+        # activations are parts of products already; each takes its weight's kernel too
+        ({"slices": 9.0, "computed": 0.2, LIBRARY: 1.0, "apart": 1.0, "fused": 0.5, "": 2.0}, [1, 1, 1], 3),
+        # behind the library's products activations are kernels, which the next product computes
+        ({"slices": 9.0, "left and right": 0.1, "computed": 0.2, LIBRARY: 1.0, "apart": 1.0, "": 2.0}, [1, 2, 2], 3),
+        # that is too slow: the last one remains behind its product, the others might have been in front of the next
+        ({"slices": 9.0, "left": 3.0, "computed": 0.2, LIBRARY: 1.0, "apart": 1.0, "": 2.0}, [1, 1, 1], 5),
+        ({"slices": 9.0, "computed": 0.99, LIBRARY: 1.0, "apart": 1.0, "": 2.0}, [], 6),
+    ],
+)
+def test_a_product_may_compute_what_it_reads(seconds: dict[str, float], sides: list[int], kernels: int) -> None:
+    plan = plan_of_quantised_layers()
+    trials = FakeTrials(seconds, plan=plan)
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    verify(with_memory(tuned.plan, None))
+    found = [kernel.product for kernel in tuned.plan.kernels.values() if kernel.product is not None]
+    assert sorted(sum(side.value is not None for side in (p.left, p.right)) for p in found) == sides
+    assert len(tuned.plan.kernels) == kernels and (tuned.plan is plan or bool(sides))
+    assert all(kernel.name in tuned.tiles for kernel in tuned.plan.kernels.values() if kernel.product is not None)
+    asked = [answer for answer in tuned.answers if " behind " in answer.question]
+    assert asked and all(("computed" in answer.winner) is bool(sides) for answer in asked)
+
+
+def test_what_would_be_computed_too_often_is_not_tried() -> None:
+    """4096 rows and columns in blocks of 256: an operand would be computed 16 times, which costs more than storing it once."""
+    tiles = candidates((1, 4096, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26))
+    assert not tiles
+    tiles = candidates((1, 4096, 512, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26))
+    assert tiles and all(tile.x >= 128 for tile, _ in tiles)
+    tiles = candidates((1, 16, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(0, 8, 2, 1, 1 << 26))
+    assert tiles  # each weight is computed once
 
 
 def test_without_a_quicker_contender_the_plan_stays() -> None:

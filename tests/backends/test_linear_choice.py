@@ -51,7 +51,9 @@ def test_a_linear_layer_gives_eagers_values(monkeypatch: pytest.MonkeyPatch, way
     made = force(monkeypatch, way)
     net = nn.Sequential(nn.Linear(24, 40), nn.SiLU(), nn.Linear(40, 16, bias=False)).to(dtype).eval()
     compare(net, torch.randn(12, 24, dtype=dtype))
-    assert made and (way in made or way not in ways_for(Linear(dtype, 12, 24, 40, True, True)))
+    ways = ways_for(Linear(dtype, 12, 24, 40, True, True))
+    assert bool(made) == (len(ways) > 1)  # a processor without float16 has one way, which nobody chooses
+    assert way in made or way not in ways or not made
 
 
 @pytest.mark.parametrize("way", [TURNED, MKL, ONEDNN])

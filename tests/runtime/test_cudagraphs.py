@@ -15,7 +15,7 @@ from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
 from fusewright.errors import CacheWarning
 from fusewright.runtime import cuda_code
-from fusewright.runtime.cudagraphs import unsafe_reason
+from fusewright.runtime.cudagraphs import MOST_REPEATS, WARM_UP, Inputs, unsafe_reason
 from fusewright.schedule import schedule
 from tests.loops.tracing import lowered
 
@@ -27,6 +27,28 @@ def plan_for_gpu() -> CallPlan:
     plan = schedule(lowered(lambda x, y: torch.relu(x + y), [torch.randn(40), torch.randn(40)]))
     made = build_call_plan(plan, generate(list(plan.kernels.values()), plan.buffers, Processor()))
     return replace(made, slots=tuple(replace(slot, device="cuda", device_index=0) for slot in made.slots))
+
+
+def test_inputs_that_move_are_copied_and_others_read_in_place() -> None:
+    inputs, tensors = Inputs(), (0, 2)
+    stays = torch.zeros(3)
+    for call in range(WARM_UP + 1):
+        moves = torch.full((2,), float(call))
+        given = [stays, 7, moves]
+        assert not inputs.are_in_place([stays.data_ptr(), call], recorded=False)
+        assert inputs.may_be_recorded == (call >= WARM_UP)
+    mine = inputs.settle(tensors, given)
+    assert mine is not None and mine[0] is stays and mine[1] == 7 and mine[2] is not moves and torch.equal(mine[2], moves)
+    assert inputs.fixed == [0] and list(inputs.copied) == [2]
+    inputs.copy_in([stays, 7, torch.full((2,), 9.0)])
+    assert mine[2].tolist() == [9.0, 9.0]
+    assert inputs.are_in_place([stays.data_ptr(), 99], recorded=True)  # what is copied may be anywhere
+    for repeat in range(MOST_REPEATS + 1):
+        assert not inputs.keep_moving
+        assert not inputs.are_in_place([1000 + repeat, 99], recorded=True)
+        inputs.fixed = [0]
+    assert inputs.keep_moving and not inputs.may_be_recorded and inputs.moving == {0, 1}
+    assert Inputs({0}).settle((0,), [torch.zeros(1).expand(4)]) is None
 
 
 def test_a_plan_of_kernels_can_be_recorded() -> None:

@@ -109,7 +109,7 @@ def network() -> nn.Module:
 
 
 def compiled(model: Any, **options: Any) -> Any:
-    return fusewright.compile(model, mode="reduce-overhead", options={"disk_cache": False, "triton.cudagraphs_training": True}, **options)
+    return fusewright.compile(model, mode="reduce-overhead", options={"disk_cache": False}, **options)
 
 
 def batch(k: int, rows: int = 5) -> torch.Tensor:
@@ -308,7 +308,7 @@ def test_dropout_draws_anew_at_each_replay(made: list[TrainingGraphs]) -> None:
     nn.init.eye_(layer[0].weight)
     masks = {}
     for mode in ("reduce-overhead", "default"):
-        run = fusewright.compile(layer, mode=mode, options={"disk_cache": False, "triton.cudagraphs_training": True}, fullgraph=True)
+        run = fusewright.compile(layer, mode=mode, options={"disk_cache": False}, fullgraph=True)
         torch.manual_seed(7)
         masks[mode] = []
         for _ in range(6):

@@ -63,6 +63,9 @@ def _product(memory: Memory, product: Product, outer: tuple[int, ...], indices: 
     points = Points(memory, (*outer, product.length), {**widened, product.k: torch.arange(product.length)})
     factors = []
     for side in (product.left, product.right):
+        if side.value is not None:
+            factors.append(points.evaluate(side.value).float().expand(points.shape))
+            continue
         inside = torch.ones(points.shape, dtype=torch.bool)
         for along, within, extent in side.checks:
             place = points.index(along + within)

@@ -10,6 +10,7 @@ recorded operators), or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from fusewright.autograd import buckets
 from fusewright.autograd.rebuild import rebuilder
 from fusewright.capture.frame import Backward
 from fusewright.errors import RuntimeFallback
+from fusewright.graph.generators import states_of
 from fusewright.records import dataclass
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
@@ -44,7 +46,7 @@ class Halves:
 
     replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would not give their
               gradients (a custom autograd function or a hook that cannot be run again)
-    random    the forward draws random numbers
+    random    the devices whose random generators the forward draws from
     updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive), and not replayed
     outputs   number of graph outputs; tangents: which of them have a tangent; gradients: which inputs get a gradient, in order
     saved     see autograd.joint.Split
@@ -57,7 +59,7 @@ class Halves:
     forward: Callable[..., tuple[Any, ...]]
     backward: Callable[..., tuple[Any, ...]]
     replay: Callable[..., tuple[Any, ...]] | None
-    random: bool
+    random: tuple[torch.device, ...]
     updates: bool
     outputs: int
     tangents: tuple[int, ...]
@@ -87,7 +89,7 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, halves: Halves, *inputs: Any) -> tuple[Any, ...]:
-        ctx.random = torch.get_rng_state() if halves.random and halves.replay is not None else None
+        ctx.random = states_of(halves.random) if halves.random and halves.replay is not None else None
         results, ctx.lease = (halves.forward(*inputs), None) if halves.graphs is None else halves.graphs.forward(inputs)
         outputs = results[: halves.outputs]
         saved = [inputs[place] if place >= 0 else results[~place] for place in halves.saved]
@@ -218,12 +220,13 @@ def _replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph
         )
     if inputs is None:
         raise RuntimeError(FREED)
-    if ctx.random is None:
+    if halves.random and ctx.random is None:
+        raise RuntimeError(
+            "fusewright: the forward drew random numbers while the program recorded a CUDA graph; it cannot be repeated with them. "
+            "Keep gradients of gradients (create_graph=True) of it out of the recording."
+        )
+    with nullcontext() if ctx.random is None else ctx.random.again():
         outputs = halves.replay(*inputs)
-    else:
-        with torch.random.fork_rng(devices=()):
-            torch.set_rng_state(ctx.random)
-            outputs = halves.replay(*inputs)
     pairs = [(outputs[position], tangent) for position, tangent in zip(halves.tangents, given) if tangent is not None]
     pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
     wanted = [inputs[position] for position in halves.gradients]

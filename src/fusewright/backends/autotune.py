@@ -21,18 +21,23 @@ from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.llvm.analysis import analyse
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.triton.product import takes_copies
-from fusewright.codegen.triton.product_tiles import ProductTile, candidates
+from fusewright.codegen.triton.product_tiles import Computing, ProductTile, candidates
 from fusewright.codegen.triton.tiles import Tile, choose, neighbours, power_of_two
+from fusewright.graph.sizes import free_symbols
 from fusewright.loops.ir import Buffer
 from fusewright.records import dataclass, field, replace
-from fusewright.schedule import products
-from fusewright.schedule.plan import Kernel, Plan, Product, RunKernel, Step
-from fusewright.schedule.products import Replacement, Site, Variant
+from fusewright.schedule import products, prologues
+from fusewright.schedule.expressions import survey
+from fusewright.schedule.plan import Kernel, Operand, Plan, Product, RunKernel, Step
+from fusewright.schedule.products import Site, Variant
+from fusewright.schedule.prologues import Producer
 
 MARGIN = 0.03
 """Share of the time of what runs without tuning that another contender must save."""
 MOST_TILES = 8
 """Contenders for a product, beside the library."""
+MOST_COMPUTING_TILES = 5
+"""Contenders for a product that computes operands, for each choice of these."""
 BULK_ARCH = 90
 """Compute capability from which GPUs have a copy engine for tensors (9.0)."""
 LEAST_WORK = 1 << 20
@@ -333,8 +338,12 @@ def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> li
 
 
 def _bytes(plan: Plan, kernel: Kernel) -> int:
-    spans = [(plan.buffers[name].span(), dtype.itemsize) for name, dtype in zip(kernel.buffers, kernel.dtypes)]
-    return sum(span * width for span, width in spans if isinstance(span, int))
+    return sum(_span_bytes(plan, name) for name in kernel.buffers)
+
+
+def _span_bytes(plan: Plan, name: str) -> int:
+    span = plan.buffers[name].span()
+    return span * plan.buffers[name].dtype.itemsize if isinstance(span, int) else 0
 
 
 def _writes_outside(plan: Plan, kernel: Kernel) -> bool:
@@ -379,10 +388,14 @@ def tune(
     asked = product_questions(plan, processor, device)
     answers, unasked = answer_all(asked, trials, records, seconds, clock)
     choices = [choice for question in asked for choice in _at_places(plan, question, _winner(question, answers))]
-    grouped = group_questions(plan, choices, processor)
+    computing = prologue_questions(plan, choices, processor)
+    taken, late = answer_all(computing, trials, records, seconds - (clock() - started), clock)
+    answers, unasked = answers | taken, unasked + late
+    choices = _with_prologues(computing, choices, taken, plan)
+    grouped = group_questions(plan, [choice for choice in choices if not choice.computed], processor)
     decided, late = answer_all(grouped, trials, records, seconds - (clock() - started), clock)
     answers, unasked = answers | decided, unasked + late
-    chosen: list[Replacement] = []
+    chosen = prologues.of_producers(plan, [producer for choice in choices for producer in choice.computed])
     tiles: dict[str, Tile | ProductTile] = {}
     merged: set[int] = set()
     for question in grouped:
@@ -411,11 +424,12 @@ def tune(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a site was found to be quickest by; no variant: the library."""
+    """What a site was found to be quickest by; no variant: the library. computed: what the product need not read from memory."""
 
     site: Site
     variant: Variant | None = None
     tile: Tile | ProductTile | None = None
+    computed: tuple[Producer, ...] = ()
 
 
 def _at_places(plan: Plan, question: Question, contender: Contender | None) -> list[Choice]:
@@ -426,6 +440,122 @@ def _at_places(plan: Plan, question: Question, contender: Contender | None) -> l
     name = contender.variant.name
     made = ((site, next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)) for site in question.places)
     return [Choice(site, variant, tile) for site, variant in made]
+
+
+# --- computed operands ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A site as it was chosen, and what its operands may be computed from."""
+
+    choice: Choice
+    producers: tuple[Producer, ...]
+
+    @property
+    def options(self) -> list[tuple[Producer, ...]]:
+        return [(producer,) for producer in self.producers] + ([self.producers] if len(self.producers) > 1 else [])
+
+
+def prologue_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:
+    """One for each distinct product that alone reads what a pointwise kernel stores: as it was chosen, behind that kernel; or computing
+    its operand itself."""
+    taken = {choice.site.following for choice in choices if choice.variant is not None}
+    used = prologues.uses(plan)
+    offers = [(choice, found) for choice in choices if (found := prologues.producers(plan, choice.site, used, taken))]
+    claimed = {producer.step for _, found in offers for producer in found}
+    by_key: dict[str, list[Place]] = {}
+    for choice, found in offers:
+        if choice.site.following in claimed:  # one product's epilogue cannot be another one's prologue too
+            choice = replace(choice, site=products.alone(choice.site))
+        variant = None if choice.variant is None else (choice.variant.name, choice.tile)
+        alone = [(producer.side, _structure(producer.alone)) for producer in found]
+        facts = ("prologue", _site_key(plan, choice.site), variant, alone)
+        by_key.setdefault(hashlib.sha256(repr(facts).encode()).hexdigest(), []).append(Place(choice, found))
+    questions = (_prologue_question(plan, key, places, processor) for key, places in by_key.items())
+    return [question for question in questions if len(question.contenders) > 1]
+
+
+def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Processor) -> Question:
+    place = places[0]
+    choice, site = place.choice, place.choice.site
+    numbers = products.steps_of(site)
+    before = tuple(RunKernel(producer.alone.name) for producer in place.producers)
+    kernels = {producer.alone.name: producer.alone for producer in place.producers}
+    follower = {step.kernel: plan.kernels[step.kernel] for n in numbers if isinstance(step := plan.steps[n], RunKernel)}
+    if choice.variant is None:
+        first = Contender("apart", (*before, *(plan.steps[n] for n in numbers)), kernels | follower, {})
+    else:
+        assert choice.tile is not None
+        runs = (*before, *(RunKernel(kernel.name) for kernel in choice.variant.kernels))
+        named = kernels | {kernel.name: kernel for kernel in choice.variant.kernels}
+        first = Contender("apart", runs, named, {choice.variant.product.name: choice.tile}, added=choice.variant.buffers)
+    contenders = [first]
+    extents = (site.batch, site.rows, site.columns, site.inner)
+    product = products.whole(site)
+    for option in place.options:
+        mine = prologues.computing(site, option)
+        rest = [producer.alone for producer in place.producers if producer not in option]
+        sliceable = products.sliced(plan, mine, 2) is not None
+        facts = (extents, mine.left.dtype, product.full, processor, MOST_COMPUTING_TILES)
+        for tile, slices in candidates(*facts, sliceable=sliceable, computing=_computing(plan, mine, option)):
+            variant = _variant(plan, mine, slices)
+            if variant is not None:
+                steps = tuple(RunKernel(kernel.name) for kernel in (*rest, *variant.kernels))
+                named = {kernel.name: kernel for kernel in (*rest, *variant.kernels)}
+                name = f"{_sides(option)} computed, {variant.name} {tile.text}"
+                contenders.append(Contender(name, steps, named, {variant.product.name: tile}, variant, variant.buffers))
+    written = {name for kernel in follower.values() for name in kernel.written}
+    if site.kept or site.following < 0:
+        written.add(site.result.name)
+    size = "x".join(str(extent) for extent in extents[(0 if site.batch > 1 else 1) :])
+    title = f"{site.extern.name} {size} behind {', '.join(_origins(kernels))}"
+    weight = float(site.work) * len(places)
+    return Question(title, key, weight, tuple(contenders), tuple(sorted(written)), _tolerance(product), tuple(places))
+
+
+def _variant(plan: Plan, site: Site, slices: int) -> Variant | None:
+    return products.variants(plan, site)[0] if slices == 1 else products.sliced(plan, site, slices)
+
+
+def _sides(option: Sequence[Producer]) -> str:
+    return " and ".join(producer.side for producer in option)
+
+
+def _computing(plan: Plan, site: Site, option: Sequence[Producer]) -> Computing:
+    """What the site computes for an element of its operands."""
+
+    def loaded(operand: Operand) -> int:
+        if operand.value is None:
+            return operand.dtype.itemsize
+        k = products.inner_symbol(site.inner)
+        return sum(load.dtype.itemsize for load in survey([operand.value]).loads if k in free_symbols(load.index))
+
+    def operations(operand: Operand) -> int:
+        return 0 if operand.value is None else survey([operand.value]).nodes
+
+    saved = sum(_span_bytes(plan, producer.buffer) for producer in option)
+    return Computing(operations(site.left), operations(site.right), loaded(site.left), loaded(site.right), 2 * saved)
+
+
+def _with_prologues(questions: Sequence[Question], choices: Sequence[Choice], answers: Mapping[str, Answer], plan: Plan) -> list[Choice]:
+    """The choices, with those that lost to products that compute their operands replaced."""
+    better: dict[int, Choice] = {}
+    for question in questions:
+        contender = _winner(question, answers)
+        if contender is None or contender.variant is None:
+            continue
+        (tile,) = contender.tiles.values()
+        for place in question.places:
+            option = next(option for option in place.options if contender.name.startswith(f"{_sides(option)} computed, "))
+            site = prologues.computing(place.choice.site, option)
+            name = contender.variant.name
+            variant = next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)
+            better[site.step] = Choice(site, variant, tile, option)
+    return [better.get(choice.site.step, choice) for choice in choices]
+
+
+# --- products of one matrix -------------------------------------------------------------------------------------------------
 
 
 def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:

@@ -20,6 +20,7 @@ from fusewright.autograd.partition import split
 from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile
 from fusewright.events import FellBack, StageDone
+from fusewright.graph.generators import drawing_devices
 from fusewright.graph.printer import print_graph
 from fusewright.graph.sizes import Expr
 
@@ -55,7 +56,7 @@ def compile_joint(
         parts=in_parts,
         graphs=record(run_forward, run_backward, halves.saved, backward.outputs),
         replay=again,
-        random=any(node.meta.get("random") for node in halves.forward.nodes),
+        random=drawing_devices(halves.forward),
         updates=bool(backward.updates),
         outputs=backward.outputs,
         tangents=backward.tangents,

@@ -18,6 +18,7 @@ import torch.fx
 from fusewright.errors import CannotFunctionalise, RuntimeFallback
 from fusewright.graph.builder import env_of
 from fusewright.graph.data_sizes import GIVES
+from fusewright.graph.generators import drawing_devices, states_of
 from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Expr, Relation, Symbol, bounds, evaluate, free_symbols
 from fusewright.graph.types import TensorType
@@ -157,15 +158,15 @@ class InParts:
     outputs: tuple[Any, ...]
     checks: tuple[Relation, ...]
     constants: dict[Node, torch.Tensor]
-    random: bool
+    random: tuple[torch.device, ...]
 
     def __call__(self, *given: Any) -> Any:
-        state = torch.get_rng_state() if self.random else None
+        states = states_of(self.random)
         try:
             return self._run(given)
         except RuntimeFallback:
-            if state is not None:
-                torch.set_rng_state(state)
+            if states is not None:  # else a CUDA graph is being recorded, which a repeated call ends anyway
+                states.restore()
             raise
 
     def _run(self, given: tuple[Any, ...]) -> Any:
@@ -243,7 +244,7 @@ def in_parts(
         tuple(output.args[0]),  # type: ignore[arg-type]
         (*ranges, *env.assertions()),
         {node: constants[str(node.target)] for node in graph.find_nodes(op="get_attr")},
-        any(node.meta.get("random") for node in graph.nodes),
+        drawing_devices(graph),
     )
 
 

@@ -17,11 +17,12 @@ from fusewright.backends.autotune import Contender, Question
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
 from fusewright.codegen.triton import generate
-from fusewright.loops.ir import Buffer, Output
+from fusewright.loops.ir import Buffer, Output, Store
 from fusewright.records import dataclass, field, replace
 from fusewright.runtime import cuda_code, launch
 from fusewright.schedule.dependencies import extern_reads
-from fusewright.schedule.plan import Plan, RunExtern
+from fusewright.schedule.expressions import survey
+from fusewright.schedule.plan import Plan, RunExtern, roots
 
 FLUSHED = 4
 """Times the cache's size that is written between measurements (the processor has that long to issue the next call)."""
@@ -63,17 +64,36 @@ def isolated(plan: Plan, contender: Contender, results: Sequence[str]) -> Plan:
 
 
 def factors(question: Question) -> frozenset[str]:
-    """The buffers that the library multiplies: what stands there has both signs. Other numbers may be variances, say."""
-    return frozenset(name for step in question.contenders[0].steps if isinstance(step, RunExtern) for name in extern_reads(step.extern))
+    """The buffers that are multiplied as they are: what stands there has both signs. Other numbers may be variances, say."""
+    first = question.contenders[0]
+    found = {name for step in first.steps if isinstance(step, RunExtern) for name in extern_reads(step.extern)}
+    made = [kernel.product for kernel in first.kernels.values() if kernel.product is not None]
+    return frozenset(found.union(side.buffer for product in made for side in (product.left, product.right) if side.value is None))
 
 
-def made_up(buffer: Buffer, generator: torch.Generator, signed: bool) -> torch.Tensor:
-    """A tensor for an input: random numbers of about 1, zeros where they may be positions."""
+def positions(question: Question) -> frozenset[str]:
+    """The buffers from which kernels take places in memory."""
+    found: set[str] = set()
+    for kernel in {kernel.name: kernel for contender in question.contenders for kernel in contender.kernels.values()}.values():
+        values = [value for stage in kernel.stages for statement in stage.statements for value in roots(statement)]
+        bound = [value for load in survey(values).loads for _, value in load.bindings]
+        stores = [s for stage in kernel.stages for s in stage.statements if isinstance(s, Store)]
+        bound += [value for store in stores for _, value in store.bindings]
+        found.update(load.buffer for load in survey(bound).loads)
+        if survey(bound).locals:  # what a name stands for is not followed
+            found.update(kernel.buffers)
+    return frozenset(found)
+
+
+def made_up(buffer: Buffer, generator: torch.Generator, signed: bool, places: bool) -> torch.Tensor:
+    """A tensor for an input: random numbers of about 1; bytes, but zeros where they may be positions (`places`) and in wide integers."""
     span = buffer.span()
     assert isinstance(span, int)
     if buffer.dtype.is_floating_point:
         flat = torch.empty(span, dtype=buffer.dtype, device=buffer.device)
         flat = flat.normal_(generator=generator) if signed else flat.uniform_(0.5, 1.5, generator=generator)
+    elif buffer.dtype in (torch.int8, torch.uint8) and not places:  # a quantised weight: of zeros, every result would be right
+        flat = torch.randint(1, 100, (span,), dtype=buffer.dtype, device=buffer.device, generator=generator)
     else:
         flat = torch.zeros(span, dtype=buffer.dtype, device=buffer.device)
     return flat.as_strided(buffer.shape, buffer.stride)  # type: ignore[arg-type]
@@ -173,7 +193,7 @@ class GpuTrials:
         native = launch.load(call_plan, cuda_code.load({(code.key, index) for code in codes.values()}))
         for name in mine.inputs:
             if name not in tensors:
-                tensors[name] = made_up(mine.buffers[name], generator, name in factors(question))
+                tensors[name] = made_up(mine.buffers[name], generator, name in factors(question), name in positions(question))
         inputs = [tensors[name] for name in mine.inputs]
         return lambda: native(*inputs)
 

@@ -17,6 +17,8 @@ from fusewright.graph.sizes import Expr
 
 LITERAL = "literal"
 """Marks (in `node.meta`) the copy of a constant that native code made from Python data."""
+NUMBER = "number"
+"""Where `node.meta` of such a constant of one element keeps that."""
 _MOST_NODES, _MOST_ELEMENTS = 64, 4096
 
 

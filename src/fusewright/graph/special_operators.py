@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph import data_sizes
 from fusewright.graph.fused_optimizers import FUSED_OPTIMIZERS
-from fusewright.graph.known_values import LITERAL
+from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.graph.runtime_float import float_of_tensor
 from fusewright.graph.symint import dim_of
 from fusewright.graph.traced_tensor import TracedTensor
@@ -47,7 +47,10 @@ def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, 
         return tensor
     made = recorder.dispatch(aten.clone.default, (tensor,), {})
     if recorder.level == "aten":
-        made.node.meta[LITERAL] = True  # type: ignore[attr-defined]
+        node: torch.fx.Node = made.node  # type: ignore[attr-defined]
+        node.meta[LITERAL] = True
+        if tensor.numel() == 1 and not tensor.is_complex():  # type: ignore[attr-defined]
+            node.args[0].meta[NUMBER] = tensor.item()  # type: ignore[union-attr, attr-defined]
     return made
 
 

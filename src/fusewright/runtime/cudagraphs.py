@@ -9,7 +9,7 @@ cannot be recorded runs the plan itself, and `reason` says why.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -65,17 +65,73 @@ def _is_unsafe(target: Any) -> bool:
 
 
 @dataclass(slots=True)
-class _Recording:
-    """What is known for one combination of sizes."""
+class Inputs:
+    """What is known of a plan's tensor inputs, for one combination of sizes. They are counted among the tensors: input `k`.
 
+    moving     those that were seen at two addresses, and what its owner puts there from the start: a recording reads copies of these
+    addresses  at the last call
+    fixed      those that the recording reads in place; copied: memory of the recording for the others, by position among all inputs
+    repeats    how often a recording was dropped because one of them had moved"""
+
+    moving: set[int] = field(default_factory=set)
     calls: int = 0
     repeats: int = 0
     addresses: list[int] = field(default_factory=list)
-    moving: set[int] = field(default_factory=set)
+    fixed: list[int] = field(default_factory=list)
+    copied: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def are_in_place(self, addresses: list[int], recorded: bool) -> bool:
+        """Takes in where the inputs of a call are. Whether a recording, if there is one (`recorded`), may be replayed: else it is stale."""
+        if recorded and all(addresses[k] == self.addresses[k] for k in self.fixed):
+            return True
+        if self.addresses:
+            self.moving.update(k for k, (new, old) in enumerate(zip(addresses, self.addresses)) if new != old)
+        self.repeats += recorded
+        self.addresses = addresses
+        self.calls += 1
+        return False
+
+    @property
+    def keep_moving(self) -> bool:
+        return self.repeats > MOST_REPEATS
+
+    @property
+    def may_be_recorded(self) -> bool:
+        return self.calls > WARM_UP and not self.keep_moving
+
+    def settle(self, tensors: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:
+        """The inputs that a recording is made with: copies of those that move. None where the elements of one of these share memory.
+        tensors: positions of the tensors among the inputs."""
+        mine = list(inputs)
+        self.copied = {}
+        for k in sorted(self.moving):
+            copy = like(inputs[tensors[k]])
+            if copy is None:
+                return None
+            self.copied[tensors[k]] = mine[tensors[k]] = copy
+        self.fixed = [k for k in range(len(tensors)) if k not in self.moving]
+        self.copy_in(inputs)
+        return mine
+
+    def copy_in(self, inputs: Sequence[Any]) -> None:
+        """Gives the recording this call's values of what moves, in one batch."""
+        if self.copied:
+            torch._foreach_copy_(list(self.copied.values()), [inputs[position] for position in self.copied])
+
+
+def sizes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What a recording is made for, where sizes vary."""
+    return tuple(tuple(item.shape) if isinstance(item, torch.Tensor) else item for item in inputs)
+
+
+@dataclass(slots=True)
+class _Recording:
+    inputs: Inputs = field(default_factory=Inputs)
     graph: Any = None
-    fixed: list[int] = field(default_factory=list)  # inputs that are read in place
-    copied: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    results: tuple[Any, ...] = ()
+    results: Any = ()
+
+    def drop(self) -> None:
+        self.graph, self.results, self.inputs.copied = None, (), {}
 
 
 @dataclass(slots=True)
@@ -116,57 +172,39 @@ class Recorder:
     def __call__(self, *inputs: Any) -> Any:
         if self.reason or torch.cuda.is_current_stream_capturing():
             return self.plan(*inputs)
-        key = tuple(tuple(item.shape) if isinstance(item, torch.Tensor) else item for item in inputs) if self.dynamic else None
+        key = sizes_of(inputs) if self.dynamic else None
         recording = self.recordings.get(key)
         if recording is None:
             if len(self.recordings) >= MOST_RECORDINGS:
                 return self.plan(*inputs)
             recording = self.recordings[key] = _Recording()
-        addresses = [inputs[position].data_ptr() for position in self.tensors]
-        if recording.graph is not None:
-            if all(addresses[k] == recording.addresses[k] for k in recording.fixed):
-                return self._replay(recording, inputs)
-            self._moved(recording, addresses)
-        elif recording.addresses:
-            recording.moving.update(k for k, address in enumerate(addresses) if address != recording.addresses[k])
-        recording.addresses = addresses
-        recording.calls += 1
-        if recording.calls <= WARM_UP or recording.repeats > MOST_REPEATS:
-            return self.plan(*inputs)
-        return self._record(recording, inputs)
-
-    def _moved(self, recording: _Recording, addresses: list[int]) -> None:
-        """Drops a recording whose inputs are not where they were."""
-        recording.moving.update(k for k in recording.fixed if addresses[k] != recording.addresses[k])
-        recording.graph, recording.results, recording.copied = None, (), []
-        recording.repeats += 1
-        if recording.repeats > MOST_REPEATS:
-            self.tell("no CUDA graph: its inputs keep moving")
+        recorded = recording.graph is not None
+        if recording.inputs.are_in_place([inputs[position].data_ptr() for position in self.tensors], recorded):
+            return self._replay(recording, inputs)
+        if recorded:
+            recording.drop()
+            if recording.inputs.keep_moving:
+                self.tell("no CUDA graph: its inputs keep moving")
+        return self._record(recording, inputs) if recording.inputs.may_be_recorded else self.plan(*inputs)
 
     def _record(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
         pool = _pool(self.index)
         with pool.lock, torch.no_grad(), torch.cuda.device(self.index):
-            mine = list(inputs)
-            recording.copied = []
-            for k in sorted(recording.moving):
-                position = self.tensors[k]
-                copy = like(inputs[position])
-                if copy is None:
-                    self.reason = "an input's elements share memory"
-                    self.tell(f"no CUDA graph: {self.reason}")
-                    return self.plan(*inputs)
-                copy.copy_(inputs[position])
-                recording.copied.append((position, copy))
-                mine[position] = copy
-            recording.fixed = [k for k in range(len(self.tensors)) if k not in recording.moving]
+            mine = recording.inputs.settle(self.tensors, inputs)
+            if mine is None:
+                return self._refuse("an input's elements share memory", recording, inputs)
             try:
                 recording.graph, recording.results = record(self.index, pool.memory, lambda: self.plan(*mine))
             except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
-                self.reason = f"recording failed: {error}"
-                self.tell(f"no CUDA graph: {self.reason}")
-                recording.graph, recording.results, recording.copied = None, (), []
-                return self.plan(*inputs)
+                return self._refuse(f"recording failed: {error}", recording, inputs)
         return self._replay(recording, inputs)
+
+    def _refuse(self, reason: str, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
+        """Runs the plan, from now on always."""
+        self.reason = reason
+        self.tell(f"no CUDA graph: {reason}")
+        recording.drop()
+        return self.plan(*inputs)
 
     def _replay(self, recording: _Recording, inputs: tuple[Any, ...]) -> Any:
         pool = _pool(self.index)
@@ -175,13 +213,10 @@ class Recorder:
             if pool.last is not None and pool.last != stream:
                 stream.wait_stream(pool.last)
             pool.last = stream
-            if recording.copied:
-                torch._foreach_copy_([copy for _, copy in recording.copied], [inputs[position] for position, _ in recording.copied])
+            recording.inputs.copy_in(inputs)
             recording.graph.replay()
             results = recording.results
-            if isinstance(results, torch.Tensor):
-                return _copy_of(results)
-            return tuple(_copy_of(item) if isinstance(item, torch.Tensor) else item for item in results)
+            return copies_of((results,))[0] if isinstance(results, torch.Tensor) else copies_of(results)
 
 
 def record(index: int, memory: torch.cuda.MemPool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -215,6 +250,10 @@ def like(tensor: torch.Tensor) -> torch.Tensor | None:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    made = like(tensor)
-    return tensor.clone() if made is None else made.copy_(tensor)
+def copies_of(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The values in memory of their own, copied in one batch."""
+    made = [like(value) if isinstance(value, torch.Tensor) else value for value in values]
+    pairs = [(new, old) for new, old in zip(made, values) if isinstance(new, torch.Tensor)]
+    if pairs:
+        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
+    return tuple(old.clone() if new is None and isinstance(old, torch.Tensor) else new for new, old in zip(made, values))

@@ -19,7 +19,7 @@ import torch
 
 from fusewright.codegen.call_plan_types import CallPlan, SlotStep
 from fusewright.records import dataclass, field
-from fusewright.runtime.cudagraphs import MOST_RECORDINGS, MOST_REPEATS, WARM_UP, like, record, unsafe_reason
+from fusewright.runtime.cudagraphs import MOST_RECORDINGS, Inputs, copies_of, like, record, sizes_of, unsafe_reason
 
 PENDING = "an earlier forward still waits for its backward"
 HOOKED = "saved tensors came back from hooks as others"
@@ -114,14 +114,9 @@ class Lease:
 class _Recording:
     """What is known for one combination of sizes. `graph`: of the forward; `back`: of the backward, once it has been recorded."""
 
-    calls: int = 0
-    repeats: int = 0
-    addresses: list[int] = field(default_factory=list)
-    moving: set[int] = field(default_factory=set)
+    inputs: Inputs
     memory: Any = None
     graph: Any = None
-    fixed: list[int] = field(default_factory=list)
-    copied: dict[int, torch.Tensor] = field(default_factory=dict)
     results: tuple[Any, ...] = ()
     backward_calls: int = 0
     back: Any = None
@@ -133,7 +128,7 @@ class _Recording:
     def drop(self) -> None:
         self.graph = self.back = self.memory = self.last = None
         self.results, self.gradients = (), ()
-        self.copied, self.tangents = {}, []
+        self.inputs.copied, self.tangents = {}, []
 
     def pending(self) -> bool:
         lease = None if self.lease is None else self.lease()
@@ -207,50 +202,35 @@ class TrainingGraphs:
         if self.machine.capturing():
             self._skip(CAPTURING)
             return None
-        key = tuple(tuple(item.shape) if isinstance(item, torch.Tensor) else item for item in inputs) if self.dynamic else None
+        key = sizes_of(inputs) if self.dynamic else None
         recording = self.recordings.get(key)
         if recording is None:
             if len(self.recordings) >= MOST_RECORDINGS:
                 self._skip(SIZES)
                 return None
-            recording = self.recordings[key] = _Recording(moving=set(self.drawn))
-        if recording.repeats > MOST_REPEATS:
+            recording = self.recordings[key] = _Recording(Inputs(set(self.drawn)))
+        if recording.inputs.keep_moving:
             self._skip(MOVING)
             return None
         if recording.pending():
             self._skip(PENDING)
             return None
-        addresses = [inputs[position].data_ptr() for position in self.tensors]
-        if recording.graph is not None:
-            moved = {k for k in recording.fixed if addresses[k] != recording.addresses[k]}
-            if not moved:
-                return recording
-            recording.moving |= moved
+        recorded = recording.graph is not None
+        if recording.inputs.are_in_place([inputs[position].data_ptr() for position in self.tensors], recorded):
+            return recording
+        if recorded:
             recording.drop()
-            recording.repeats += 1
-        elif recording.addresses:
-            recording.moving.update(k for k, address in enumerate(addresses) if address != recording.addresses[k])
-        recording.addresses = addresses
-        recording.calls += 1
-        if recording.calls <= WARM_UP or recording.repeats > MOST_REPEATS:
-            return None
-        return recording if self._record_forward(recording, inputs) else None
+        return recording if recording.inputs.may_be_recorded and self._record_forward(recording, inputs) else None
 
     def _record_forward(self, recording: _Recording, inputs: tuple[Any, ...]) -> bool:
-        mine = list(inputs)
-        for k in sorted(recording.moving):
-            position = self.tensors[k]
-            if position in self.written:
-                self.refuse("an input that it writes to does not stay in place")
-                return False
-            copy = like(inputs[position])
-            if copy is None:
+        if any(self.tensors[k] in self.written for k in recording.inputs.moving):
+            self.refuse("an input that it writes to does not stay in place")
+            return False
+        with torch.no_grad():
+            mine = recording.inputs.settle(self.tensors, inputs)
+            if mine is None:
                 self.refuse("an input's elements share memory")
                 return False
-            recording.copied[position] = mine[position] = copy
-        with torch.no_grad():
-            self._copy_in(recording, inputs)
-            recording.fixed = [k for k in range(len(self.tensors)) if k not in recording.moving]
             recording.memory = self.machine.memory()
             found = self._recorded(recording, "forward", mine)
         if found is None:
@@ -266,14 +246,10 @@ class TrainingGraphs:
             self.refuse(f"recording the {direction} failed: {error}")
             return None
 
-    def _copy_in(self, recording: _Recording, inputs: tuple[Any, ...]) -> None:
-        if recording.copied:
-            torch._foreach_copy_(list(recording.copied.values()), [inputs[position] for position in recording.copied])
-
     def _replay_forward(self, recording: _Recording, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Lease]:
         with torch.no_grad():
             self._after_last(recording)
-            self._copy_in(recording, inputs)
+            recording.inputs.copy_in(inputs)
             self.machine.replay(recording.graph)
             if self.written:
                 torch.autograd.graph.increment_version([inputs[position] for position in self.written])
@@ -344,7 +320,7 @@ class TrainingGraphs:
         """Where the recorded forward has a saved value."""
         if not isinstance(value, torch.Tensor):
             return value
-        return recording.results[~place] if place < 0 else recording.copied.get(place, value)
+        return recording.results[~place] if place < 0 else recording.inputs.copied.get(place, value)
 
     def _copy_tangents(self, recording: _Recording, values: list[Any]) -> None:
         if recording.tangents:
@@ -356,15 +332,6 @@ class TrainingGraphs:
             self._copy_tangents(recording, values)
             self.machine.replay(recording.back)
             return copies_of(recording.gradients)
-
-
-def copies_of(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The values in memory of their own, copied in one batch."""
-    made = [like(value) if isinstance(value, torch.Tensor) else value for value in values]
-    pairs = [(new, old) for new, old in zip(made, values) if isinstance(new, torch.Tensor)]
-    if pairs:
-        torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
-    return tuple(old.clone() if new is None and isinstance(old, torch.Tensor) else new for new, old in zip(made, values))
 
 
 def _addresses(values: Sequence[Any]) -> list[int]:

@@ -17,12 +17,14 @@ from fusewright.records import dataclass, field
 @dataclass(slots=True)
 class Survey:
     """loads: distinct loads in order of first meeting. dims: every index expression met. nodes: number of distinct nodes.
-    masks: number of masked parts. applied: the names of operations."""
+    masks, checks: number of masked parts, of checked indices. locals: names of local values. applied: names of operations."""
 
     loads: list[Load] = field(default_factory=list)
     dims: dict[Dim, None] = field(default_factory=dict)
     nodes: int = 0
     masks: int = 0
+    checks: int = 0
+    locals: set[str] = field(default_factory=set)
     applied: set[str] = field(default_factory=set)
 
 
@@ -49,9 +51,12 @@ def survey(roots: Iterable[Expression]) -> Survey:
             found.dims[node.index] = None
             continue
         elif isinstance(node, CheckedIndex):
+            found.checks += 1
             found.dims[node.extent] = None
             children = (node.value,)
         else:
+            if isinstance(node, LocalValue):
+                found.locals.add(node.name)
             continue
         for child in reversed(children):
             if child not in seen:

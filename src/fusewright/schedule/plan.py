@@ -94,13 +94,16 @@ class Scratch:
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A factor of a product: its element at (batch, row or column, k) is buffer[outer + inner], `outer` over the kernel's outer axes,
-    `inner` over the symbol `k`. checks: (outer part, inner part, extent); the element is 0 where their sum is not in 0..extent-1."""
+    `inner` over the symbol `k`. checks: (outer part, inner part, extent); the element is 0 where their sum is not in 0..extent-1.
+
+    value: the element computed where the product needs it, over the outer axes and `k` (no checks then): no step writes `buffer`."""
 
     buffer: str
     dtype: torch.dtype
     outer: Dim
     inner: Dim
     checks: tuple[tuple[Dim, Dim, int], ...] = ()
+    value: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,8 @@ def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, loc
 
 def product_text(product: Product) -> str:
     def operand(o: Operand) -> str:
+        if o.value is not None:
+            return f"({expression_text(o.value)})"
         inside = "".join(f" where 0 <= {outer + inner} < {extent}" for outer, inner, extent in o.checks)
         return f"{o.buffer}[{o.outer + o.inner}]{inside}"
 

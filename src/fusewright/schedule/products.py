@@ -86,7 +86,8 @@ def _axes(batch: int, rows: int, columns: int) -> tuple[Axis, Axis, Axis]:
     return tuple(Axis(sizes.loop_symbol(name, extent), extent) for name, extent in extents)  # type: ignore[return-value]
 
 
-def _k(length: int) -> Expr:
+def inner_symbol(length: int) -> Expr:
+    """What a product sums over."""
     return sizes.loop_symbol("k", length)
 
 
@@ -172,7 +173,7 @@ def _product(plan: Plan, step: int, extern: Extern, bias: int | None) -> Site | 
     assert isinstance(rows, int) and isinstance(inner, int) and isinstance(columns, int) and isinstance(batch, int)
     if inner < LEAST_INNER or not _is_row_major(result, range(len(result.shape))):
         return None
-    (b, m, n), k = (axis.symbol for axis in _axes(batch, rows, columns)), _k(inner)
+    (b, m, n), k = (axis.symbol for axis in _axes(batch, rows, columns)), inner_symbol(inner)
     dims = (lambda *d: (b, *d)) if batched else (lambda *d: d)
     site = Site(step, -1, extern, batch, rows, columns, inner, _matrix(left, dims(m, k), k), _matrix(right, dims(k, n), k), result)
     if bias is None:
@@ -212,7 +213,7 @@ def _convolution(plan: Plan, step: int, extern: Extern) -> Site | None:
     out_height, out_width = result.shape[2], result.shape[3]
     rows = images * out_height * out_width
     inner = rows_of_window * columns_of_window * channels
-    (_, m, n), k = (axis.symbol for axis in _axes(1, rows, outputs)), _k(inner)
+    (_, m, n), k = (axis.symbol for axis in _axes(1, rows, outputs)), inner_symbol(inner)
     image, pixel = sizes.floor_div(m, out_height * out_width), sizes.modulo(m, out_height * out_width)
     y, x_ = sizes.floor_div(pixel, out_width) * step_y - pad_y, sizes.modulo(pixel, out_width) * step_x - pad_x
     place, channel = sizes.floor_div(k, channels), sizes.modulo(k, channels)
@@ -269,7 +270,7 @@ _OPERATORS: dict[str, Callable[[Plan, int, Extern], Site | None]] = {
 }
 
 
-def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
+def touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
     """(buffers that a step reads, buffers that it writes)."""
     step = plan.steps[number]
     if isinstance(step, RunExtern):
@@ -279,15 +280,19 @@ def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
     return set(kernel.buffers), set(kernel.written)
 
 
+def is_private(plan: Plan, name: str) -> bool:
+    """Whether a buffer lives within a call and nobody gets it."""
+    given = {output.buffer if output.ref is None else output.ref.buffer for output in plan.outputs}
+    return plan.buffers[name].role == "temporary" and name not in given
+
+
 def _with_following(plan: Plan, site: Site) -> Site:
     """The site with the kernel that reads its result next, if a variant may stand in that place."""
     operands = {ref.buffer for ref in references((site.extern.args, site.extern.kwargs))}
-    kept = site.result.role != "temporary" or any(
-        output.buffer == site.result.name or (output.ref is not None and output.ref.buffer == site.result.name) for output in plan.outputs
-    )
+    kept = not is_private(plan, site.result.name)
     following = -1
     for number in range(site.step + 1, len(plan.steps)):
-        reads, written = _touched(plan, number)
+        reads, written = touched(plan, number)
         if following >= 0:
             kept = kept or site.result.name in reads
             continue
@@ -315,8 +320,8 @@ def _is_movable(plan: Plan, kernel: Kernel, operands: set[str]) -> bool:
 
 def variants(plan: Plan, site: Site, slices: Iterable[int] = ()) -> list[Variant]:
     """What may take the place of the site: fused with what follows, or plain; and cut into each number of slices that is possible."""
-    whole = fused(plan, site)
-    found = [plain(plan, site) if whole is None else whole]
+    joined = fused(plan, site)
+    found = [plain(plan, site) if joined is None else joined]
     found += [made for count in slices if count > 1 and (made := sliced(plan, site, count)) is not None]
     return found
 
@@ -347,7 +352,8 @@ def _kernel(
     stage = Stage((), tuple(statements))
     dtypes: dict[str, torch.dtype] = {}
     if product is not None:
-        dtypes |= {side.buffer: side.dtype for side in (product.left, product.right)}
+        for side in (product.left, product.right):
+            dtypes |= {side.buffer: side.dtype} if side.value is None else {load.buffer: load.dtype for load in survey([side.value]).loads}
     dtypes |= {load.buffer: load.dtype for load in survey(_roots((stage,))).loads}
     return Kernel(
         name,
@@ -382,8 +388,9 @@ def _is_full() -> bool:
     return torch.get_float32_matmul_precision() == "highest"
 
 
-def _whole(site: Site) -> Product:
-    return Product(LOCAL, site.left, site.right, _k(site.inner), site.inner, _is_full())
+def whole(site: Site) -> Product:
+    """All of the site's product, in one part."""
+    return Product(LOCAL, site.left, site.right, inner_symbol(site.inner), site.inner, _is_full())
 
 
 def _before(site: Site) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:
@@ -401,7 +408,7 @@ def _follower(plan: Plan, site: Site) -> Kernel | None:
 def plain(plan: Plan, site: Site) -> Variant:
     """The product alone."""
     store = Store(site.result.name, _place(site), _value(site, ir.local_value(LOCAL, torch.float32)))
-    kernel = _kernel(site, f"product_{site.result.name}_{site.step}", site.axes, [store], _whole(site), None)
+    kernel = _kernel(site, f"product_{site.result.name}_{site.step}", site.axes, [store], whole(site), None)
     before, added = _before(site)
     follower = _follower(plan, site)
     return Variant("plain", (*before, kernel, *([follower] if follower is not None else [])), added)
@@ -423,9 +430,15 @@ def fused(plan: Plan, site: Site) -> Variant | None:
     statements = [_rewritten(rewriter, statement) for stage in kernel.stages for statement in stage.statements]
     if site.kept:
         statements.insert(0, Store(site.result.name, _place(site), value))
-    made = _kernel(site, f"product_{kernel.name}_{site.step}", site.axes, statements, _whole(site), kernel)
+    made = _kernel(site, f"product_{kernel.name}_{site.step}", site.axes, statements, whole(site), kernel)
     before, added = _before(site)
     return Variant("fused", (*before, made), added)
+
+
+def substituted(value: Expression, mapping: dict[Expr, Dim]) -> Expression:
+    """The value with its loop symbols in terms of others."""
+    keep = Rewriter(lambda dim: sizes.substitute(dim, mapping), lambda load: None, lambda local: local, lambda old, new: old)
+    return keep.visit(value)
 
 
 def _rewritten(rewriter: Rewriter, statement: Statement) -> Statement:
@@ -484,10 +497,12 @@ def sliced(plan: Plan, site: Site, count: int) -> Variant | None:
         return None
     length = site.inner // count
     part, m, n = (axis.symbol for axis in _axes(count, site.rows, site.columns))
-    k = _k(length)
-    position = {_k(site.inner): part * length + k}
+    k = inner_symbol(length)
+    position = {inner_symbol(site.inner): part * length + k}
 
     def cut(side: Operand) -> Operand:
+        if side.value is not None:
+            return replace(side, value=substituted(side.value, position))
         inner = sizes.substitute(side.inner, position)
         if any(k in sizes.free_symbols(within) for _, within, _ in side.checks) or sizes.coefficient(inner, k) is None:
             return side
@@ -567,7 +582,7 @@ def _reading_parts(site: Site, kernel: Kernel, total: Callable[[Dim], Expression
 def groups(plan: Plan, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
     """Products of one left operand by matrices of equal layout, which nothing in the plan writes: they can run as one kernel in the place
     of the first."""
-    changed = {name for number in range(len(plan.steps)) for name in _touched(plan, number)[1]}
+    changed = {name for number in range(len(plan.steps)) for name in touched(plan, number)[1]}
     found: dict[object, list[Site]] = {}
     for site in sites:
         others = [site.right.buffer, *([site.bias.buffer] if site.bias is not None else [])]
@@ -583,7 +598,7 @@ def groups(plan: Plan, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
 
 
 def _is_written(plan: Plan, buffer: str, first: int, last: int) -> bool:
-    return any(buffer in _touched(plan, number)[1] for number in range(first, last + 1))
+    return any(buffer in touched(plan, number)[1] for number in range(first, last + 1))
 
 
 def together(group: Sequence[Site]) -> Kernel:
@@ -597,7 +612,7 @@ def together(group: Sequence[Site]) -> Kernel:
         biases = tuple(s.bias.buffer for s in group if s.bias is not None)
         chosen.append(("bias", biases))
         one = replace(site, bias=ir.load("bias", site.bias.index, site.bias.dtype))
-    product = Product(LOCAL, site.left, replace(site.right, buffer="right"), _k(site.inner), site.inner, _is_full(), tuple(chosen))
+    product = replace(whole(site), right=replace(site.right, buffer="right"), chosen=tuple(chosen))
     store = Store("result", _place(site), _value(one, ir.local_value(LOCAL, torch.float32)))
     reads = dict.fromkeys((site.left.buffer, *rights, *(biases if site.bias is not None else ())))
     names = (*reads, *results)

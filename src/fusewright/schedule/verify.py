@@ -7,13 +7,11 @@ arena.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from fusewright.graph.sizes import Dim, free_symbols, is_multiple, known_le
-from fusewright.loops.ir import Axis, Expression, LocalValue, Store
+from fusewright.loops.ir import Axis, Store
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
-from fusewright.schedule.plan import Define, Kernel, Plan, Reduce, RunKernel, ScanStep, Stage, Statement, roots
+from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement, roots
 from fusewright.schedule.together import moments
 
 
@@ -40,35 +38,6 @@ def verify(plan: Plan) -> None:
 # --- kernels --------------------------------------------------------------------------------------------------------------
 
 
-def local_names(statement: Statement) -> set[str]:
-    found: set[str] = set()
-    stack: list[Expression] = roots(statement)
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, LocalValue):
-            found.add(node.name)
-        for child in _children(node):
-            if child not in seen:
-                seen.add(child)
-                stack.append(child)
-    return found
-
-
-def _children(node: Expression) -> Iterable[Expression]:
-    for name in ("args",):
-        yield from getattr(node, name, ())
-    for name in ("mask", "body", "other"):
-        child = getattr(node, name, None)
-        if child is not None:
-            yield child
-    value = getattr(node, "value", None)
-    if isinstance(value, Expression):
-        yield value
-    for _, bound in getattr(node, "bindings", ()):
-        yield bound
-
-
 def verify_kernel(kernel: Kernel) -> None:
     name = kernel.name
     _require(len(kernel.buffers) == len(set(kernel.buffers)) == len(kernel.dtypes), f"{name}: buffers and dtypes do not match")
@@ -81,6 +50,8 @@ def verify_kernel(kernel: Kernel) -> None:
     written = kernel.written | {name for name, buffers in chosen.items() if kernel.written.issuperset(buffers)}
     outer_symbols = {axis.symbol for axis in kernel.outer}
     visible: set[str] = set() if kernel.product is None else {kernel.product.local}
+    if kernel.product is not None:
+        _verify_operands(kernel, kernel.product, known)
     stored_before: set[str] = set()
     for number, stage in enumerate(kernel.stages):
         _verify_symbols(name, stage.axes, "i")
@@ -91,9 +62,9 @@ def verify_kernel(kernel: Kernel) -> None:
         scans = [s for s in stage.statements if isinstance(s, ScanStep)]
         _require(not scans or len(stage.axes) == 1, f"{name}: stage {number} scans along {len(stage.axes)} axes")
         for statement in stage.statements:
-            undefined = local_names(statement) - here
-            _require(not undefined, f"{name}: stage {number} reads undefined locals {sorted(undefined)}")
             found = survey(roots(statement))
+            undefined = found.locals - here
+            _require(not undefined, f"{name}: stage {number} reads undefined locals {sorted(undefined)}")
             for load in found.loads:
                 _require(load.buffer in known, f"{name}: {load.buffer} is no parameter")
                 _require(load.buffer not in stored, f"{name}: stage {number} loads {load.buffer} after storing it")
@@ -114,6 +85,21 @@ def verify_kernel(kernel: Kernel) -> None:
             _define(statement, stage, here, later)
         visible |= later
         stored_before |= stored
+
+
+def _verify_operands(kernel: Kernel, product: Product, known: set[str]) -> None:
+    allowed = {product.k, *(axis.symbol for axis in kernel.outer)}
+    for side in (product.left, product.right):
+        if side.value is None:
+            _require(side.buffer in known, f"{kernel.name}: {side.buffer} is no parameter")
+            continue
+        _require(side.value.dtype is side.dtype and not side.checks, f"{kernel.name}: an operand of {side.dtype} is not what is computed")
+        found = survey([side.value])
+        for load in found.loads:
+            _require(load.buffer in known - kernel.written, f"{kernel.name}: {load.buffer} is no parameter that is only read")
+        loose = {symbol for dim in found.dims for symbol in free_symbols(dim)} - allowed
+        _require(not found.locals, f"{kernel.name}: an operand reads locals {sorted(found.locals)}")
+        _require(not loose, f"{kernel.name}: an operand uses unknown symbols {loose}")
 
 
 def _define(statement: Statement, stage: Stage, here: set[str], later: set[str]) -> None:

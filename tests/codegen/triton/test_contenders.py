@@ -8,12 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusewright.backends.autotune import Contender, Question, _at_places, group_questions, product_questions, tile_questions
-from fusewright.backends.trials import disagreement, factors, isolated, made_up
+from fusewright.backends.autotune import (
+    Contender,
+    Question,
+    _at_places,
+    group_questions,
+    product_questions,
+    prologue_questions,
+    tile_questions,
+)
+from fusewright.backends.trials import disagreement, factors, isolated, made_up, positions
 from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton.product import takes_copies
 from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.graph import passes
+from fusewright.loops.ir import Buffer
 from fusewright.loops.lower import lower
 from fusewright.schedule import schedule
 from fusewright.schedule.plan import Plan
@@ -57,7 +66,7 @@ def check(plan: Plan, question: Question, contenders: list[Contender], processor
     for contender in contenders:
         alone = isolated(plan, contender, question.results)
         for name in alone.inputs:
-            tensors.setdefault(name, made_up(alone.buffers[name], generator, name in factors(question)))
+            tensors.setdefault(name, made_up(alone.buffers[name], generator, name in factors(question), name in positions(question)))
         actual = run_plan(alone, [tensors[name] for name in alone.inputs], processor, contender.tiles)
         expected = expected or actual
         for a, b in zip(actual, expected, strict=True):
@@ -144,6 +153,45 @@ def test_products_of_one_matrix_together(chosen: str, monkeypatch: pytest.Monkey
     (question,) = group_questions(plan, choices, Processor())
     assert {contender.name.split()[0] for contender in question.contenders} == {"apart", "together"}
     check(plan, question, list(question.contenders[:3]), Processor())
+
+
+COMPUTED: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
+    "int8 weights of a few rows": (
+        lambda x, w, s: F.gelu(F.linear(x, w.to(Half) * s[:, None])), lambda: [r(5, 270), torch.ones(70, 270, dtype=torch.int8), r(70)],
+    ),
+    "a gated unit": (lambda g, u, w: F.linear(F.silu(g) * u, w), lambda: [r(70, 72), r(70, 72), r(40, 72)]),
+    "both": (lambda x, w: torch.exp(x) @ w.to(Half), lambda: [r(70, 72), torch.randn(72, 40)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", ["library", "fused"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_products_that_compute_their_operands(name: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_WORK", 0)
+    monkeypatch.setattr("fusewright.codegen.triton.product_tiles.MOST_RECOMPUTED", 1e9)
+    function, make = COMPUTED[name]
+    torch.manual_seed(0)
+    plan = planned(function, make())
+    choices = []
+    for question in product_questions(plan, Processor(), CPU):
+        contender = next((c for c in question.contenders if chosen in c.name), question.contenders[0])
+        choices += _at_places(plan, question, contender)
+    (question,) = prologue_questions(plan, choices, Processor())
+    assert question.contenders[0].name == "apart" and all("computed" in c.name for c in question.contenders[1:])
+    assert len({contender.name for contender in question.contenders}) == len(question.contenders)
+    check(plan, question, [question.contenders[0], *question.contenders[1::2]], Processor())
+
+
+def test_made_up_bytes_are_numbers_unless_they_are_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusewright.backends.autotune.LEAST_BYTES", 0)
+    table, codes = r(256, 40), torch.zeros(70, dtype=torch.uint8)
+    (question,) = tile_questions(planned(lambda t, c: t[c.long()] * c[:, None], [table, codes]), Processor(), CPU)
+    (places,) = positions(question)
+    (question,) = tile_questions(planned(lambda t, c: t * c[:, None], [r(70, 40), codes]), Processor(), CPU)
+    assert places and not positions(question)
+    buffer = Buffer("x", (70,), (1,), torch.uint8, CPU, "input")
+    generator = torch.Generator().manual_seed(0)
+    assert not made_up(buffer, generator, False, True).any() and made_up(buffer, generator, False, False).unique().numel() > 9
 
 
 def test_neighbours_of_a_tile_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -28,13 +28,7 @@ def gradients(run: Callable[..., torch.Tensor], values: Tensors, weights: torch.
 
 
 def compiled_gradients(run: Callable[..., torch.Tensor], values: Tensors, weights: torch.Tensor) -> tuple[Tensors, str]:
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage in ("forward graph", "backward graph"):
-            texts.append(event.text())
-
-    with events.STREAM.listening(listen):
+    with stage_texts("forward graph", "backward graph") as texts:
         found = gradients(fusewright.compile(run, fullgraph=True), values, weights)
     assert "aten.bmm" not in texts[0]  # nothing is made for the backward beforehand
     return found, texts[1]

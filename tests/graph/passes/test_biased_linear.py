@@ -9,19 +9,13 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 pytestmark = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs bfloat16 in oneDNN")
 
 
 def graphs_of(run: object) -> list[str]:
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "forward graph":
-            texts.append(event.text())
-
-    with events.STREAM.listening(listen):
+    with stage_texts("forward graph") as texts:
         run()  # type: ignore[operator]
     return texts
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fusewright
 from fusewright.graph import passes
 from fusewright.graph.passes.canonicalise import canonicalise
 from fusewright.graph.passes.constant_fold import constant_fold
@@ -15,6 +16,7 @@ from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.printer import print_graph
 from fusewright.graph.recorder import Recorder
 from fusewright.graph.verify import GraphError, verify
+from tests.listening import stage_texts
 
 
 def recorded(program, *inputs: torch.Tensor) -> torch.fx.Graph:
@@ -181,3 +183,24 @@ def test_verifier_sees_defects() -> None:
         change(next(node for node in broken.nodes if node.op == "call_function"))
         with pytest.raises(GraphError, match=message):
             verify(broken, rederive=True)
+
+
+def test_numbers_that_the_program_makes_tensors_of_are_folded() -> None:
+    """As DeBERTa's scale: a tensor in CPU memory would keep a GPU's graph from being recorded."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float) * 3).to(x.dtype)
+
+    def written(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        count = torch.tensor(2.0)
+        before = count * 3
+        count.add_(x.sum())
+        return before * x, count.sqrt()
+
+    for function in (scaled, written):
+        x = torch.rand(4, 64)
+        compiled = fusewright.compile(function, fullgraph=True, options={"disk_cache": False})
+        with stage_texts("passes") as texts:
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), function(x))
+        assert ("= constant" in texts[0]) == (function is written) and ("aten.mul" in texts[0]) == (function is written)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 
 def gradients(run: Any, net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -38,14 +38,8 @@ def test_gradients(dtype: torch.dtype, options: dict[str, Any], channels_last: b
     x = torch.randn(2, channels, 7, 7, dtype=dtype)
     x = x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     net, eager = net.to(memory_format=torch.channels_last), copy.deepcopy(net).to(memory_format=torch.channels_last)
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "backward graph":
-            texts.append(event.text())
-
     leaf = lambda: x.clone().requires_grad_(needed == "all")
-    with events.STREAM.listening(listen):
+    with stage_texts("backward graph") as texts:
         found = gradients(fusewright.compile(net, fullgraph=True), net, leaf())
     assert ("aten.clone" in texts[0]) == split
     for mine, theirs in zip(found, gradients(eager, eager, leaf()), strict=True):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 
 class Tied(nn.Module):
@@ -36,13 +36,7 @@ def test_gradients_are_eagers(padding: int | None, layers: int, tied: bool) -> N
     net = Tied(padding, layers, tied)
     reference = copy.deepcopy(net)
     inputs = torch.randint(0, 11, (3, 5)), torch.tensor([[4, 0], [0, 4], [4, 4]])
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "backward operators":
-            texts.append(event.text())
-
-    with events.STREAM.listening(listen):
+    with stage_texts("backward operators") as texts:
         compiled = fusewright.compile(net, fullgraph=True)
         for _ in range(2):
             compiled(*inputs).backward()

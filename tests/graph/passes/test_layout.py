@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 
 class Net(nn.Module):
@@ -42,13 +42,7 @@ TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("batch", [1, 2])
 def test_values_and_strides_are_eagers(name: str, batch: int) -> None:
     net, x = Net(TAILS[name]).eval(), torch.randn(batch, 3, 8, 8)
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "layout":
-            texts.append(event.text())
-
-    with torch.no_grad(), events.STREAM.listening(listen):
+    with torch.no_grad(), stage_texts("layout") as texts:
         expected, got = net(x), fusewright.compile(net, fullgraph=True)(x)
     torch.testing.assert_close(got, expected)
     assert got.stride() == expected.stride()
@@ -80,12 +74,6 @@ def test_training_in_half_precision(channels_last: bool) -> None:
     net, x = Block().double(), torch.randn(2, 3, 24, 24, dtype=torch.float64)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "layout":
-            texts.append(event.text())
-
     def gradients(run: Callable[..., torch.Tensor], module: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
         leaf = given.detach().requires_grad_()
         module.zero_grad()
@@ -95,7 +83,7 @@ def test_training_in_half_precision(channels_last: bool) -> None:
     exact = gradients(net, net, x)
     half = net.to(torch.bfloat16)
     expected = gradients(half, half, x.bfloat16())
-    with events.STREAM.listening(listen):
+    with stage_texts("layout") as texts:
         got = gradients(fusewright.compile(half, fullgraph=True), half, x.bfloat16())
     assert channels_last or any("channels_last" in text for text in texts)
     error = [sum((a.double() - b).square().sum() for a, b in zip(values, exact)) ** 0.5 for values in (got, expected)]

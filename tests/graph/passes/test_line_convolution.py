@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 
 class Lines(nn.Module):
@@ -36,13 +36,7 @@ TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_values_and_strides(tail: str, dtype: torch.dtype, groups: int) -> None:
     torch.manual_seed(0)
     net, x = Lines(TAILS[tail], groups).eval().to(dtype), torch.randn(3, 1, 63, dtype=dtype)
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "layout":
-            texts.append(event.text())
-
-    with torch.no_grad(), events.STREAM.listening(listen):
+    with torch.no_grad(), stage_texts("layout") as texts:
         expected, got = net(x), fusewright.compile(net, fullgraph=True)(x)
     assert got.stride() == expected.stride()
     exact = net.double()(x.double())

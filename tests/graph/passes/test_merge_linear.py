@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import fusewright
-from fusewright.events import STREAM, Event, StageDone
+from tests.listening import stage_texts
 
 
 class Attention(torch.nn.Module):
@@ -39,13 +39,7 @@ class Attention(torch.nn.Module):
 
 def products(program: Callable[..., Any], *args: torch.Tensor) -> tuple[int, Any]:
     """How many matrix products by parameters the compiled program has, and its result."""
-    graphs: list[str] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StageDone) and event.stage == "parameters":
-            graphs.append(event.text())
-
-    with STREAM.listening(listen), torch.no_grad():
+    with stage_texts("parameters") as graphs, torch.no_grad():
         result = fusewright.compile(program, fullgraph=True, options={"disk_cache": False})(*args)
     assert len(graphs) == 1
     return len(re.findall(r"addmm|\bmm\b|_mkl_linear|_linear_pointwise", graphs[0])), result

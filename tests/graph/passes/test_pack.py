@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 
 class Normed(nn.Module):
@@ -31,15 +31,9 @@ class Normed(nn.Module):
 def test_batch_norm_in_evaluation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     net, x = Normed().eval().to(dtype), torch.randn(2, 4, 6, 6, dtype=dtype)
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "parameters":
-            texts.append(event.text())
-
     compiled = fusewright.compile(net, fullgraph=True)
     tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype is torch.bfloat16 else {}
-    with torch.no_grad(), events.STREAM.listening(listen):
+    with torch.no_grad(), stage_texts("parameters") as texts:
         torch.testing.assert_close(compiled(x), net(x), **tolerance)
         net.norms[1].running_mean.add_(1)
         net.norms[0].weight.mul_(-2)
@@ -53,13 +47,7 @@ def test_batch_norm_in_evaluation(dtype: torch.dtype) -> None:
 def test_patches_are_one_product(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Conv2d(3, 32, 4, stride=4), nn.Flatten(2)).eval().to(dtype), torch.randn(2, 3, 16, 16, dtype=dtype)
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "parameters":
-            texts.append(event.text())
-
-    with torch.no_grad(), events.STREAM.listening(listen):
+    with torch.no_grad(), stage_texts("parameters") as texts:
         expected, got = net(x), fusewright.compile(net, fullgraph=True)(x)
     torch.testing.assert_close(got, expected, **({"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}))
     assert got.stride() == expected.stride()

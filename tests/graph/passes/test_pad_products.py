@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import fusewright
 from fusewright import events
+from tests.listening import stage_texts
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +44,9 @@ def test_values_types_and_gradients(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     function, shapes = PROGRAMS[name]
     inputs = [torch.randn(*shape).to(dtype) for shape in shapes]
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "padding":
-            texts.append(event.text())
-
     tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     compiled = fusewright.compile(function, fullgraph=True, options={"disk_cache": False})
-    with events.STREAM.listening(listen):
+    with stage_texts("padding") as texts:
         got, expected = compiled(*inputs), function(*inputs)
         torch.testing.assert_close(got, expected, **tolerance, check_stride=True)
         leaves = [[one.clone().requires_grad_() for one in inputs] for _ in range(2)]

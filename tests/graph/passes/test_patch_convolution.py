@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright import events
+from tests.listening import stage_texts
 
 
 class Net(nn.Module):
@@ -49,13 +49,7 @@ def test_gradients(options: dict[str, Any], by_product: bool, channels_last: boo
     net, x = net.to(dtype), x.to(dtype).contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     eager = copy.deepcopy(net)
     expected = gradients(eager, eager, x)
-    texts: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.StageDone) and event.stage == "joint graph":
-            texts.append(event.text())
-
-    with events.STREAM.listening(listen):
+    with stage_texts("joint graph") as texts:
         found = gradients(fusewright.compile(net, fullgraph=True), net, x)
     assert ("aten.convolution" not in texts[0]) == by_product
     for mine, theirs, truth in zip(found, expected, exact, strict=True):

@@ -74,7 +74,12 @@ class _Numberer:
 
 
 def _product(number: _Numberer, product: Product) -> Hashable:
-    sides = ((number.name(side.buffer), side.dtype, side.outer, side.inner, side.checks) for side in (product.left, product.right))
+    sides = [
+        (number.name(side.buffer), side.dtype, side.outer, side.inner, side.checks)
+        if side.value is None
+        else (number.node(side.value), side.dtype)
+        for side in (product.left, product.right)
+    ]
     chosen = ((number.name(name), *map(number.name, buffers)) for name, buffers in product.chosen)
     return (number.local(product.local), *sides, product.k, product.length, product.full, *chosen)
 

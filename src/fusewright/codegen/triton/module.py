@@ -84,6 +84,10 @@ def _is_wide(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
         total = points * sizes.product(axis.extent for axis in stage.axes)
         values = [expr.index for expr in walk(values_of(stage)) if isinstance(expr, IndexValue)]
         spans = [*spans, total, *(bound if bound is None else abs(bound) for value in values for bound in sizes.bounds(value))]
+    for operand in () if kernel.product is None else (kernel.product.left, kernel.product.right):
+        if operand.value is not None:  # it may count the elements of what it stands for
+            values = [operand.outer + operand.inner, *(expr.index for expr in walk([operand.value]) if isinstance(expr, IndexValue))]
+            spans = [*spans, *(bound if bound is None else abs(bound) for value in values for bound in sizes.bounds(value))]
     for scratch in kernel.scratch:
         spans = [*spans, points * scratch.size]
     slack = 1 << 20  # a block may reach beyond the end before its mask cuts it off

@@ -1,8 +1,9 @@
 """A product kernel as Triton text: blocks of a matrix product, then the kernel's pointwise stage on the block that stays in registers.
 
-Takes a `Kernel` with a `product` and a `ProductTile`; gives `KernelText`. Always holds: sums are float32; what lies outside of an operand
-counts as 0; a block of the result is computed by one program, and programs near each other in number share rows and columns, so that
-what they read is still in the cache.
+Takes a `Kernel` with a `product` and a `ProductTile`; gives `KernelText`. An operand may be an expression over several buffers, which is
+computed on the blocks that were loaded, each time that a block of the result needs them. Always holds: sums are float32; what lies outside
+of an operand counts as 0, whatever an expression gives there; a block of the result is computed by one program, and programs near each
+other in number share rows and columns, so that what they read is still in the cache.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from fusewright.codegen.device_kernel import Unsupported
 from fusewright.codegen.llvm.analysis import Shape, StageView
 from fusewright.codegen.triton import indices
 from fusewright.codegen.triton.kernel import Emitter, KernelText
+from fusewright.codegen.triton.operations import HALVES, Style, language_type
 from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.codegen.triton.values import Value
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
+from fusewright.loops.ir import Expression
 from fusewright.records import dataclass, replace
 from fusewright.schedule.plan import Kernel, Operand, Product
 
 _STEP = "step"
+_ALONG = {"left": frozenset("yk"), "right": frozenset("kx")}
+"""The block dimensions of operands."""
 DESCRIPTION = 128
 """Bytes of a tensor's description for the copy engine."""
 COPIED = 16
@@ -42,6 +47,9 @@ def emit_product(kernel: Kernel, wide: bool, tile: ProductTile) -> KernelText:
 
 @dataclass(slots=True)
 class ProductEmitter(Emitter):
+    computed: str = ""  # the operand whose element is being written
+    inside: Value | None = None  # where its k is one of the product's
+
     def _grid(self) -> Dim:
         down, across = self._blocks()
         return self._extents()[0] * down * across
@@ -149,6 +157,8 @@ class ProductEmitter(Emitter):
         inner_symbol = sizes.loop_symbol(inner_name, tile.k)
         self.bound[inner_symbol] = Value(inner_name, frozenset("k"))
         whole = product.length % tile.k == 0
+        if operand.value is not None:
+            return self._compute_operand(operand, operand.value, name, {product.k: step * tile.k + inner_symbol}, whole)
         # Where the length is no multiple, the last step's k reaches beyond it: the symbol's range is that of all steps.
         k: dict[Expr, Dim] = {product.k: step * tile.k + inner_symbol}
         outer = self.index(self.flat(operand.outer))
@@ -168,6 +178,40 @@ class ProductEmitter(Emitter):
         return name
 
 
+    # --- computed operands -------------------------------------------------------------------------------------------
+
+    def _compute_operand(self, operand: Operand, value: Expression, name: str, k: dict[Expr, Dim], whole: bool) -> str:
+        """Computes a block of an operand, in the loop; its name."""
+        self.computed = name
+        self.inside = None if whole else Value(f"({_STEP} * K + k_{name} < {self._product.length})", frozenset("k"), 1)
+        style, self.style = self.style, Style(fast=operand.dtype in HALVES)
+        self.mapping = self.outer_mapping | k
+        self.memo.clear()  # an expression may stand on both sides
+        found = self.filled(self.evaluate(value))
+        if self.inside is not None:
+            zeros = f"tl.zeros({self.shape_text(self._full())}, {language_type(operand.dtype)})"
+            found = self.bind(f"tl.where({self.inside.text}, {found.text}, {zeros})", self._full(), 1)
+        self.memo.clear()
+        self.mapping = dict(self.outer_mapping)
+        self.style, self.computed, self.inside = style, "", None
+        return found.text
+
+    def _full(self) -> frozenset[str]:
+        return _ALONG[self.computed] if self.computed else Emitter._full(self)
+
+    def shape_text(self, dims: frozenset[str]) -> str:
+        if not self.computed:
+            return Emitter.shape_text(self, dims)
+        extents = [name.upper() if name in dims else "1" for name in ("yk" if self.computed == "left" else "kx")]
+        return f"[{', '.join(extents)}]"
+
+    def mask_text(self, dims: frozenset[str], guarded: bool = True) -> tuple[str, frozenset[str], int]:
+        text, found, level = Emitter.mask_text(self, dims, guarded)
+        if self.inside is None or "k" not in dims:
+            return text, found, level
+        return f"{text} & {self.inside.text}" if text else self.inside.text, found | self.inside.dims, max(level, self.inside.level)
+
+
 # --- the copy engine --------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +229,9 @@ def as_matrix(operand: Operand, along: Expr, k: Expr) -> Matrix | None:
     step, inner = sizes.coefficient(operand.outer, along), sizes.coefficient(operand.inner, k)
     offset = sizes.substitute(operand.outer, {along: 0})
     rest = sizes.substitute(operand.inner, {k: 0})
-    if operand.checks or not all(isinstance(d, int) for d in (step, inner, offset)) or rest != 0 or 1 not in (step, inner):
+    if operand.value is not None or operand.checks or rest != 0:
+        return None
+    if not all(isinstance(d, int) for d in (step, inner, offset)) or 1 not in (step, inner):
         return None
     across = inner == 1
     stride = step if across else inner

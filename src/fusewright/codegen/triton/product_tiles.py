@@ -16,6 +16,25 @@ MOST_SHARED = 220 * 1024
 SKINNY = 64
 """Rows up to which a product waits for memory rather than for arithmetic."""
 MOST_SLICES = 16
+PER_OPERATION = {torch.float32: 16}
+"""Multiply-additions of a multiprocessor's tensor cores in the time of one other operation (on an H200): of float32 as TF32, and of halves
+(the default, 32)."""
+OPERATIONS_PER_BYTE = 4
+"""Of all multiprocessors without their tensor cores, in the time of a byte of memory."""
+MOST_RECOMPUTED = 2.0
+"""Computing an operand again for each block may take this many times as long as what is saved by not storing it: other warps hide some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """What a product does for its computed operands. left, right: operations for an element; bytes_left, bytes_right: read for an element;
+    saved: bytes of the operands that are not stored."""
+
+    left: int = 0
+    right: int = 0
+    bytes_left: int = 0
+    bytes_right: int = 0
+    saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +102,30 @@ def candidates(
     block_of: int = 0,
     sliceable: bool = True,
     bulk: bool = False,
+    computing: Computing | None = None,
 ) -> list[tuple[ProductTile, int]]:
     """(tile, number of slices), at most `most`. extents: batch, rows, columns, inner; full: float32 as such, not as TF32; block_of: what
-    blocks of the inner dimension must divide (channels of a convolution); bulk: the copy engine can bring the operands."""
+    blocks of the inner dimension must divide (channels of a convolution); bulk: the copy engine can bring the operands; computing: what
+    it computes for each block of its operands, every time that a block of the result needs it."""
     batch, rows, columns, inner = extents
     width = dtype.itemsize
+    work = computing or Computing(bytes_left=width, bytes_right=width)
     found: dict[tuple[ProductTile, int], float] = {}
+    per_operation = 1 if dtype is torch.float32 and full else PER_OPERATION.get(dtype, 32)
+
+    def again(tile: ProductTile) -> float:
+        """Multiply-additions in whose time a step of one inner element computes operands."""
+        return per_operation * (work.left * tile.y + work.right * tile.x)
+
+    def is_too_much(tile: ProductTile) -> bool:
+        across, down = _blocks(columns, tile.x), _blocks(rows, tile.y)
+        repeated = work.left * rows * (across - 1) + work.right * columns * (down - 1)
+        return batch * repeated * inner > MOST_RECOMPUTED * work.saved * OPERATIONS_PER_BYTE
 
     def offer(tile: ProductTile, slices: int, cost: float) -> None:
-        shared = tile.stages * tile.k * (tile.x + tile.y) * width
-        if shared > MOST_SHARED or (block_of and block_of % tile.k) or tile.k > max(power_of_two(inner), 16):
+        shared = tile.stages * tile.k * (tile.y * work.bytes_left + tile.x * work.bytes_right)
+        shared += tile.k * width * ((tile.y if work.left else 0) + (tile.x if work.right else 0))
+        if is_too_much(tile) or shared > MOST_SHARED or (block_of and block_of % tile.k) or tile.k > max(power_of_two(inner), 16):
             return
         found.setdefault((tile, slices), cost)
 
@@ -120,8 +153,9 @@ def candidates(
                     break
                 resident = 2 if x * y <= 128 * 128 else 1
                 waves = _blocks(programs * slices, processor.units * resident)
-                cost = waves * resident * x * y * (inner / slices) / share
-                offer(ProductTile(x, y, k, warps, stages), slices, cost * (1 + 0.05 * (slices > 1)))
+                tile = ProductTile(x, y, k, warps, stages)
+                cost = waves * resident * (x * y / share + again(tile)) * (inner / slices)
+                offer(tile, slices, cost * (1 + 0.05 * (slices > 1)))
         for y, x, k, warps, stages, share in _BULK if bulk else ():
             blocks = _blocks(rows, y) * _blocks(columns, x)
             if y <= rows and x <= columns and blocks > 1:

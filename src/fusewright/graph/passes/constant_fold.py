@@ -1,7 +1,8 @@
 """Constant folding: operators over tensors that are filled with one known number become one `full`.
 
 Takes and gives a functional graph. Always holds: only operators whose result is exact by IEEE 754 are computed here (so the kernels
-of any device would give the same bits), with PyTorch's own operator; parameters and constants from outside are never looked at.
+of any device would give the same bits), with PyTorch's own operator; parameters and constants from outside are never looked at, but
+those that the program made of Python numbers are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.graph.builder import Builder, same_strides
+from fusewright.graph.known_values import NUMBER
 from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.sizes import Expr
@@ -95,6 +97,7 @@ _EXACT = frozenset(
         aten.ne.Tensor,
         aten.neg.default,
         aten.rsub.Scalar,
+        aten.sqrt.default,
         aten.sub.Scalar,
         aten.sub.Tensor,
         aten.where.self,
@@ -108,6 +111,8 @@ def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     build = Builder(graph)
     for node in list(graph.nodes):
         type_ = node.meta.get("type")
+        if NUMBER in node.meta:
+            numbers[node] = node.meta[NUMBER]
         if node.op != "call_function" or not isinstance(type_, TensorType) or type_.dtype.is_complex or node.meta.get("private"):
             continue
         if node.target in _FILLS:

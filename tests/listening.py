@@ -1,0 +1,21 @@
+"""What a compile says of its stages, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fusewright import events
+
+
+@contextmanager
+def stage_texts(*stages: str) -> Iterator[list[str]]:
+    """The texts of these stages of every compile inside, in order."""
+    texts: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.StageDone) and event.stage in stages:
+            texts.append(event.text())
+
+    with events.STREAM.listening(listen):
+        yield texts
