@@ -81,7 +81,10 @@ COMPUTED: dict[str, tuple[Callable[..., object], Callable[[torch.dtype], list[to
         lambda x, w, s: F.gelu(F.linear(x, w.to(x.dtype) * s[:, None])),
         lambda t: [r(301, 1003, dtype=t), torch.randint(-127, 128, (517, 1003), device="cuda", dtype=torch.int8), r(517, dtype=t) * 1e-2],
     ),
-    "weights of another precision": (lambda x, w: torch.relu(x @ w.to(x.dtype)), lambda t: [r(64, 1024, dtype=t), r(1024, 2048, dtype=torch.float64)]),
+    "weights of another precision": (
+        lambda x, w: torch.relu(x @ w.to(x.dtype)),
+        lambda t: [r(64, 1024, dtype=t), r(1024, 2048, dtype=torch.float64 if t is torch.float32 else torch.float32)],
+    ),
     "a gated unit": (
         lambda g, u, w: F.linear(F.silu(g) * u, w), lambda t: [r(2048, 1024, dtype=t), r(2048, 1024, dtype=t), r(256, 1024, dtype=t)],
     ),
