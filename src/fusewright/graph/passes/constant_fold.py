@@ -1,8 +1,8 @@
 """Constant folding: operators over tensors that are filled with one known number become one `full`.
 
-Takes and gives a functional graph. Always holds: only operators whose result is exact by IEEE 754 are computed here (so the kernels
-of any device would give the same bits), with PyTorch's own operator; parameters and constants from outside are never looked at, but
-those that the program made of Python numbers are.
+Takes and gives a functional graph. Always holds: what is computed here, with PyTorch's own operator, is exact by IEEE 754 (so the kernels
+of any device would give the same bits), or what eager would run on this machine's CPU; parameters and constants from outside are never
+looked at, but those that the program made of Python numbers are.
 """
 
 from __future__ import annotations
@@ -104,6 +104,32 @@ _EXACT = frozenset(
     }
 )
 
+# Operators that compute, in CPU memory: of one element, their kernel is the one that eager runs there, and this is what it gives.
+_EAGERS_OWN = frozenset(
+    {
+        aten.abs.default,
+        aten.ceil.default,
+        aten.cos.default,
+        aten.exp.default,
+        aten.floor.default,
+        aten.log.default,
+        aten.log2.default,
+        aten.pow.Scalar,
+        aten.pow.Tensor_Scalar,
+        aten.pow.Tensor_Tensor,
+        aten.reciprocal.default,
+        aten.round.default,
+        aten.rsqrt.default,
+        aten.sin.default,
+        aten.tanh.default,
+    }
+)
+
+
+def _is_known(node: torch.fx.Node, type_: TensorType) -> bool:
+    """Whether PyTorch's operator gives at compile time what the program would get."""
+    return node.target in _EXACT or (node.target in _EAGERS_OWN and type_.device.type == "cpu" and type_.numel() == 1)
+
 
 def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     numbers: dict[torch.fx.Node, Number] = {}
@@ -126,7 +152,7 @@ def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
         elif node.target in _REARRANGES:
             if node.args[0] in numbers:
                 numbers[node] = numbers[node.args[0]]
-        elif node.target in _EXACT:
+        elif _is_known(node, type_):
             result = _compute(node, type_, numbers)
             if result is None:
                 chosen = _chosen(node, type_, numbers)
