@@ -51,7 +51,8 @@ def test_a_linear_layer_gives_eagers_values(monkeypatch: pytest.MonkeyPatch, way
     made = force(monkeypatch, way)
     net = nn.Sequential(nn.Linear(24, 40), nn.SiLU(), nn.Linear(40, 16, bias=False)).to(dtype).eval()
     compare(net, torch.randn(12, 24, dtype=dtype))
-    assert made and (way in made or way not in ways_for(Linear(dtype, 12, 24, 40, True, True)))
+    ways = ways_for(Linear(dtype, 12, 24, 40, True, True))
+    assert len(ways) == 1 or (made and (way in made or way not in ways))  # not every processor has more than one for float16
 
 
 @pytest.mark.parametrize("way", [TURNED, MKL, ONEDNN])
