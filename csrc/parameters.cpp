@@ -2,10 +2,11 @@
 //
 // Takes a plan, a Python function `prepare`, and the positions of the inputs that it depends on; gives
 // `fusewright._native.PreparedPlan`, callable like the plan without its last inputs, which are the prepared values.
-// prepare(*watched) -> (values, kept, samples): a tuple of tensors; what must stay alive as long as they are used (a second name
+// prepare(*watched, *sizes) -> (values, kept, samples): a tuple of tensors and numbers; what must stay alive as long as they are used (a second name
 // of each watched tensor's memory, so that no other tensor can take its address); and for each watched tensor a tuple of byte offsets.
 // Always holds: a prepared value is used only while every watched input has the memory, the version counter, and at the sampled places
 // the content that it had when the value was computed. The samples are for writes that PyTorch does not count (`p.data.mul_(2)`).
+// Values serve any sizes, and those that they were prepared for best: where others come many times on end, they are prepared for these.
 #include <cstring>
 #include <vector>
 
@@ -27,14 +28,25 @@ struct Watched {
     std::vector<Sample> samples;
 };
 
+// A size that values are prepared for.
+struct Usual {
+    Py_ssize_t position = 0;
+    int64_t prepared = -1, latest = -1;
+};
+
+// So many calls with other sizes, all the same, and the values are prepared for these; each time twice as many are asked for, so that
+// sizes that change for ever cost little.
+constexpr unsigned long long PATIENCE = 8;
+
 struct PreparedPlan {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *plan, *prepare;
     PyObject *values, *kept;  // tuples, or null before the first call
     std::vector<Watched> *watched;
+    std::vector<Usual> *usual;
     Py_ssize_t inputs;        // without the prepared values
-    unsigned long long prepared;
+    unsigned long long prepared, others, patience;  // others: calls on end with equal sizes that are not those prepared for
 };
 
 // The version counter of a tensor; -1 for one that has none (made in inference mode).
@@ -79,6 +91,27 @@ int is_current(const PreparedPlan *self, PyObject *const *inputs) {
     return 1;
 }
 
+// Notes the sizes of a call. 1: the values are prepared for them, or should stay as they are. 0: they should be prepared for these. -1: an
+// exception.
+int are_usual(PreparedPlan *self, PyObject *const *inputs) {
+    bool usual = true, same = true;
+    for (Usual &one : *self->usual) {
+        int64_t size = PyLong_AsLongLong(inputs[one.position]);
+        if (size == -1 && PyErr_Occurred()) return -1;
+        usual &= size == one.prepared;
+        same &= size == one.latest;
+        one.latest = size;
+    }
+    if (usual) {
+        self->others = 0;
+        return 1;
+    }
+    self->others = same ? self->others + 1 : 1;
+    if (self->others < self->patience) return 1;
+    self->patience *= 2;
+    return 0;
+}
+
 bool record(PreparedPlan *self, PyObject *const *inputs, PyObject *places) {
     std::vector<Watched> now(self->watched->size());
     for (size_t i = 0; i < now.size(); i++) {
@@ -92,6 +125,8 @@ bool record(PreparedPlan *self, PyObject *const *inputs, PyObject *places) {
         }
     }
     *self->watched = std::move(now);
+    for (Usual &one : *self->usual) one.prepared = one.latest;
+    self->others = 0;
     return true;
 }
 
@@ -100,9 +135,10 @@ bool is_tuple_of(PyObject *value, Py_ssize_t size) { return PyTuple_Check(value)
 bool prepare(PreparedPlan *self, PyObject *const *inputs) {
     std::vector<PyObject *> arguments;
     for (const Watched &one : *self->watched) arguments.push_back(inputs[one.position]);
+    for (const Usual &one : *self->usual) arguments.push_back(inputs[one.position]);
     PyObject *result = PyObject_Vectorcall(self->prepare, arguments.data(), arguments.size(), nullptr);
     if (result == nullptr) return false;
-    Py_ssize_t count = static_cast<Py_ssize_t>(arguments.size());
+    Py_ssize_t count = static_cast<Py_ssize_t>(self->watched->size());
     bool ok = is_tuple_of(result, 3) && PyTuple_Check(PyTuple_GET_ITEM(result, 0)) && is_tuple_of(PyTuple_GET_ITEM(result, 2), count);
     for (Py_ssize_t i = 0; ok && i < count; i++) ok = PyTuple_Check(PyTuple_GET_ITEM(PyTuple_GET_ITEM(result, 2), i));
     if (!ok) {
@@ -127,7 +163,9 @@ PyObject *call(PyObject *object, PyObject *const *inputs, size_t flags, PyObject
         PyErr_Format(PyExc_TypeError, "a prepared plan takes %zd inputs, got %zd", self->inputs, n);
         return nullptr;
     }
-    int current = is_current(self, inputs);
+    int usual = self->usual->empty() ? 1 : are_usual(self, inputs);
+    if (usual < 0) return nullptr;
+    int current = usual == 0 ? 0 : is_current(self, inputs);
     if (current < 0 || (current == 0 && !prepare(self, inputs))) return nullptr;
     PyObject *values = Py_NewRef(self->values), *plan = Py_NewRef(self->plan);
     Py_ssize_t extra = PyTuple_GET_SIZE(values);
@@ -140,26 +178,35 @@ PyObject *call(PyObject *object, PyObject *const *inputs, size_t flags, PyObject
     return result;
 }
 
+template <class Place>
+bool read_positions(PyObject *tuple, Py_ssize_t inputs, std::vector<Place> *places) {
+    for (Py_ssize_t i = 0; tuple != nullptr && i < PyTuple_GET_SIZE(tuple); i++) {
+        Place one;
+        one.position = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
+        if (one.position == -1 && PyErr_Occurred()) return false;
+        if (one.position < 0 || one.position >= inputs) {
+            PyErr_SetString(PyExc_ValueError, "a watched position is no input");
+            return false;
+        }
+        places->push_back(one);
+    }
+    return true;
+}
+
 PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static const char *names[] = {"plan", "prepare", "inputs", "watched", nullptr};
-    PyObject *plan, *prepare, *watched;
+    static const char *names[] = {"plan", "prepare", "inputs", "watched", "sizes", nullptr};
+    PyObject *plan, *prepare, *watched, *sizes = nullptr;
     Py_ssize_t inputs;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOnO!", const_cast<char **>(names), &plan, &prepare, &inputs, &PyTuple_Type, &watched)) return nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOnO!|O!", const_cast<char **>(names), &plan, &prepare, &inputs, &PyTuple_Type, &watched,
+                                     &PyTuple_Type, &sizes))
+        return nullptr;
     if (torch.version == nullptr) {
         PyErr_SetString(PyExc_NotImplementedError, "this PyTorch does not tell a tensor's version");
         return nullptr;
     }
     auto positions = std::make_unique<std::vector<Watched>>();
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(watched); i++) {
-        Watched one;
-        one.position = PyLong_AsSsize_t(PyTuple_GET_ITEM(watched, i));
-        if (one.position == -1 && PyErr_Occurred()) return nullptr;
-        if (one.position < 0 || one.position >= inputs) {
-            PyErr_SetString(PyExc_ValueError, "a watched position is no input");
-            return nullptr;
-        }
-        positions->push_back(one);
-    }
+    auto usual = std::make_unique<std::vector<Usual>>();
+    if (!read_positions(watched, inputs, positions.get()) || !read_positions(sizes, inputs, usual.get())) return nullptr;
     PreparedPlan *self = reinterpret_cast<PreparedPlan *>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
     self->vectorcall = call;
@@ -167,6 +214,8 @@ PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     self->prepare = Py_NewRef(prepare);
     self->inputs = inputs;
     self->watched = positions.release();
+    self->usual = usual.release();
+    self->patience = PATIENCE;
     return reinterpret_cast<PyObject *>(self);
 }
 
@@ -193,6 +242,7 @@ void prepared_dealloc(PyObject *object) {
     Py_CLEAR(self->plan);
     Py_CLEAR(self->prepare);
     delete self->watched;
+    delete self->usual;
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -224,7 +274,8 @@ extern "C" int fw_parameters_init(PyObject *module) {
     PyTypeObject *type = &fw::prepared_type;
     type->tp_basicsize = sizeof(fw::PreparedPlan);
     type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
-    type->tp_doc = "PreparedPlan(plan, prepare, inputs, watched): a plan whose last inputs are computed from parameters, once.";
+    type->tp_doc = "PreparedPlan(plan, prepare, inputs, watched, sizes=()): a plan whose last inputs are computed from parameters, once, and again "
+        "when the sizes at these positions have been others for a while.";
     type->tp_new = fw::prepared_new;
     type->tp_dealloc = fw::prepared_dealloc;
     type->tp_traverse = fw::prepared_traverse;

@@ -81,3 +81,21 @@ def test_an_index_out_of_range_in_a_region_is_an_error_as_in_eager() -> None:
     assert torch.equal(good[0], table[[0, 3]] + 1)
     with pytest.raises(IndexError):
         compiled(table, torch.tensor([0, 9]), other)
+
+
+def test_the_memory_of_a_region_is_judged_by_the_example() -> None:
+    """Copies of four-dimensional windows, any size of which may come, side by side as for the sizes of the call."""
+    texts: list[str] = []
+    tensors = [torch.randn(2, 3, 4, 5) for _ in range(4)]
+
+    def program(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor.transpose(1, 2).contiguous() + 1 for tensor in tensors]
+
+    def listen(event: object) -> None:
+        if isinstance(event, StageDone) and event.stage == "schedule":
+            texts.append(event.text())
+
+    with STREAM.listening(listen):
+        found = fusewright.compile(program, dynamic=True, options={"disk_cache": False})(*tensors)
+    assert all(torch.equal(a, b) for a, b in zip(found, program(*tensors)))
+    assert "together with the step before" in texts[0]

@@ -173,7 +173,7 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
-        made = with_preparation(made, compiled.preparation, len(plan.inputs) - len(compiled.preparation.results))
+        made = with_preparation(made, compiled.preparation, len(plan.inputs) - compiled.preparation.added)
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
 

@@ -140,7 +140,8 @@ def generate(
     run_with_grad_mode(graph)
     program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
     own_bytes = TRAINING_OWN_BYTES if half else None
-    options = ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes)
+    env = env_of(graph)
+    options = ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes, examples={} if env is None else env.examples)
     gpu: Any = _gpu() if any(buffer.device.type != "cpu" for buffer in program.buffers.values()) else None
     if gpu is not None:
         options = gpu.schedule_options(options, program)

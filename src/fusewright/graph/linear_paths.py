@@ -24,6 +24,8 @@ FEW_CHANNELS = 64
 """A convolution of fewer is a matter of memory; with more, MKL's product reaches 1.3 times the speed of oneDNN's convolution in float32."""
 CACHED = 2 << 20
 """Weights that stay in the caches (two cores have 4 MiB)."""
+LARGEST_TWICE = 32 << 20
+"""Bytes: a larger matrix is not laid out twice (for the number of rows that usually comes, and for any other)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,17 @@ class Linear:
         """Multiplications, those of one row when the rows are not known."""
         return (self.rows or 1) * self.inner * self.columns
 
+    @property
+    def least_packed(self) -> int:
+        """Rows from which MKL's packed matrix is likely quicker than the operator as it is."""
+        return FEW_ROWS if self.inner * self.columns < CACHED else FEWER_ROWS + 1
+
 
 Choose = Callable[[Linear, Sequence[str]], str]
 
 PLAIN, TURNED, MKL, ONEDNN, CONVOLUTION = "plain", "turned", "mkl", "onednn", "convolution"
-"""The operator as it is; the same with each input's weights side by side; MKL's packed matrix; oneDNN's; oneDNN's convolution."""
+"""The operator as it is; the same with each input's weights side by side; MKL's packed matrix, which is made for one number of rows (where
+the rows vary, for the one that usually comes; any other takes the weights turned); oneDNN's; oneDNN's convolution."""
 
 
 def _onednn_takes(dtype: torch.dtype) -> bool:
@@ -69,8 +77,10 @@ def ways_for(linear: Linear) -> tuple[str, ...]:
     if min(linear.columns, linear.inner) >= SMALLEST:
         if linear.by_rows and linear.dtype is torch.float32:
             found.append(TURNED)
-        if linear.dtype is torch.float32 and linear.rows is not None and not linear.varies and torch.backends.mkl.is_available():
-            found.append(MKL)
+        if linear.dtype is torch.float32 and linear.rows is not None and torch.backends.mkl.is_available():
+            large = linear.inner * linear.columns * linear.dtype.itemsize > LARGEST_TWICE
+            if not linear.varies or not (linear.pixels or large or linear.rows < linear.least_packed):
+                found.append(MKL)
         if _onednn_takes(linear.dtype):
             found.append(ONEDNN)
     return tuple(found)
@@ -84,9 +94,9 @@ def likely(linear: Linear, ways: Sequence[str]) -> str:
     if linear.pixels and ONEDNN in ways:
         return ONEDNN  # ResNet-50 over images of any size: 0.98 and 0.91 of static code's speed, 0.90 and 0.87 with weights turned
     if linear.varies and linear.dtype is torch.float32 and TURNED in ways:
-        return PLAIN if linear.rows is not None and linear.rows < FEW_ROWS else TURNED
+        return PLAIN if linear.rows is not None and linear.rows < FEW_ROWS else MKL if MKL in ways else TURNED
     if linear.dtype is torch.float32:
-        if linear.rows is not None and linear.rows < (FEW_ROWS if linear.inner * linear.columns < CACHED else FEWER_ROWS + 1):
+        if linear.rows is not None and linear.rows < linear.least_packed:
             return PLAIN
         return MKL if MKL in ways else ONEDNN if ONEDNN in ways else PLAIN
     return ONEDNN if ONEDNN in ways else PLAIN

@@ -1,17 +1,19 @@
 """What a compiled graph computes from parameters beforehand, as data.
 
 A `Preparation` is a list of operator calls on some of the graph's inputs; `run` performs it. It is small and rarely run, so it is
-interpreted. Always holds: no gradients, no autocast, and none of the caller's dispatch modes take part.
+interpreted. Some values are made for one size and serve any (a matrix packed for a number of rows): they are prepared for the sizes that
+usually come, which the graph is told too. Always holds: no gradients, no autocast, and none of the caller's dispatch modes take part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from fusewright.graph.sizes import from_tuples
 from fusewright.graph.types import TensorType
 from fusewright.records import dataclass
 
@@ -21,6 +23,13 @@ class Ref:
     """The value number `index`: first the inputs, then the steps' results."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number made of the usual sizes, as `sizes.to_tuples` gives it."""
+
+    tree: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +43,31 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """inputs: positions, among the graph's inputs, of the parameters. results: the prepared values; types: of each."""
+    """inputs: positions, among the graph's inputs, of the parameters. results: the prepared values; types: of each. usual: (position,
+    among the graph's inputs, of a size; the name that `Size` has for its usual value)."""
 
     inputs: tuple[int, ...]
     steps: tuple[Step, ...]
     results: tuple[Ref, ...]
     types: tuple[TensorType, ...]
+    usual: tuple[tuple[int, str], ...] = ()
 
-    def run(self, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The prepared values. Raises ValueError when one is not of its type, and whatever an operator raises."""
+    @property
+    def added(self) -> int:
+        """How many inputs the graph has behind the caller's: the usual sizes, then the prepared values."""
+        return len(self.usual) + len(self.results)
+
+    def run(self, parameters: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> tuple[torch.Tensor, ...]:
+        """The prepared values. `sizes`: the usual ones. Raises ValueError when one is not of its type, and whatever an operator raises."""
+        numbers = {name: size for (_, name), size in zip(self.usual, sizes, strict=True)}
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
             values: list[Any] = [parameter.detach() for parameter in parameters]
             for step, unread in zip(self.steps, self._last_read()):
-                args = _resolve(step.args, values)
+                args = _resolve(step.args, values, numbers)
                 if step.target is None:
                     values.append(args[0][args[1]] if len(args) == 2 else args[0])
                 else:
-                    values.append(step.target(*args, **{name: _resolve(value, values) for name, value in step.kwargs}))
+                    values.append(step.target(*args, **{name: _resolve(value, values, numbers) for name, value in step.kwargs}))
                 for index in unread:
                     values[index] = None  # its memory serves the next steps
         results = tuple(values[ref.index] for ref in self.results)
@@ -83,7 +100,9 @@ def _has_strides(value: torch.Tensor, type_: TensorType) -> bool:
     return value.numel() == 0 or all(size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), type_.stride))
 
 
-def _resolve(argument: Any, values: list[Any]) -> Any:
+def _resolve(argument: Any, values: list[Any], numbers: Mapping[str, int]) -> Any:
     if isinstance(argument, Ref):
         return values[argument.index]
-    return [_resolve(item, values) for item in argument] if isinstance(argument, tuple) else argument
+    if isinstance(argument, Size):
+        return from_tuples(argument.tree, numbers)
+    return [_resolve(item, values, numbers) for item in argument] if isinstance(argument, tuple) else argument

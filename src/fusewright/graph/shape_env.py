@@ -8,7 +8,7 @@ Always holds: an answer is either provable from the symbols' ranges and `guards`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.sizes import (
@@ -93,6 +93,12 @@ class ShapeEnv:
             self._larger[made] = symbol(f"{name}_2", 2, upper)
         return made
 
+    def copy_of(self, original: Symbol, name: str) -> Symbol:
+        """A symbol of the same range and example that no guard speaks of: the size at another call."""
+        made = symbol(name, *bounds(original))
+        self._hints[made] = self._hints[original]
+        return made
+
     def create_unbacked(self, lower: int | None, upper: int | None) -> Symbol:
         """A new symbol for a size that depends on data."""
         name = f"u{len(self.unbacked)}"
@@ -126,6 +132,11 @@ class ShapeEnv:
             return evaluate(d, self._hints)
         except KeyError as error:
             raise GraphBreak("data-dependent-shape", f"the size {d} depends on {error.args[0]}, which has no example value") from error
+
+    @property
+    def examples(self) -> Mapping[Expr, int]:
+        """The example's value of each symbol that has one."""
+        return self._hints
 
     @property
     def has_equalities(self) -> bool:

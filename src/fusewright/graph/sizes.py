@@ -300,8 +300,8 @@ def _nest(operator: str, operands: Sequence[object]) -> object:
     return result
 
 
-def from_tuples(tree: object, symbols: Mapping[str, Expr] | None = None) -> Dim:
-    """The inverse of `to_tuples`. `symbols` gives the symbol of each name; a name that it lacks gets an unbounded one."""
+def from_tuples(tree: object, symbols: Mapping[str, Dim] | None = None) -> Dim:
+    """The inverse of `to_tuples`. `symbols` gives the symbol, or the value, of each name; a name that it lacks gets an unbounded one."""
     if isinstance(tree, int):
         return tree
     if not isinstance(tree, (tuple, list)) or not tree:

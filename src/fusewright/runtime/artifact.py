@@ -28,12 +28,12 @@ from fusewright.codegen.call_plan_types import (
     SlotSpec,
     SlotStep,
 )
-from fusewright.graph.preparation import Preparation, Ref, Step
+from fusewright.graph.preparation import Preparation, Ref, Size, Step
 from fusewright.graph.types import TensorType
 from fusewright.records import dataclass, fields
 
 MAGIC = b"FWCP"
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("<4sHI")
 
 
@@ -64,7 +64,7 @@ class CompiledGraph:
 
 _RECORDS: tuple[type, ...] = (
     CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph, KernelGroup,
-    LaunchCall, Preparation, Step, Ref, TensorType,
+    LaunchCall, Preparation, Step, Ref, TensorType, Size,
 )  # fmt: skip
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in fields(kind)) for kind in _RECORDS)
 _RECORD_NUMBERS: dict[type, tuple[int, tuple[str, ...]]] = {kind: (i, _FIELDS[i]) for i, kind in enumerate(_RECORDS)}

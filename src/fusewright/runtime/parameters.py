@@ -1,6 +1,6 @@
 """Prepared values of a plan: computed from parameters when these have changed, checked natively at every call.
 
-Takes a plan whose last inputs are a `Preparation`'s results; gives a callable without them.
+Takes a plan whose last inputs are a `Preparation`'s usual sizes and results; gives a callable without them.
 Always holds: see csrc/parameters.cpp; where PyTorch does not tell a tensor's version, the values are computed at every call.
 """
 
@@ -40,9 +40,12 @@ def _is_dense(parameter: torch.Tensor) -> bool:
 
 
 def _preparer(preparation: Preparation) -> Callable[..., Any]:
-    def prepare(*parameters: torch.Tensor) -> Any:
+    count = len(preparation.inputs)
+
+    def prepare(*given: Any) -> Any:
+        parameters, sizes = given[:count], given[count:]
         try:
-            values = preparation.run(parameters)
+            values = (*sizes, *preparation.run(parameters, sizes))
         except (ValueError, RuntimeError) as error:
             raise RuntimeFallback(f"what depends on parameters alone could not be computed: {error}") from error
         return values, tuple(parameter.detach() for parameter in parameters), tuple(map(sample_offsets, parameters))
@@ -53,7 +56,8 @@ def _preparer(preparation: Preparation) -> Callable[..., Any]:
 def with_preparation(plan: Callable[..., Any], preparation: Preparation, inputs: int) -> Callable[..., Any]:
     """`plan` without its last inputs, which are prepared. `inputs`: how many are left."""
     prepare = _preparer(preparation)
+    sizes = tuple(position for position, _ in preparation.usual)
     try:
-        return _native.PreparedPlan(plan, prepare, inputs, preparation.inputs)
+        return _native.PreparedPlan(plan, prepare, inputs, preparation.inputs, sizes)
     except NotImplementedError:
-        return lambda *given: plan(*given, *prepare(*(given[position] for position in preparation.inputs))[0])
+        return lambda *given: plan(*given, *prepare(*(given[position] for position in (*preparation.inputs, *sizes)))[0])

@@ -6,7 +6,10 @@ Takes nothing; gives `ScheduleOptions`. Always holds: a schedule depends on the 
 
 from __future__ import annotations
 
-from fusewright.records import dataclass
+from collections.abc import Mapping
+
+from fusewright.graph.sizes import Expr
+from fusewright.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class ScheduleOptions:
     chunk_points: reduced points from which a reduction with little outer parallelism is split. size_hint: assumed value of an unknown size.
     own_bytes: temporaries from this size on have memory of their own, from their first writer to their last reader; None: all of them
     share one arena, which stays.
-    max_together: kernels of one parallel region; together_bytes: new memory that a kernel in such a region may write.
+    max_together: kernels of one parallel region; together_bytes: new memory that a kernel in such a region may write, at the sizes of the
+    call that is compiled for (examples).
     """
 
     fusion: bool = True
@@ -42,3 +46,4 @@ class ScheduleOptions:
     max_together: int = 1024
     together_bytes: int = 1024 * 1024
     size_hint: int = 256
+    examples: Mapping[Expr, int] = field(default_factory=dict, compare=False)

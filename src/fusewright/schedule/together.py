@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fusewright.graph.sizes import Dim, Expr, evaluate, free_symbols
 from fusewright.loops.ir import Buffer
 from fusewright.records import replace
 from fusewright.schedule.axes import hint
@@ -43,8 +44,13 @@ def run_together(
 def _may_join(kernel: Kernel, buffers: Mapping[str, Buffer], options: ScheduleOptions) -> bool:
     """On a CPU; and new memory that is written must be little, because what a region writes is alive at the same time."""
     fresh = [name for name in kernel.written if buffers[name].role in ("temporary", "output")]
-    new_bytes = sum(hint(buffers[name].span()) * buffers[name].dtype.itemsize for name in fresh)
+    new_bytes = sum(_about(buffers[name].span(), options.examples) * buffers[name].dtype.itemsize for name in fresh)
     return new_bytes <= options.together_bytes and all(buffers[name].device.type == "cpu" for name in kernel.buffers)
+
+
+def _about(size: Dim, examples: Mapping[Expr, int]) -> int:
+    """The size in the example, where it has one."""
+    return evaluate(size, examples) if examples.keys() >= free_symbols(size) else hint(size)
 
 
 class _Region:

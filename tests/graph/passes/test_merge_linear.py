@@ -73,6 +73,25 @@ def test_query_key_and_value_are_one_product(dtype, fused, groups, bias, length)
         assert_equal(compiled(x), module(x))
 
 
+def test_rows_that_are_a_sum_of_products():
+    """As in a vision transformer over any image: a class token and the patches, so many rows as no size of a view divides for certain."""
+    torch.manual_seed(0)
+    module = Attention().eval()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        patches = F.avg_pool2d(x, 4).flatten(2).transpose(1, 2)
+        return module(torch.cat((patches[:, :1], patches), 1))
+
+    with torch.no_grad():
+        compiled = fusewright.compile(program, fullgraph=True, dynamic=True, options={"disk_cache": False})
+        graphs: list[str] = []
+        with STREAM.listening(lambda event: graphs.append(event.text()) if isinstance(event, StageDone) and event.stage == "parameters" else None):
+            for batch, height, width in ((3, 40, 48), (2, 33, 31), (1, 8, 8), (5, 4, 4)):
+                x = torch.randn(batch, 48, height, width)
+                assert_equal(compiled(x), program(x))
+    assert len(re.findall(r"addmm|\bmm\b|_mkl_linear|_linear_pointwise", graphs[0])) == 1
+
+
 def test_what_stays_apart():
     torch.manual_seed(0)
     a, b, c = (torch.nn.Linear(48, 32) for _ in range(3))

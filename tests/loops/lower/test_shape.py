@@ -88,6 +88,18 @@ def test_pools_and_resampling(name: str) -> None:
     check(POOLS[name], IMAGE.bfloat16())
 
 
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [(5, 13), (11, 3), (1, 2), (9, 7), None])
+def test_bicubic_resampling_of_channels_that_lie_side_by_side(corners: bool, size: tuple[int, int] | None) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size, None if size else 1.7, mode="bicubic", align_corners=corners)
+
+    channels_last = IMAGE.contiguous(memory_format=torch.channels_last)
+    check(function, channels_last)
+    check(function, channels_last.bfloat16())
+    check(function, IMAGE, externs=("upsample_bicubic2d.default",))
+
+
 def test_max_pool_of_nan_and_lowest_values() -> None:
     x = torch.full((1, 1, 4, 4), float("-inf"))
     x[0, 0, 0, 1] = float("nan")

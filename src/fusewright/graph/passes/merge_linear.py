@@ -24,6 +24,7 @@ from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.shape_rules import by_rule
+from fusewright.graph.sizes import known_eq, product
 from fusewright.graph.types import TensorType, contiguous_strides, symbols_in
 from fusewright.records import replace
 
@@ -116,7 +117,9 @@ def _retype(node: Node, type_: object, found: dict[Node, object], env: ShapeEnv 
             given = [types[base], *map(argument_types, user.args[1:])]
             shown = by_rule(user.target, given, user.kwargs, env)
             if shown is NotImplemented and symbols_in(given):
-                return False  # a meta kernel would make guards
+                shown = _split(given[0], user)
+                if shown is None:
+                    return False  # a meta kernel would make guards
             try:
                 shown = derive(user.target, given, dict(user.kwargs)) if shown is NotImplemented else shown
             except (RuntimeError, ValueError, NotImplementedError):
@@ -127,6 +130,19 @@ def _retype(node: Node, type_: object, found: dict[Node, object], env: ShapeEnv 
             waiting.append(user)
     found.update(types)
     return True
+
+
+def _split(kind: object, view: Node) -> TensorType | None:
+    """A view that splits the dimensions of a matrix, whatever the sizes are (its rule would ask which of two sizes is the larger)."""
+    shape = view.meta["type"].shape
+    if view.target is not aten.view.default or not isinstance(kind, TensorType) or kind.ndim != 2:
+        return None
+    for border in range(1, len(shape)):
+        outer, inner = shape[:border], shape[border:]
+        if known_eq(product(outer), kind.shape[0]) and known_eq(product(inner), kind.shape[1]):
+            rows = [step * kind.stride[0] for step in contiguous_strides(outer)]
+            return replace(kind, shape=shape, stride=(*rows, *(step * kind.stride[1] for step in contiguous_strides(inner))))
+    return None
 
 
 def _merge(graph: torch.fx.Graph, nodes: Sequence[Node], x: Node, env: ShapeEnv | None) -> None:

@@ -22,7 +22,8 @@ from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, SMALL
 from fusewright.graph.passes.prepare import may_be_kept
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
-from fusewright.graph.sizes import Dim
+from fusewright.graph.passes.usual_sizes import UsualSizes
+from fusewright.graph.sizes import Dim, maximum
 from fusewright.graph.types import TensorType, contiguous_strides
 from fusewright.records import replace
 
@@ -62,6 +63,7 @@ class _Packing:
         self.choose = choose
         self.build = Builder(graph)
         self.stable = stable_nodes(graph)
+        self.usual = UsualSizes(graph, self.build.env)
         self.packed: dict[Any, Node] = {}
 
     def example(self, size: Dim) -> int:
@@ -129,16 +131,22 @@ class _Packing:
         linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None, by_rows, varies=varies)
         plain_input = _is_plain(x.meta["type"])
         ways = tuple(way for way in ways_for(linear) if plain_input or way in (PLAIN, TURNED))
+        if varies and not self.usual.has(rows):
+            ways = tuple(way for way in ways if way != MKL)
         way = self.choose(linear, ways) if len(ways) > 1 and linear.rows != 0 else PLAIN
         if way != PLAIN and self.rewrites.allow(f"packed weight ({way}): {node.name}"):
             _WAYS[way](self, node, x, weight, bias, linear)
 
     def turned(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+        node.replace_input_with(weight, self.by_inputs(weight, node))
+
+    def by_inputs(self, weight: Node, at: Node) -> Node:
+        """The weights of a product with each input's side by side: inner x columns."""
         turned = self.packed.get((weight, TURNED))
         if turned is None:
-            turned = self.call(aten.clone.default, weight, memory_format=torch.contiguous_format, at=node)
+            turned = self.call(aten.clone.default, weight, memory_format=torch.contiguous_format, at=at)
             self.packed[weight, TURNED] = turned
-        node.replace_input_with(weight, turned)
+        return turned
 
     def by_rows(self, weight: Node, at: Node) -> Node:
         """The weights of a product with each output's side by side: columns x inner."""
@@ -149,21 +157,29 @@ class _Packing:
             self.packed[weight] = dense
         return dense
 
-    def reordered(self, operator: Any, weight: Node, linear: Linear, at: Node) -> Node:
+    def reordered(self, operator: Any, weight: Node, rows: Dim | None, at: Node) -> Node:
         """The weights in a library's own layout for that many rows; products that share them share it."""
-        packed = self.packed.get((weight, operator, linear.rows))
+        packed = self.packed.get((weight, operator, rows))
         if packed is None:
             dense = self.by_rows(weight, at)
-            packed = self.packed[weight, operator, linear.rows] = self.new(operator, (dense, linear.rows), dense.meta["type"], at)
+            packed = self.packed[weight, operator, rows] = self.new(operator, (dense, rows), dense.meta["type"], at)
+            self.stable.add(packed)
         return packed
 
     def mkl(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
-        packed = self.reordered(torch.ops.mkl._mkl_reorder_linear_weight.default, weight, linear, node)
-        arguments = (x, packed, self.within(aten.t.default, weight, at=node), bias, linear.rows)  # the weight itself gives its sizes
+        """MKL's matrix, packed for one number of rows. The operator multiplies any other number of rows by the weights that give it its
+        sizes; where the rows vary, these are turned, and the packed ones are for the rows that usually come."""
+        rows: Dim | None = linear.rows
+        plain = weight
+        if linear.varies:
+            rows = maximum(linear.least_packed, self.usual.of(node.meta["type"].shape[0]))
+            plain = self.by_inputs(weight, node) if linear.by_rows else weight
+        packed = self.reordered(torch.ops.mkl._mkl_reorder_linear_weight.default, weight, rows, node)
+        arguments = (x, packed, self.within(aten.t.default, plain, at=node), bias, rows)
         self.replace(node, self.new(torch.ops.mkl._mkl_linear.default, arguments, self.dense_result(node), node))
 
     def onednn(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
-        packed = self.reordered(torch.ops.mkldnn._reorder_linear_weight.default, weight, linear, node)
+        packed = self.reordered(torch.ops.mkldnn._reorder_linear_weight.default, weight, linear.rows, node)
         made = self.new(torch.ops.mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""), self.dense_result(node), node)
         self.replace(node, made)
         self.fuse_activation(made, 3)

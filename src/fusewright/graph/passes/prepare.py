@@ -1,7 +1,7 @@
 """Splits off what depends on parameters alone, so that it is computed once and not at every call.
 
 Takes a functional inference graph whose parameter inputs carry meta["stable"]; changes it so that each such value that the rest reads is
-one more input, behind the others; gives the steps that compute these inputs.
+one more input, behind the others; gives the steps that compute these inputs (from sizes as they usually are, too).
 Always holds: views of parameters stay where they are (they cost nothing), and so does what would need much more memory than the
 parameters that it comes from.
 """
@@ -15,8 +15,9 @@ import torch.fx
 
 from fusewright.graph.nodes import add_placeholder
 from fusewright.graph.passes.stable import stable_nodes
-from fusewright.graph.preparation import Preparation, Ref, Step
+from fusewright.graph.preparation import Preparation, Ref, Size, Step
 from fusewright.graph.schema import facts
+from fusewright.graph.sizes import Expr, to_tuples
 from fusewright.graph.types import TensorType
 
 Node = torch.fx.Node
@@ -33,6 +34,7 @@ def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
     if not wanted:
         return None
     steps, inputs = _steps(graph, wanted)
+    usual = tuple((node.meta["usual"], node.meta["type"].name) for node in graph.find_nodes(op="placeholder") if "usual" in node.meta)
     types = tuple(node.meta["type"] for node in wanted)
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in wanted:
@@ -44,7 +46,7 @@ def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
         if node in stable and node.op != "placeholder" and not node.users:
             graph.erase_node(node)
     results = tuple(Ref(position) for position in range(len(inputs) + len(steps) - len(wanted), len(inputs) + len(steps)))
-    return Preparation(tuple(inputs), tuple(steps), results, types)
+    return Preparation(tuple(inputs), tuple(steps), results, types, usual)
 
 
 def _is_worth_keeping(node: Node, stable: set[Node]) -> bool:
@@ -112,7 +114,7 @@ def _steps(graph: torch.fx.Graph, wanted: list[Node]) -> tuple[list[Step], list[
             return Ref(places[value])
         if isinstance(value, list | tuple):
             return tuple(argument(item) for item in value)
-        return value
+        return Size(to_tuples(value)) if isinstance(value, Expr) else value
 
     for node in graph.nodes:
         if node in needed and node.op == "call_function":
