@@ -4,6 +4,9 @@ Every (model, engine) runs in a fresh process, one after the other: once with em
 interleaved with eager), once more with the caches that the first run left (warm first call). Prints a table and writes JSON.
 
     python benchmarks/compare.py [--models bert,mlp | --models architectures --batch 1,8] [--engines fusewright,torch.compile] [--dtypes float32] [--seconds 3] [--json FILE]
+        [--slice 1/4] [--resume]
+
+The file is written after each row, and --resume leaves out the rows that it has, so a long comparison can be taken in parts.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 ENGINES = ("eager", "torch.compile", "max-autotune", "freezing", "onnxruntime", "fusewright")
 Row = dict[str, Any]
+Case = tuple[str, str, str]
+"""Model, dtype, engine."""
 
 
 def measure(model: str, engine: str, dtype: str, seconds: float, caches: str) -> Row:
@@ -77,6 +82,14 @@ def table(rows: list[Row], peer: str = "torch.compile") -> str:
     return "\n".join(lines)
 
 
+def part(cases: list[Case], text: str) -> list[Case]:
+    """Every n-th of the cases from the k-th on, for the text "k/n"."""
+    first, _, step = text.partition("/")
+    if not (first.isdigit() and step.isdigit() and 1 <= int(first) <= int(step)):
+        raise SystemExit(f"--slice takes k/n with 1 <= k <= n, not {text}")
+    return cases[int(first) - 1 :: int(step)]
+
+
 def main() -> None:
     from benchmarks.architectures import ARCHITECTURES
     from benchmarks.models import MODELS
@@ -89,23 +102,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--no-warm", action="store_true", help="leave out the second process with full caches")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "compare.json")
+    parser.add_argument("--slice", default="1/1", help="k/n: every n-th of the (model, dtype, engine), from the k-th on")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the JSON file, and add those that it lacks")
     arguments = parser.parse_args()
-    rows: list[Row] = []
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = json.loads(arguments.json.read_text()) if arguments.resume and arguments.json.exists() else []
     models = arguments.models.split(",")
     if models == ["architectures"]:
         models = [f"{name}:{batch}" for name in ARCHITECTURES for batch in arguments.batch.split(",")]
-    for model in models:
-        for dtype in arguments.dtypes.split(","):
-            for engine in arguments.engines.split(","):
-                with tempfile.TemporaryDirectory() as caches:
-                    row = measure(model, engine, dtype, arguments.seconds, caches)
-                    if "error" not in row and not arguments.no_warm and engine != "eager":
-                        row["warm_first_call_s"] = measure(model, engine, dtype, 0.0, caches).get("first_call_s", float("nan"))
-                rows.append(row)
-                print(table([row]).splitlines()[1], flush=True)
+    cases = [(model, dtype, engine) for model in models for dtype in arguments.dtypes.split(",") for engine in arguments.engines.split(",")]
+    known = {(row["model"], row["dtype"], row["engine"]) for row in rows}
+    for model, dtype, engine in [case for case in part(cases, arguments.slice) if case not in known]:
+        with tempfile.TemporaryDirectory() as caches:
+            row = measure(model, engine, dtype, arguments.seconds, caches)
+            if "error" not in row and not arguments.no_warm and engine != "eager":
+                row["warm_first_call_s"] = measure(model, engine, dtype, 0.0, caches).get("first_call_s", float("nan"))
+        rows.append(row)
+        arguments.json.write_text(json.dumps(rows, indent=1))
+        print(table([row]).splitlines()[1], flush=True)
     print("\n" + table(rows))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

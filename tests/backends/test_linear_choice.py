@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fusewright
+from fusewright import events
 from fusewright.backends import graph_cache, linear_choice
 from fusewright.backends.linear_choice import Chooser, key, measured
 from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, TURNED, Linear, likely, ways_for
@@ -27,10 +28,23 @@ def compare(net: nn.Module, x: torch.Tensor) -> None:
         assert relative_error(got, expected) < TOLERANCE[x.dtype]
         for special in (float("nan"), float("inf")):
             y = x.clone()
-            y.view(-1)[3] = special
+            y[(0,) * (y.ndim - 1)][-1] = special
             got, expected = compiled(y), net(y)
             assert torch.equal(got.isnan(), expected.isnan())
             assert torch.equal(got.isinf(), expected.isinf())
+
+
+@pytest.fixture
+def stage_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the stage that packs parameters prints, one text a compile."""
+    texts: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.StageDone) and event.stage == "parameters":
+            texts.append(event.text())
+
+    monkeypatch.setattr(events.STREAM, "subscribers", [*events.STREAM.subscribers, listen])
+    return texts
 
 
 def force(monkeypatch: pytest.MonkeyPatch, way: str) -> list[str]:
@@ -126,3 +140,49 @@ def test_without_budget_the_likely_way_is_taken(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(linear_choice, "measured", lambda *args: pytest.fail("there is no time for it"))
     linear = Linear(torch.float32, 34, 128, 128, True, True)
     assert Chooser(store=False, budget=0.0)(linear, ways_for(linear)) == likely(linear, ways_for(linear))
+
+
+class SqueezeExcite(nn.Module):
+    """Channels weighted by two small layers over their means, written as convolutions by 1x1."""
+
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.down, self.up = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return y * torch.sigmoid(self.up(torch.relu(self.down(y.mean((2, 3), keepdim=True)))))
+
+
+@pytest.mark.parametrize("channels", [64, 512])  # the smaller one's products are not worth a try, the larger one's get no time for it
+@pytest.mark.parametrize("batch", [1, 8])
+def test_convolutions_over_a_pixel_are_products(monkeypatch: pytest.MonkeyPatch, stage_texts: list[str], channels: int, batch: int) -> None:
+    monkeypatch.setattr(Chooser, "remembered", lambda self, linear, ways: None)
+    monkeypatch.setattr(linear_choice, "_known", {})
+    monkeypatch.setattr(Chooser.__init__, "__defaults__", (True, 0.0, linear_choice.LONGEST))
+    compare(SqueezeExcite(channels, channels // 4).eval(), torch.randn(batch, 3, 10, 10))
+    assert len(stage_texts) == 1 and stage_texts[0].count("mkldnn._convolution_pointwise") == 1
+
+
+@pytest.mark.parametrize("way", [PLAIN, TURNED, MKL, ONEDNN])
+@pytest.mark.parametrize("layer", ["linear", "convolution"])
+def test_the_kernel_behind_a_product_adds_its_bias(monkeypatch: pytest.MonkeyPatch, stage_texts: list[str], way: str, layer: str) -> None:
+    """Where a pointwise operator alone reads the product; not where it is a result, nor in half precision, whose sums eager rounds once."""
+    force(monkeypatch, way)
+    made = {"linear": lambda: nn.Linear(24, 40), "convolution": lambda: nn.Conv2d(24, 40, 1)}[layer]
+    x = torch.randn(20, 24) if layer == "linear" else torch.randn(2, 24, 6, 6).contiguous(memory_format=torch.channels_last)
+    for net, dtype, expected in (
+        (nn.Sequential(made(), nn.ReLU()), torch.float32, way != ONEDNN),
+        (nn.Sequential(made(), nn.Tanh()), torch.float32, way != ONEDNN),
+        (made(), torch.float32, False),
+        (nn.Sequential(made(), nn.Softmax(1)), torch.float32, False),
+        (nn.Sequential(made(), nn.ReLU()), torch.bfloat16, False),
+    ):
+        stage_texts.clear()
+        compare(net.to(dtype).eval(), x.to(dtype))
+        assert len(stage_texts) == 1 and ("aten.add.Tensor" in stage_texts[0]) == expected, stage_texts[0]
+    stage_texts.clear()
+    few = x[:8] if layer == "linear" else x[:1, :, :2, :2]
+    compare(nn.Sequential(made(), nn.ReLU()).eval(), few)  # of few rows, the bias costs nothing
+    assert "aten.add.Tensor" not in stage_texts[0]

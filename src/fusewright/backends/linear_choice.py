@@ -58,7 +58,7 @@ class Chooser:
         if linear.rows is None:
             return default
         if linear.work < LEAST_WORK:
-            return ways[0]
+            return PLAIN
         name = (linear, torch.get_num_threads(), tuple(ways))
         found = _known.get(name) or self.remembered(linear, ways)
         if found is None and self.left > 0 and self.is_worth_it(linear):

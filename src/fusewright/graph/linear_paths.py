@@ -21,7 +21,8 @@ FEW_ROWS = 16
 the weights stay in a core's caches, 1.0 to 1.8 times as long where they do not (and there are more than FEWER_ROWS)."""
 FEWER_ROWS = 2
 FEW_CHANNELS = 64
-"""A convolution of fewer is a matter of memory; with more, MKL's product reaches 1.3 times the speed of oneDNN's convolution in float32."""
+"""A convolution of fewer is a matter of memory: a product that need not write the bias first takes 0.4 to 0.9 times as long as oneDNN's
+convolution in float32; with more, MKL's product reaches 1.3 times the convolution's speed."""
 CACHED = 2 << 20
 """Weights that stay in the caches (two cores have 4 MiB)."""
 LARGEST_TWICE = 32 << 20
@@ -89,8 +90,11 @@ def ways_for(linear: Linear) -> tuple[str, ...]:
 def likely(linear: Linear, ways: Sequence[str]) -> str:
     """The way to take without measuring."""
     if linear.image is not None:
-        few = min(linear.inner, linear.columns) < FEW_CHANNELS or linear.dtype is not torch.float32 or (linear.rows or 0) < FEW_ROWS
-        return MKL if MKL in ways and not few else CONVOLUTION
+        if linear.rows is not None and linear.rows < FEW_ROWS:
+            return PLAIN  # a call of oneDNN's convolution takes 75 to 100 microseconds beside its work, a product 5 to 10
+        if min(linear.inner, linear.columns) < FEW_CHANNELS:
+            return TURNED if TURNED in ways and not linear.bias else CONVOLUTION
+        return MKL if MKL in ways else CONVOLUTION
     if linear.pixels and ONEDNN in ways:
         return ONEDNN  # ResNet-50 over images of any size: 0.98 and 0.91 of static code's speed, 0.90 and 0.87 with weights turned
     if linear.varies and linear.dtype is torch.float32 and TURNED in ways:

@@ -18,11 +18,12 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, SMALLEST, TURNED, Choose, Linear, likely, ways_for
+from fusewright.graph.linear_paths import CONVOLUTION, FEW_ROWS, MKL, ONEDNN, PLAIN, SMALLEST, TURNED, Choose, Linear, likely, ways_for
 from fusewright.graph.passes.prepare import may_be_kept
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.passes.usual_sizes import UsualSizes
+from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Dim, maximum
 from fusewright.graph.types import TensorType, contiguous_strides
 from fusewright.records import replace
@@ -39,6 +40,9 @@ _IN_FLOAT = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CHANNELS = 8
 LARGEST_WINDOW = 25
 """Depthwise convolutions with at least so many channels and at most so large a window are left to loops."""
+
+BIAS_FIRST = (PLAIN, TURNED, MKL)
+"""Ways that write the bias to each row of the result before they compute."""
 
 ACTIVATIONS: dict[Any, str] = {aten.silu.default: "swish", aten.hardswish.default: "hardswish"}
 """Activations that the library fuses exactly, and their names there."""
@@ -128,14 +132,25 @@ class _Packing:
             return
         by_rows = kind.stride == (1, inner)
         varies = not isinstance(rows, int)
-        linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None, by_rows, varies=varies)
+        apart = self.bias_apart(node, bias, rows)
+        linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None and not apart, by_rows, varies=varies)
         plain_input = _is_plain(x.meta["type"])
         ways = tuple(way for way in ways_for(linear) if plain_input or way in (PLAIN, TURNED))
         if varies and not self.usual.has(rows):
             ways = tuple(way for way in ways if way != MKL)
         way = self.choose(linear, ways) if len(ways) > 1 and linear.rows != 0 else PLAIN
+        if apart and way in BIAS_FIRST and self.rewrites.allow(f"bias apart: {node.name}"):
+            product = self.new(aten.mm.default, (x, weight), self.dense_result(node), node)
+            self.replace(node, self.within(aten.add.Tensor, product, bias, at=node))
+            node, bias = product, None
         if way != PLAIN and self.rewrites.allow(f"packed weight ({way}): {node.name}"):
             _WAYS[way](self, node, x, weight, bias, linear)
+
+    def bias_apart(self, node: Node, bias: Node | None, rows: Dim) -> bool:
+        """Whether the one kernel that reads the product `node` shall add its bias. Products take it as what they add to: each row of the
+        result is written twice, and read once more. In half precision the sum is rounded after the bias alone."""
+        few = isinstance(rows, int) and rows < FEW_ROWS
+        return bias is not None and not few and node.meta["type"].dtype is torch.float32 and _is_read_by_a_loop(node)
 
     def turned(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
         node.replace_input_with(weight, self.by_inputs(weight, node))
@@ -270,20 +285,25 @@ class _Packing:
         """The convolution as a matrix product in place of `after`, or None where oneDNN's convolution is the quicker one."""
         (batch, inner, height, width), columns = x.meta["type"].shape, weight.meta["type"].shape[0]
         rows, dtype = batch * height * width, weight.meta["type"].dtype
+        apart = self.bias_apart(after, bias, rows)
+        with_bias = bias is not None and not apart
         if isinstance(rows, int):
-            linear = Linear(dtype, rows, inner, columns, bias is not None, True, (batch, height, width))
+            linear = Linear(dtype, rows, inner, columns, with_bias, True, (batch, height, width))
         else:
-            linear = Linear(dtype, self.near(rows), inner, columns, bias is not None, True, varies=True, pixels=True)
+            linear = Linear(dtype, self.near(rows), inner, columns, with_bias, True, varies=True, pixels=True)
         way = self.choose(linear, ways_for(linear))
         if way == CONVOLUTION:
             return None
+        later = bias if apart and way in BIAS_FIRST else None
+        bias = bias if later is None else None
         pixels = self.within(aten.permute.default, x, [0, 2, 3, 1], at=after)
         flat = self.within(aten.view.default, pixels, [rows, inner], at=after)
         matrix = self.within(aten.reshape.default, weight, [columns, inner], at=after)
         turned = self.within(aten.t.default, matrix, at=after)
         target, operands = (aten.mm.default, (flat, turned)) if bias is None else (aten.addmm.default, (bias, flat, turned))
         product = self.within(target, *operands, at=after)
-        back = self.within(aten.view.default, product, [batch, height, width, columns], at=after)
+        whole = product if later is None else self.within(aten.add.Tensor, product, later, at=after)
+        back = self.within(aten.view.default, whole, [batch, height, width, columns], at=after)
         made = self.within(aten.permute.default, back, [0, 3, 1, 2], at=after)
         self.replace(after, made)
         if way != PLAIN:
@@ -369,6 +389,19 @@ _ROWS: dict[Any, Any] = {
     aten.convolution.default: _Packing.convolution,
     aten.native_batch_norm.default: _Packing.norm,
 }
+
+
+def _is_read_by_a_loop(node: Node) -> bool:
+    """Whether a pointwise operator alone reads a value, or views of it."""
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        if torch.Tag.pointwise in node.target.tags:
+            return True
+        if not facts(node.target).is_view:
+            return False
+    return False
 
 
 def _is_plain(type_: TensorType) -> bool:
