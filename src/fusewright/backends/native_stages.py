@@ -24,12 +24,13 @@ from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.events import Hint, Raced, StageDone
-from fusewright.graph import passes
+from fusewright.graph import bodies, passes
 from fusewright.graph.builder import env_of
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.preparation import Preparation
 from fusewright.graph.printer import print_graph
 from fusewright.graph.seeds import seeds_outside
+from fusewright.graph.types import TensorType
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
@@ -39,6 +40,7 @@ from fusewright.runtime import launch
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
+from fusewright.schedule.unroll import Irregular, Repeat
 
 if TYPE_CHECKING:
     from fusewright.codegen.triton.module import Tiles
@@ -138,13 +140,16 @@ def generate(
     them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
-    program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
     own_bytes = TRAINING_OWN_BYTES if half else None
     options = ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes)
-    gpu: Any = _gpu() if any(buffer.device.type != "cpu" for buffer in program.buffers.values()) else None
-    if gpu is not None:
-        options = gpu.schedule_options(options, program)
-    plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
+    gpu: Any = None
+    plan = None if half else _of_bodies(to_compile, graph, options)
+    if plan is None:
+        program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
+        gpu = _gpu() if any(buffer.device.type != "cpu" for buffer in program.buffers.values()) else None
+        if gpu is not None:
+            options = gpu.schedule_options(options, program)
+        plan = run("schedule", "schedule", plan_text, schedule, program, options)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}
@@ -164,6 +169,26 @@ def generate(
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     return call_plan, module.object, tuple(codes.values()), races
+
+
+def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: ScheduleOptions) -> Plan | None:
+    """The plan of a graph with bodies that repeat, from the loops of a few of them; None where there are none, or they differ after all."""
+    found = bodies.find(graph) if all(_is_on_cpu(node) for node in graph.find_nodes(op="placeholder")) else None
+    if found is None:
+        return None
+    run, short = functools.partial(run_stage, to_compile), bodies.shortened(graph, found)
+    program: LoopProgram = run("loops", "loops", print_program, lower, short.graph, to_compile.constants)
+    own = {program.inputs[before]: program.inputs[after] for before, after in short.own.items()}
+    repeat = Repeat(short.body, short.following, own, short.left_out)
+    try:
+        return run("schedule", "schedule", plan_text, schedule, program, options, repeat)
+    except Irregular:
+        return None
+
+
+def _is_on_cpu(node: torch.fx.Node) -> bool:
+    type_ = node.meta["type"]
+    return not isinstance(type_, TensorType) or type_.device.type == "cpu"
 
 
 def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles, Races | None]:
