@@ -24,7 +24,7 @@ from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
 from fusewright.events import Hint, Raced, StageDone
-from fusewright.graph import passes
+from fusewright.graph import bodies, passes
 from fusewright.graph.builder import env_of
 from fusewright.graph.grad_mode import run_with_grad_mode
 from fusewright.graph.preparation import Preparation
@@ -39,6 +39,7 @@ from fusewright.runtime import launch
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
+from fusewright.schedule.unroll import Irregular, Repeat
 
 if TYPE_CHECKING:
     from fusewright.codegen.triton.module import Tiles
@@ -138,14 +139,17 @@ def generate(
     them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
-    program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
     own_bytes = TRAINING_OWN_BYTES if half else None
     env = env_of(graph)
     options = ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes, examples={} if env is None else env.examples)
-    gpu: Any = _gpu() if any(buffer.device.type != "cpu" for buffer in program.buffers.values()) else None
-    if gpu is not None:
-        options = gpu.schedule_options(options, program)
-    plan: Plan = run("schedule", "schedule", plan_text, schedule, program, options)
+    gpu: Any = None
+    plan = None if half else _of_bodies(to_compile, graph, options)
+    if plan is None:
+        program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
+        gpu = None if _is_on_cpu(program) else _gpu()
+        if gpu is not None:
+            options = gpu.schedule_options(options, program)
+        plan = run("schedule", "schedule", plan_text, schedule, program, options)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}
@@ -165,6 +169,27 @@ def generate(
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     return call_plan, module.object, tuple(codes.values()), races
+
+
+def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: ScheduleOptions) -> Plan | None:
+    """The plan of a graph with bodies that repeat, from the loops of a few of them; None where there are none, or they differ after all."""
+    found = bodies.find(graph)
+    if found is None:
+        return None
+    run, short = functools.partial(run_stage, to_compile), bodies.shortened(graph, found)
+    program: LoopProgram = run("loops", "loops", print_program, lower, short.graph, to_compile.constants)
+    if not _is_on_cpu(program):
+        return None
+    own = {program.inputs[before]: program.inputs[after] for before, after in short.own.items()}
+    repeat = Repeat(short.body, short.following, own, short.left_out)
+    try:
+        return run("schedule", "schedule", plan_text, schedule, program, options, repeat)
+    except Irregular:
+        return None
+
+
+def _is_on_cpu(program: LoopProgram) -> bool:
+    return all(buffer.device.type == "cpu" for buffer in program.buffers.values())
 
 
 def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles, Races | None]:

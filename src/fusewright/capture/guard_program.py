@@ -128,15 +128,13 @@ class _Node:
     slot: int = -1
     optional: bool = False
     first_guard: Guard | None = None
+    weight: int = 0
 
     def expected_type(self) -> type | None:
         for guard in self.guards:
             if guard.kind == "TYPE":
                 return guard.value  # type: ignore[return-value]
         return None
-
-    def weight(self) -> int:
-        return 1 + len(self.guards) + sum(child.weight() for child in self.children)
 
     def is_dict(self) -> bool:
         if self.source is None or type(self.source) in (InstanceDict, ProxiedDict):
@@ -255,7 +253,8 @@ class _Builder:
 
     def emit_all(self) -> None:
         light = [root for root in self.roots if isinstance(root.source, Local) and not root.children]
-        heavy = sorted((root for root in self.roots if root not in light), key=_Node.weight)
+        self.weigh()
+        heavy = sorted((root for root in self.roots if root not in light), key=lambda root: root.weight)
         for root in light:
             self.emit_tree(root)
         for guard in self.guards:
@@ -274,6 +273,13 @@ class _Builder:
             for guard in node.guards:
                 if guard.kind == "CALL" and not isinstance(guard.source, FunctionSource):
                     self.emit("CALL", slot=node.slot, base=self.slots, value=guard.value, guard=guard)
+
+    def weigh(self) -> None:
+        """How many nodes and guards there are from each node down."""
+        for node in reversed(self.by_key.values()):  # children stand behind their parents
+            node.weight += 1 + len(node.guards)
+            if node.parent is not None:
+                node.parent.weight += node.weight
 
     def emit_questions(self) -> None:
         """Calls that ask the outside world and look at nothing here: early, while there is little to keep alive meanwhile."""

@@ -334,6 +334,7 @@ class LoopProgram:
     `size_symbols` maps each symbol of the sizes in use to where its value is found at run time:
     (input position, dimension), or (input position, -1) when the input itself is the integer. (-1, n) is the number n itself: what
     kernels that are otherwise equal differ in, given to them as an argument so that they share their code.
+    makers: the node of the graph in whose lowering each temporary or output was made.
     """
 
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -342,3 +343,4 @@ class LoopProgram:
     outputs: tuple[Output, ...] = ()
     constants: tuple[torch.Tensor, ...] = ()
     size_symbols: dict[Expr, tuple[int, int]] = field(default_factory=dict)
+    makers: dict[str, str] = field(default_factory=dict)

@@ -140,7 +140,10 @@ def _write_text(out: bytearray, value: str) -> None:
 def _write_items(out: bytearray, items: Any) -> None:
     _write_unsigned(out, len(items))
     for item in items:
-        _write(out, item)
+        if type(item) is int and 0 <= item < 64:  # most of what a plan holds
+            out += _SMALL[item]
+        else:
+            _write(out, item)
 
 
 def _write_torch_constant(out: bytearray, value: Any) -> None:
@@ -166,7 +169,11 @@ def _write_record(out: bytearray, value: Any) -> None:
     number, names = _RECORD_NUMBERS[type(value)]
     _write_unsigned(out, number)
     for name in names:
-        _write(out, getattr(value, name))
+        item = getattr(value, name)
+        if type(item) is int and 0 <= item < 64:
+            out += _SMALL[item]
+        else:
+            _write(out, item)
 
 
 _WRITERS: dict[type, tuple[bytes, Callable[[bytearray, Any], None]]] = {
@@ -186,6 +193,10 @@ _WRITERS: dict[type, tuple[bytes, Callable[[bytearray, Any], None]]] = {
     **dict.fromkeys(_TORCH_CONSTANTS, (b"K", _write_torch_constant)),
     **dict.fromkeys(_RECORDS, (b"R", _write_record)),
 }
+
+
+_SMALL = tuple(b"I" + bytes([number << 1]) for number in range(64))
+"""What `_write` comes to for a small number."""
 
 
 def _write(out: bytearray, value: Any) -> None:

@@ -17,12 +17,14 @@ from fusewright.schedule.order import order_groups
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
 from fusewright.schedule.split import split_reductions
 from fusewright.schedule.together import run_together
+from fusewright.schedule.unroll import Repeat, Steps, unroll
 
 DEFAULTS = ScheduleOptions()
 
 
-def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS) -> Plan:
-    """Fuses the program's operations into kernels, orders them, and places temporaries in one arena."""
+def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: Repeat | None = None) -> Plan:
+    """Fuses the program's operations into kernels, orders them, and places temporaries in one arena. With `repeat` the plan has so many
+    bodies more than the program; raises Irregular where that cannot be told from those that it has."""
     if options.fusion:
         program = split_reductions(program, options)
     dependencies = analyse(program)
@@ -39,11 +41,15 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS) -> Plan:
         steps.append(RunKernel(name))
     if options.fusion:
         steps = run_together(steps, kernels, program.buffers, dependencies.shared, options)
-    memory = plan_memory(steps, kernels, program.buffers, program.outputs, options.own_bytes)
+    buffers, outputs = program.buffers, program.outputs
+    if repeat is not None:
+        whole = unroll(Steps(steps, kernels, buffers, outputs), program.makers, repeat)
+        steps, kernels, buffers, outputs = whole.steps, whole.kernels, whole.buffers, whole.outputs
+    memory = plan_memory(steps, kernels, buffers, outputs, options.own_bytes)
     for name, pairs in memory.inplace.items():
         kernels[name] = replace(kernels[name], inplace=pairs)
     used = set(program.inputs)
-    for output in program.outputs:
+    for output in outputs:
         used.update(ref.buffer for ref in [output.ref] if ref is not None)
         used.add(output.buffer)
     for step in steps:
@@ -55,10 +61,10 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS) -> Plan:
             used.update(name for name in (*extern.outputs, *extern.mutates) if name is not None)
     return Plan(
         kernels=kernels,
-        buffers={name: buffer for name, buffer in program.buffers.items() if name in used},
+        buffers={name: buffer for name, buffer in buffers.items() if name in used},
         steps=tuple(steps),
         inputs=program.inputs,
-        outputs=program.outputs,
+        outputs=outputs,
         constants=program.constants,
         placements=memory.placements,
         arena_size=memory.arena_size,

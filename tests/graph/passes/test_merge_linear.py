@@ -84,8 +84,7 @@ def test_rows_that_are_a_sum_of_products():
 
     with torch.no_grad():
         compiled = fusewright.compile(program, fullgraph=True, dynamic=True, options={"disk_cache": False})
-        graphs: list[str] = []
-        with STREAM.listening(lambda event: graphs.append(event.text()) if isinstance(event, StageDone) and event.stage == "parameters" else None):
+        with stage_texts("parameters") as graphs:
             for batch, height, width in ((3, 40, 48), (2, 33, 31), (1, 8, 8), (5, 4, 4)):
                 x = torch.randn(batch, 48, height, width)
                 assert_equal(compiled(x), program(x))

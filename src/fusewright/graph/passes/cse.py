@@ -24,7 +24,8 @@ def cse(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr") or must_stay(node) or node.meta.get("private"):
             continue
-        key = (node.op, node.target, _key(node.args), _key(node.kwargs))
+        target = id(node.target) if node.op == "call_function" else node.target  # operators hash in Python
+        key = (node.op, target, _key(node.args), _key(node.kwargs))
         first = seen.setdefault(key, node)
         if first is node:
             continue

@@ -308,6 +308,7 @@ class Lowering:
         stride = type_.stride if exact or is_non_overlapping(type_.shape, type_.stride) else dense_strides_like(type_.shape, type_.stride)
         buffer = Buffer(name, type_.shape, stride, type_.dtype, type_.device, role)
         self.program.buffers[name] = buffer
+        self.program.makers[name] = self._node_name
         self._created.add(name)
         return buffer
 
@@ -411,7 +412,11 @@ class Lowering:
         for dim, size in enumerate(kind.shape):
             if isinstance(size, Symbol):
                 self.program.size_symbols.setdefault(size, (position, dim))
-        return self.outside_tensor(Buffer(name, kind.shape, kind.stride, kind.dtype, kind.device, "input", position, kind.offset), kind)
+        buffer = Buffer(name, kind.shape, kind.stride, kind.dtype, kind.device, "input", position, kind.offset)
+        if not node.users:  # a weight that is packed, say: nobody asks for its elements
+            self.program.buffers[name] = buffer
+            return None
+        return self.outside_tensor(buffer, kind)
 
     def constant_tensor(self, tensor: torch.Tensor, kind: TensorType | None) -> Value:
         if kind is None:
