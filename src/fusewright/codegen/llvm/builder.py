@@ -7,11 +7,16 @@ memo of the scope that holds it and is never seen outside that scope's contexts.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.types import literal, suffix, type_text
 from fusewright.records import dataclass, field
+
+_T = TypeVar("_T")
 
 
 class Value:
@@ -94,6 +99,20 @@ class FunctionBuilder:
 
     def emit(self, line: str) -> None:
         self.scope.cursor.block.lines.append(line)
+
+    def interleave(self, cursor: Cursor, parts: Sequence[Callable[[], _T]]) -> list[_T]:
+        """Writes `parts`, which are independent but for values that several use, and lets their lines take turns: a processor sees some
+        hundred instructions ahead, so that of several long chains one after another it works on one or two."""
+        block, start = cursor.block, len(cursor.block.lines)
+        results, ends = [], []
+        for part in parts:
+            results.append(part())
+            ends.append(len(block.lines))
+        written = block.lines[start:]
+        if len(parts) > 1 and cursor.block is block and not any("%failed" in line or line.startswith("  br ") for line in written):
+            chains = [block.lines[first:last] for first, last in zip([start, *ends], ends)]
+            block.lines[start:] = _take_turns(chains)
+        return results
 
     def text(self, header: str) -> str:
         lines = [header + " {"]
@@ -215,3 +234,24 @@ class FunctionBuilder:
         if a is None or b is None:
             return a if b is None else b
         return self.op("and", a, b)
+
+
+_NAME = re.compile(r"%v\d+\b")
+
+
+def _take_turns(chains: list[list[str]]) -> list[str]:
+    """The lines of all chains, each chain in its order; a line waits for what an earlier chain defines."""
+    pending = {line.split(" = ", 1)[0].strip() for chain in chains for line in chain if " = " in line}
+    queues = [deque((line, set(_NAME.findall(line)) & pending) for line in chain) for chain in chains]
+    merged: list[str] = []
+    while any(queues):
+        for queue in queues:
+            if not queue:
+                continue
+            line, needs = queue[0]
+            made = line.split(" = ", 1)[0].strip() if " = " in line else ""
+            if needs & pending <= {made}:
+                queue.popleft()
+                pending.discard(made)
+                merged.append(line)
+    return merged

@@ -7,12 +7,13 @@ none that another one writes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
-from fusewright.codegen.llvm import reductions, scans
-from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of
+from fusewright.codegen.llvm import online, reductions, scans
+from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of, scans_of, values_of
 from fusewright.codegen.llvm.builder import Block, Cursor, FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.cost import grain_of
@@ -20,10 +21,11 @@ from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
 from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
 from fusewright.codegen.llvm.prefetch import distances
-from fusewright.codegen.llvm.strategy import Strategy, choose, operation_cost
+from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.transpose import Staged, staged_loads
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
+from fusewright.codegen.llvm.wide import WideTile
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Axis, CheckedIndex, Expression
@@ -33,6 +35,8 @@ from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Store
 STACK_LIMIT = 64 * 1024  # bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
 SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
+SHORT_BODY, LONG_BODY = 12, 60  # operations of a body that is written twice to save turns, and of one to give the processor two chains
+LARGE_POINTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,10 @@ class KernelText:
     grain: int
 
 
-def emit_kernel(kernel: Kernel, target: Target, declarations: dict[str, str]) -> KernelText:
-    """Raises ValueError for what cannot be generated (lowering asks `capabilities` first)."""
+def emit_kernel(kernel: Kernel, target: Target, declarations: dict[str, str], threads: int = 1) -> KernelText:
+    """threads: see `strategy.choose`. Raises ValueError for what cannot be generated (lowering asks `capabilities` first)."""
     shape = analyse(kernel)
-    return KernelEmitter(shape, choose(shape, target), target, declarations).run()
+    return KernelEmitter(shape, choose(shape, target, threads), target, declarations).run()
 
 
 class KernelEmitter:
@@ -149,8 +153,8 @@ class KernelEmitter:
 
     def _scratch(self, entry: Context, finish: Block) -> None:
         b, strategy = self.b, self.strategy
-        lanes = strategy.lanes if strategy.mode == "outer" else 1
-        copies = strategy.copies if strategy.mode == "outer" else 1
+        lanes = strategy.wide or (strategy.lanes if strategy.mode == "outer" else 1)
+        copies = strategy.copies if strategy.mode == "outer" and not strategy.wide else 1
         total = 0
         for scratch in self.kernel.scratch:
             element = ELEMENT_TYPES[scratch.dtype]
@@ -364,6 +368,9 @@ class KernelEmitter:
             length = b.op("sub nsw", self._clipped(context, start, block, axis.extent), start)
             b.scope = saved
         lanes, copies = strategy.lanes, strategy.copies
+        if strategy.wide:
+            WideTile(self, axis, start, length, sizes.is_multiple(axis.extent, lanes)).emit(context)
+            return
         if isinstance(length, int) and not whole:
             copies = self._pointwise_copies(length, lanes)
         groups: list[list[Value]] = [[] for _ in range(copies)]
@@ -371,20 +378,30 @@ class KernelEmitter:
         self.loops.vectors(context, axis.symbol, start, length, lanes, copies, groups, body, whole=whole, no_tail=no_tail)
 
     def _pointwise_copies(self, length: int, lanes: int) -> int:
-        """Two vectors a turn where the body is small and the count is even: half the loop overhead, no second body."""
-        light = sum(operation_cost(view) for view in self.shape.views) <= 12
+        """Two vectors a turn where the body is small, or the data so large that a second body repays its compilation: they take turns."""
+        light = sum(operation_cost(view) for view in self.shape.views) <= (LONG_BODY if self._is_large() else SHORT_BODY)
         return 2 if light and length % (2 * lanes) == 0 and length > 2 * lanes else 1
 
     # --- stages
 
     def _stages(self, contexts: list[Context]) -> None:
+        pairs = online.find_pairs(self.shape, self.strategy.stage_axes) if self.strategy.vector is None else {}
         for number, (view, axis) in enumerate(zip(self.shape.views, self.strategy.stage_axes)):
-            self.evaluator.view = view
-            self.evaluator.ahead = distances(self.shape, self.strategy, number)
+            if number in pairs and axis is not None:
+                online.emit(self, contexts[0], number, pairs[number], axis)
+                continue
+            if number in pairs.values():
+                continue
+            self.enter_stage(number)
             if axis is None:
                 self._stage_in_place(view, contexts)
             else:
                 self._stage_across(view, contexts[0], axis)
+
+    def enter_stage(self, number: int) -> None:
+        """What is evaluated from here on belongs to stage `number`."""
+        self.evaluator.view = self.shape.views[number]
+        self.evaluator.ahead = distances(self.shape, self.strategy, number)
 
     def _stage_in_place(self, view: StageView, contexts: list[Context]) -> None:
         """The stage's loops around the contexts as they are (scalars, or vectors of outer points side by side)."""
@@ -393,12 +410,12 @@ class KernelEmitter:
         counts = [len(start) for start in starts]
 
         def body(inside: list[Context], values: list[Value]) -> list[Value]:
-            after: list[Value] = []
-            at = 0
-            for ctx, count in zip(inside, counts):
-                after += self._statements(view, ctx, values[at : at + count], None, ordered=True)
+            groups, at = [], 0
+            for count in counts:
+                groups.append(values[at : at + count])
                 at += count
-            return after
+            after = self.side_by_side(view, inside, groups, ordered=True, masked=False)
+            return [value for group in after for value in group]
 
         results = self.loops.nest(contexts, view.axes, [value for start in starts for value in start], body)
         at = 0
@@ -416,7 +433,7 @@ class KernelEmitter:
         carried = [value for _ in range(copies) for value in start]
 
         def vector_body(inside: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
-            return [self._statements(view, ctx, group, ctx.mask_at(len(ctx.chain) - 1), ordered) for ctx, group in zip(inside, groups)]
+            return self.side_by_side(view, inside, groups, ordered)
 
         def body(inside: list[Context], values: list[Value]) -> list[Value]:
             groups = [list(values[k * len(start) : (k + 1) * len(start)]) for k in range(copies)]
@@ -435,20 +452,27 @@ class KernelEmitter:
         groups = [results[k * len(start) : (k + 1) * len(start)] for k in range(copies)]
         self._bind_results(view, context, groups, lambda reduce, state: reductions.across(b, reduce, state))
 
+    def _is_large(self) -> bool:
+        points = max(math.prod(estimate(axis.extent) for axis in (*self.shape.outer, *view.axes)) for view in self.shape.views)
+        return points >= LARGE_POINTS
+
     def _copies(self, view: StageView, axis: Axis) -> int:
         """Independent accumulators hide the latency of a short body; a long body hides it by itself."""
         cost = operation_cost(view)
+        if scans_of(view.stage):
+            return 1  # each vector needs the sum of the one before
         if reductions_of(view.stage):
-            wanted = 4 if cost <= 10 else 2 if cost <= 40 else 1
+            few, some = (SHORT_BODY * 2, LONG_BODY) if self._is_large() else (10, 40)
+            wanted = 4 if cost <= few else 2 if cost <= some else 1
         else:
-            wanted = 2 if cost <= 12 else 1
+            wanted = 2 if cost <= (LONG_BODY if self._is_large() else SHORT_BODY) else 1
         if isinstance(axis.extent, int):
             full = max(1, -(-axis.extent // self.strategy.lanes))
             while wanted > full:
                 wanted //= 2
         return wanted
 
-    def _position_type(self, view: StageView) -> str:
+    def position_type(self, view: StageView) -> str:
         high = sizes.bounds(sizes.product(axis.extent for axis in view.axes))[1]
         return "i32" if high is not None and high < _POSITION_LIMIT else "i64"
 
@@ -457,7 +481,7 @@ class KernelEmitter:
         state: list[Value] = []
         for statement in view.stage.statements:
             if isinstance(statement, Reduce):
-                state += reductions.initial(statement, self._position_type(view))
+                state += reductions.initial(statement, self.position_type(view))
             elif isinstance(statement, ScanStep):
                 state += scans.initial(statement)
         return [self.b.splat(value, lanes) for value in state]
@@ -472,7 +496,7 @@ class KernelEmitter:
         self.b.scope = saved
         return value
 
-    def _statements(self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool) -> list[Value]:
+    def statements(self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool) -> list[Value]:
         """One point (or vector of points) of a stage: all values are computed before anything is stored."""
         b, evaluator = self.b, self.evaluator
         after: list[Value] = []
@@ -490,27 +514,47 @@ class KernelEmitter:
                 position = None
                 if reductions.is_positional(statement):
                     position = self._position(view, ctx)
-                    if self._position_type(view) == "i32":
+                    if self.position_type(view) == "i32":
                         position = b.convert("trunc", position, "i32")
                 after += reductions.step(b, statement, state[at : at + count], value, position, mask, ordered)
                 at += count
             else:
                 count = scans.width(statement)
+                if any(axis.symbol is ctx.vector for axis in view.axes):
+                    sums, running = scans.prefix(b, statement, state[at : at + count], value, mask, ctx.lanes)
+                    after += sums
+                    at += count
+                    self.define(ctx.here, statement.local, running)
+                    continue
                 position = self._position(view, ctx) if statement.position is not None else None
                 new = scans.step(b, statement, state[at : at + count], value, position)
                 after += new
                 at += count
-                self._define(ctx.here, statement.local, new[0])
+                self.define(ctx.here, statement.local, new[0])
                 if statement.position is not None:
-                    self._define(ctx.here, statement.position, new[1])
+                    self.define(ctx.here, statement.position, new[1])
         for store, value in stores:
             evaluator.store(ctx, store, value)
         return after
 
-    def _bind(self, view: StageView, ctx: Context, name: str, expr: Expression, value: Value) -> None:
-        self._define(ctx.chain[ctx.home(view.facts(expr))], name, value)
+    def side_by_side(
+        self, view: StageView, contexts: list[Context], groups: list[list[Value]], ordered: bool, masked: bool = True
+    ) -> list[list[Value]]:
+        """`statements` for vectors side by side, their instructions in turns where what one stores no other one loads."""
 
-    def _define(self, scope: Scope, name: str, value: Value) -> None:
+        def part(ctx: Context, group: list[Value]) -> Callable[[], list[Value]]:
+            return lambda: self.statements(view, ctx, group, ctx.mask_at(len(ctx.chain) - 1) if masked else None, ordered)
+
+        parts = [part(ctx, group) for ctx, group in zip(contexts, groups)]
+        stores = any(isinstance(statement, Store) for statement in view.stage.statements)
+        if len(parts) == 1 or (stores and any(view.facts(value).volatile for value in values_of(view.stage))):
+            return [make() for make in parts]
+        return self.b.interleave(contexts[0].here.cursor, parts)
+
+    def _bind(self, view: StageView, ctx: Context, name: str, expr: Expression, value: Value) -> None:
+        self.define(ctx.chain[ctx.home(view.facts(expr))], name, value)
+
+    def define(self, scope: Scope, name: str, value: Value) -> None:
         scope.defines.add(name)
         scope.values[name] = value
 
@@ -529,7 +573,7 @@ class KernelEmitter:
                 while len(states) > 1:
                     paired = [reductions.merge(b, statement, x, y) for x, y in zip(states[::2], states[1::2])]
                     states = paired + (states[-1:] if len(states) % 2 else [])
-                self._define(ctx.here, statement.local, collapse(statement, states[0]))
+                self.define(ctx.here, statement.local, collapse(statement, states[0]))
             elif isinstance(statement, ScanStep):
                 at += scans.width(statement)
         b.scope = saved

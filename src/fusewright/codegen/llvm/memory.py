@@ -26,13 +26,15 @@ ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, a
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """Where a buffer starts. `interleaved`: a scratch buffer with one copy for each of so many lanes, element by element (0 for plain
-    memory); `copies` then holds one pointer for each vector that is computed side by side, by the vector's offset.
+    memory); `copies` then holds one pointer for each vector that is computed side by side, by the vector's offset. `start`: the copies are
+    for the columns of a wide tile, of which this is the first.
     """
 
     text: str
     dtype: torch.dtype
     interleaved: int = 0
     copies: dict[int, str] | None = None
+    start: Value | None = None
 
     @property
     def element(self) -> ElementType:
@@ -58,6 +60,10 @@ class Memory:
         """(kind, stride, address of lane 0, vector of indices): kind is "one" address, "row" of strided ones, or "any"."""
         b, memory = self.b, pointer.element.memory
         base = pointer.text
+        if pointer.start is not None and ctx.lanes > 1:
+            value, constant = self.indexer.scalar_parts(ctx.uniform, d * pointer.interleaved, bound)
+            column = b.op("sub nsw", self.indexer.base(ctx), pointer.start)
+            return "row", 1, self._at(memory, self._at(memory, base, value, constant), column, 0), None
         if pointer.interleaved and ctx.lanes > 1:
             assert pointer.copies is not None
             base = pointer.copies[ctx.offset]

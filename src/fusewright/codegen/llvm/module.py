@@ -122,7 +122,7 @@ def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozens
         structure = signature(kernel)
         text = texts.get(structure)
         if text is None:
-            text = texts[structure] = emit_kernel(kernel, machine.target, declarations)
+            text = texts[structure] = emit_kernel(kernel, machine.target, declarations, torch.get_num_threads())
         key = hashlib.sha256(text.body.encode()).hexdigest()
         symbol = symbol_of(key)
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")

@@ -32,6 +32,16 @@ def distances(shape: Shape, strategy: Strategy, number: int) -> dict[Expression,
     return found
 
 
+def streamed(shape: Shape, view: StageView, axis: Axis) -> dict[Expression, int]:
+    """Loads of large tensors that run along `axis`, with the bytes of an element."""
+    return {
+        expr: ELEMENT_TYPES[expr.dtype].size
+        for expr in walk(values_of(view.stage))
+        if isinstance(expr, Load) and not expr.bindings and _is_large(shape, expr.buffer, view)
+        and sizes.coefficient(view.dim(expr.index), axis.symbol) == 1
+    }
+
+
 def _is_large(shape: Shape, buffer: str, view: StageView) -> bool:
     """Whether the kernel reads so much of a buffer that is not its own."""
     if buffer in shape.aliases:

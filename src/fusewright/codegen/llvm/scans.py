@@ -1,7 +1,8 @@
 """Running accumulations: the start and one step of each kind of scan.
 
 Takes `ScanStep` statements; gives lists of values: the accumulator, and the position of the last extreme where one is asked for.
-Always holds: steps come in order along the scanned axis; lanes, if any, are different outer points. ATen's rules for NaN and ties are kept.
+Always holds: steps come in order along the scanned axis; lanes, if any, are different outer points, but in `prefix`. ATen's rules for NaN
+and ties are kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from fusewright.codegen.llvm.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.math import call_library, exp
 from fusewright.codegen.llvm.reductions import IDENTITIES, State, combine
-from fusewright.codegen.llvm.types import ELEMENT_TYPES, literal
+from fusewright.codegen.llvm.types import ELEMENT_TYPES, literal, type_text
 from fusewright.schedule.plan import ScanStep
 
 Builder = FunctionBuilder
@@ -42,6 +43,32 @@ def step(b: Builder, scan: ScanStep, state: State, value: Value, position: Value
         assert position is not None
         new.append(b.select(takes, position, state[1]))
     return new
+
+
+def is_prefix(scan: ScanStep) -> bool:
+    """Whether lanes may be neighbours along the scanned axis (`prefix`): sums in a tree are at least as near to the truth as one by one."""
+    return scan.kind == "sum" and ELEMENT_TYPES[scan.value.dtype].kind in ("float", "int")
+
+
+def prefix(b: Builder, scan: ScanStep, state: State, value: Value, mask: Value | None, lanes: int) -> tuple[State, Value]:
+    """(state after all lanes, sums up to each lane): lanes are neighbours along the scanned axis, added over doubling distances. The state
+    is the sum before them, in all lanes."""
+    opcode = "fadd" if ELEMENT_TYPES[scan.value.dtype].kind == "float" else "add"
+    value = b.splat(value, lanes)
+    zero = b.constant_like(0, value)
+    if mask is not None:
+        value = b.select(mask, value, zero)
+    vector = type_text(value.type, lanes)
+    distance = 1
+    while distance < lanes:
+        order = ", ".join(f"i32 {k - distance if k >= distance else lanes + k}" for k in range(lanes))
+        moved = b.value(f"shufflevector {vector} {value.text}, {vector} zeroinitializer, <{lanes} x i32> <{order}>", value.type, lanes)
+        value = b.op(opcode, value, moved)
+        distance *= 2
+    last = ", ".join([f"i32 {lanes - 1}"] * lanes)
+    total = b.value(f"shufflevector {vector} {value.text}, {vector} poison, <{lanes} x i32> <{last}>", value.type, lanes)
+    before = b.splat(state[0], lanes)
+    return [b.op(opcode, before, total)], b.op(opcode, before, value)
 
 
 def _takes(b: Builder, scan: ScanStep, value: Value, best: Value) -> Value:

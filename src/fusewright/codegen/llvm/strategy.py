@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import torch
 
+from fusewright.codegen.llvm import scans
 from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.transpose import staged_loads
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
-from fusewright.loops.ir import Apply, Axis
+from fusewright.loops.ir import Apply, Axis, Load
 from fusewright.records import dataclass
 from fusewright.schedule.plan import Store
 
@@ -33,7 +34,11 @@ EXPENSIVE = {  # in simple vector operations
     **dict.fromkeys(("log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh"), 60),
     **dict.fromkeys(("asinh", "acosh", "atanh", "erfc", "lgamma", "pow", "hypot", "fmod", "remainder", "floor_divide", "trunc_divide"), 90),
 }  # fmt: skip
+# A wide tile: bytes of a row that it takes at most and at least, bytes that it remembers between stages (a second-level cache), bytes of
+# its accumulators (a part of a first-level cache); bytes of a tensor that caches do not hold.
+WIDE_PIECE, LEAST_PIECE, WIDE_MEMORY, WIDE_STATE, BEYOND_CACHES = 4096, 1024, 768 << 10, 24 << 10, 4 << 20
 _CONTIGUOUS, _SPREAD, _REVERSED, _GATHER, _SCATTER = 1.0, 0.1, 2.0, 10.0, 18.0
+PREFIX_STEP = 2  # a shuffle and an addition
 CONFLICT, _CONFLICTING = 1024, 3.0  # lanes so many elements apart (or a multiple) share few sets of a cache, and drive each other out
 
 
@@ -54,6 +59,7 @@ class Strategy:
     serial: list[Axis]
     copies: int
     rows: Axis | None = None
+    wide: int = 0
 
 
 def estimate(d: Dim) -> int:
@@ -83,7 +89,8 @@ def vector_lanes(shape: Shape, target: Target) -> int:
     return target.lanes(max((max(ELEMENT_TYPES[d].size, 2) for d in dtypes), default=4))
 
 
-def choose(shape: Shape, target: Target) -> Strategy:
+def choose(shape: Shape, target: Target, threads: int = 1) -> Strategy:
+    """threads: that will run the kernel, as far as is known; what is computed does not depend on it."""
     lanes = vector_lanes(shape, target)
     serial = _serial_axes(shape)
     parallel = [axis for axis in shape.outer if axis not in serial]
@@ -95,14 +102,17 @@ def choose(shape: Shape, target: Target) -> Strategy:
     if best_axis is None:
         stage_axes = [_stage_axis(view, lanes)[1] for view in shape.views]
         return Strategy("inner", lanes, None, stage_axes, [(axis, 0) for axis in parallel], serial, 1)
-    return _outer_strategy(shape, best_axis, parallel, serial, lanes)
+    return _outer_strategy(shape, best_axis, parallel, serial, lanes, threads)
 
 
-def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: list[Axis], lanes: int) -> Strategy:
+def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: list[Axis], lanes: int, threads: int) -> Strategy:
     others = [axis for axis in parallel if axis is not vector]
     pointwise = all(not view.axes for view in shape.views)
     rows = None
-    if pointwise:
+    wide = 0 if serial or pointwise else wide_columns(shape, vector, lanes, threads)
+    if wide:
+        block, copies = wide, 2 if any(ELEMENT_TYPES[dtype].size == 2 for dtype in shape.kernel.dtypes) else 1
+    elif pointwise:
         copies = 1
         rows = _transposed_rows(shape, vector, others) if not serial else None
         # Where other axes run in order inside an iteration, this axis is all the parallelism there is.
@@ -111,7 +121,62 @@ def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: li
         copies = _tile_copies(shape, vector, lanes)
         block = copies * lanes
     domain: list[tuple[Axis, int]] = [(axis, lanes if axis is rows else 0) for axis in others]
-    return Strategy("outer", lanes, vector, [None] * len(shape.views), [*domain, (vector, block)], serial, copies, rows)
+    return Strategy("outer", lanes, vector, [None] * len(shape.views), [*domain, (vector, block)], serial, copies, rows, wide)
+
+
+def wide_columns(shape: Shape, vector: Axis, lanes: int, threads: int) -> int:
+    """Columns of a wide tile, 0 where a narrow one serves as well or better: where the data lies in the caches or in short rows, where
+    there are fewer columns than threads need, where a tile has too much to remember, and where columns are not read side by side."""
+    kernel = shape.kernel
+    if not isinstance(vector.extent, int) or any(scans_of(view.stage) for view in shape.views):
+        return 0
+    pieces = [size for view in shape.views for size in _row_pieces(view, vector)]
+    if not pieces or any(not isinstance(axis.extent, int) for view in shape.views for axis in view.axes):
+        return 0
+    if any(access.bound for view in shape.views for access in view.accesses) or not _side_by_side(shape, vector):
+        return 0
+    remembered = sum(estimate(s.size) * ELEMENT_TYPES[s.dtype].size for s in kernel.scratch) + _read_again(shape)
+    reduces = [reduce for view in shape.views for reduce in reductions_of(view.stage)]
+    if any(ELEMENT_TYPES[reduce.value.dtype].kind == "bool" for reduce in reduces):
+        return 0
+    state = sum(ELEMENT_TYPES[reduce.value.dtype].size + 8 * reduce.kind.startswith("arg") for reduce in reduces)
+    tiles = threads / _points([axis for axis in shape.outer if axis is not vector])
+    columns = WIDE_PIECE // min(pieces)
+    while columns * min(pieces) >= LEAST_PIECE:
+        fits = columns * remembered <= WIDE_MEMORY and columns * state <= WIDE_STATE
+        if fits and vector.extent >= columns * max(tiles, 1) and columns % lanes == 0:
+            return columns
+        columns //= 2
+    return 0
+
+
+def _row_pieces(view: StageView, vector: Axis) -> list[int]:
+    """Bytes of an element of each large tensor that the stage reduces over rows that lie far apart."""
+    found: list[int] = []
+    for expr in walk(values_of(view.stage)) if view.axes and reductions_of(view.stage) else ():
+        if isinstance(expr, Load) and expr.buffer not in view.aliases:
+            index, size = view.dim(expr.index), ELEMENT_TYPES[expr.dtype].size
+            row = sizes.coefficient(index, view.axes[-1].symbol)
+            beside = sizes.coefficient(index, vector.symbol) == 1
+            is_far = isinstance(row, int) and row * size >= LEAST_PIECE
+            if beside and is_far and _points([vector, *view.axes]) * size >= BEYOND_CACHES:
+                found.append(size)
+    return found
+
+
+def _side_by_side(shape: Shape, vector: Axis) -> bool:
+    return all(sizes.coefficient(access.index, vector.symbol) in (0, 1) for view in shape.views for access in view.accesses)
+
+
+def _read_again(shape: Shape) -> int:
+    """Bytes for each column that several stages read from memory."""
+    readers: dict[tuple[str, Dim], list[float]] = {}
+    for view in shape.views:
+        for access in view.accesses:
+            if view.axes and not access.store and access.buffer not in shape.aliases:
+                readers.setdefault((access.buffer, 0), []).append(_points(view.axes))
+    dtypes = dict(zip(shape.kernel.buffers, shape.kernel.dtypes))
+    return sum(int(max(counts)) * ELEMENT_TYPES[dtypes[name]].size for (name, _), counts in readers.items() if len(counts) > 1)
 
 
 def _tile_copies(shape: Shape, vector: Axis, lanes: int) -> int:
@@ -191,8 +256,10 @@ def _stage_axis(view: StageView, lanes: int) -> tuple[float, Axis | None]:
     operations = operation_cost(view)
     points = _points(view.axes)
     best: tuple[float, Axis | None] = (points * (len(view.accesses) + operations), None)
-    if scans_of(view.stage):
+    steps = scans_of(view.stage)
+    if not all(scans.is_prefix(scan) for scan in steps):
         return best
+    operations += len(steps) * PREFIX_STEP * (lanes.bit_length() + 1)
     for axis in view.axes:
         if _meets(view, axis):
             continue

@@ -1,7 +1,7 @@
 """Running accumulations along one dimension: cumsum, cumprod, cummax, cummin, logcumsumexp.
 
 Takes a tensor and a dimension; gives realised values, one `Scan` each. Always holds: on a CPU float32 sums and products accumulate in
-double precision, as ATen's do; half inputs in float32 at least.
+double precision and halves in float32, as ATen's do.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def run_along(call: Call, self: Value, dim: int, working: torch.dtype, result_ty
 
 
 def accumulation_dtype(call: Call, dtype: torch.dtype) -> torch.dtype:
-    wide = ex.compute_dtype(dtype)
-    return torch.float64 if wide is torch.float32 and call.type.device.type == "cpu" else wide
+    return torch.float64 if dtype is torch.float32 and call.type.device.type == "cpu" else ex.compute_dtype(dtype)
 
 
 @lowers("cumsum", "cumprod")
