@@ -171,9 +171,13 @@ def generate(
     return call_plan, module.object, tuple(codes.values()), races
 
 
+_CPU = torch.device("cpu")
+
+
 def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: ScheduleOptions) -> Plan | None:
     """The plan of a graph with bodies that repeat, from the loops of a few of them; None where there are none, or they differ after all."""
-    found = bodies.find(graph)
+    kinds = (node.meta["type"] for node in graph.find_nodes(op="placeholder"))
+    found = bodies.find(graph) if all(getattr(kind, "device", _CPU).type == "cpu" for kind in kinds) else None
     if found is None:
         return None
     run, short = functools.partial(run_stage, to_compile), bodies.shortened(graph, found)
