@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.background import WORKER
+from fusewright.background import WORKER, Worker
 from fusewright.errors import BackendError, InternalErrorWarning
 
 ROOT = Path(__file__).parents[1]
@@ -262,3 +263,88 @@ def test_a_process_that_ends_while_something_is_compiled(end: str, status: int) 
     command = [sys.executable, "-c", textwrap.dedent(program) + end]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == status and "Traceback" not in done.stderr and "Fatal" not in done.stderr, done.stderr
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading, time
+    import torch, fusewright
+    from fusewright.backends import native
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background with it ignored
+    begun = threading.Event()
+
+    def slow(to_compile):
+        begun.set()
+        for _ in range(6000):  # a minute: nobody waits for it
+            exec("time.sleep(0.01)")  # importing a dataclass does that: CPython then forgets that an interrupt ends the process
+
+    def f(x):
+        return x.sin() * 2
+
+    type(native.BACKEND).compile = property(lambda self: slow)
+    compiled = fusewright.compile(f, options={"background": True})
+    compiled(torch.ones(3))
+    assert begun.wait(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("end", ["uncaught", "caught", "at the end"])
+@pytest.mark.parametrize("as_module", [False, True])
+def test_an_interrupt_while_something_is_compiled(end: str, as_module: bool, tmp_path: Path) -> None:
+    interrupt = "os.kill(os.getpid(), signal.SIGINT); time.sleep(30)"
+    if end == "caught":  # the program goes on, and so does the compile, until another one
+        interrupt = f"try: {interrupt}\nexcept KeyboardInterrupt: print('caught', flush=True)\nos.kill(os.getpid(), signal.SIGINT); compiled(torch.ones(3))"
+    elif end == "at the end":
+        interrupt = "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start(); print('ends', flush=True)"
+    (tmp_path / "interrupted_program.py").write_text(textwrap.dedent(INTERRUPTED) + interrupt)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])}
+    where = ["-m", "interrupted_program"] if as_module else [str(tmp_path / "interrupted_program.py")]
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, *where], env=environment, capture_output=True, text=True, timeout=600)
+    assert time.monotonic() - begun < 50
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert done.stdout.split() == {"uncaught": [], "caught": ["caught"], "at the end": ["ends"]}[end]
+    expected = 0 if end == "at the end" else 1
+    assert done.stderr.count("Traceback") == done.stderr.count("KeyboardInterrupt") == expected, done.stderr
+    assert "Exception ignored" not in done.stderr and "Abandoned" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_interrupt_that_is_handled_leaves_the_compile_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusewright.backends import native
+
+    begun, go_on = threading.Event(), threading.Event()
+    compile_graph = native.BACKEND.compile
+
+    def slow(to_compile: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return compile_graph(to_compile)
+
+    monkeypatch.setattr(type(native.BACKEND), "compile", property(lambda self: slow), raising=False)
+    compiled = background(lambda x: x.sin() * 2)
+    x = torch.ones(3)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        compiled(x)
+        assert begun.wait(60)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(30)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        go_on.set()
+    assert WORKER.wait(60) and len(compiled.entries) == 1
+    torch.testing.assert_close(compiled(x), x.sin() * 2)
+
+
+def test_a_thread_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, done = Worker(), []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="new thread"):
+            worker.submit(lambda: done.append(1))
+    assert worker.wait(0)
+    worker.submit(lambda: done.append(2))
+    assert worker.wait(60) and done == [2]

@@ -210,3 +210,75 @@ def test_copies_of_data_parallel_run_eagerly_and_say_so() -> None:
             for parameter in expected.parameters():
                 parameter *= 2
         torch.testing.assert_close(copies[0](x), expected(x))
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+
+@pytest.mark.parametrize("on", ["original", "compiled"])
+def test_a_parametrization_that_comes_later_is_seen(on: str) -> None:
+    """It gives the original another class, whose properties stand for parameters."""
+    net, plain = nn.Linear(4, 4), nn.Linear(4, 4)
+    plain.load_state_dict(net.state_dict())
+    compiled = fusewright.compile(net)
+    same(plain, compiled, X)
+    parametrize, given = nn.utils.parametrize, net if on == "original" else compiled
+    for module in (given, plain):
+        parametrize.register_parametrization(module, "weight", Doubled())
+    assert torch.equal(compiled.weight, plain.weight) and compiled.parametrizations is net.parametrizations
+    assert parametrize.is_parametrized(compiled) and type(net).__name__ == compiled.__class__.__name__ == "ParametrizedLinear"
+    assert isinstance(compiled, nn.Linear) and not hasattr(compiled, "no_such_thing")
+    same(plain, compiled, X)
+    with parametrize.cached():
+        same(plain, compiled, X)
+    entries = dict(compiled.state_dict())
+    assert entries.keys() == net.state_dict().keys() == plain.state_dict().keys() == {"bias", "parametrizations.weight.original"}
+    compiled.load_state_dict({name: value + 1 for name, value in entries.items()})
+    plain.load_state_dict({name: value + 1 for name, value in plain.state_dict().items()})
+    same(plain, compiled, X)
+    for module in (compiled, plain):
+        with torch.no_grad():
+            module.weight = torch.arange(16.0).view(4, 4)  # by the property: `right_inverse` halves it
+    assert "weight" not in vars(net) and torch.equal(net.parametrizations.weight.original, torch.arange(16.0).view(4, 4) / 2)
+    same(plain, compiled, X)
+    compiled.note = 5
+    assert net.note == 5
+    del compiled.note
+    assert not hasattr(net, "note")
+    same(plain, copy.deepcopy(compiled), X)
+    for module in (given, plain):
+        parametrize.remove_parametrizations(module, "weight")
+    assert type(net) is nn.Linear and compiled.weight is net.weight and isinstance(net.weight, nn.Parameter)
+    same(plain, compiled, X)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        compiled.no_such_thing
+
+
+def test_compiled_code_sees_a_parametrization_of_a_compiled_module() -> None:
+    net = nn.Linear(4, 4)
+    inner = fusewright.compile(net)
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        inner.calls = 7
+        return inner(x) @ inner.weight
+
+    compiled = fusewright.compile(outer, fullgraph=True)
+    torch.testing.assert_close(compiled(X), outer(X))
+    nn.utils.parametrize.register_parametrization(net, "weight", Doubled())
+    torch.testing.assert_close(compiled(X), outer(X))
+    nn.utils.parametrize.remove_parametrizations(net, "weight")
+    torch.testing.assert_close(compiled(X), outer(X))
+    assert net.calls == 7
+
+
+def test_a_disabled_module_sees_a_parametrization() -> None:
+    net = nn.Linear(4, 4)
+    disabled = fusewright.disable(net)
+    nn.utils.parametrize.register_parametrization(net, "weight", Doubled())
+    assert torch.equal(disabled.weight, net.weight)
+    same(net, disabled, X)

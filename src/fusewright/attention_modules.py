@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch.nn import functional as F
 
 
@@ -62,3 +63,21 @@ def transformer_encoder_layer(
     y = F.linear(y, ffn_weight_1, ffn_bias_1)
     y = x + F.linear(F.gelu(y) if use_gelu else F.relu(y), ffn_weight_2, ffn_bias_2)
     return y if norm_first else F.layer_norm(y, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+
+def padded_zeros(encoder: Any, layer: Any, src: Any, output: Any, mask: Any, padding: Any) -> Any:
+    """What `layer` of an nn.TransformerEncoder gives, (batch, sequence, width), with zeros at padded places where eager has them.
+
+    Eager packs the sequences into a nested tensor, and unpacks it behind the last layer, if nothing in the encoder's `forward` speaks
+    against it: above all, padding comes last in every sequence. padding: (batch, sequence), other than 0 at padded places, or None.
+    """
+    first = encoder.layers[0]
+    if layer is not encoder.layers[-1] or padding is None or mask is not None or src.dim() != 3 or first.training:
+        return output
+    if not getattr(encoder, "use_nested_tensor", False) or torch.is_autocast_enabled() or not torch.backends.mha.get_fastpath_enabled():
+        return output
+    if torch.is_grad_enabled() and (src.requires_grad or any(parameter.requires_grad for parameter in first.parameters())):
+        return output
+    padded = padding != 0
+    aligned = ~(padded[:, :-1] & ~padded[:, 1:]).any()
+    return output.masked_fill((padded & aligned)[:, :, None], 0.0)

@@ -73,7 +73,39 @@ class ModuleCaller:
         return [function for function in (self._fast, self._slow) if function is not None]
 
 
-class CompiledModuleBase:
+class TwinBase:
+    """What a module that stands for another one needs besides its `__dict__`: the original's class, should that be another one since.
+
+    `register_parametrization` gives a module a class with properties in place of parameters: the twin, whose class was made from the former
+    one, asks the original for what it does not find, and leaves it to store and delete. The attribute `__class__` is the original's, so
+    that such functions may be given either of the two.
+    """
+
+    __slots__ = ()
+    _fusewright_original: torch.nn.Module
+
+    def _fusewright_outdated(self) -> bool:
+        return type(self._fusewright_original) not in type(self).__mro__
+
+    def __getattr__(self, name: str) -> Any:
+        if self._fusewright_outdated():
+            return getattr(self._fusewright_original, name)
+        return super().__getattr__(name)  # type: ignore[misc]  # the module's class comes behind this one
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__" or self._fusewright_outdated():
+            setattr(self._fusewright_original, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._fusewright_outdated():
+            delattr(self._fusewright_original, name)
+        else:
+            super().__delattr__(name)
+
+
+class CompiledModuleBase(TwinBase):
     """Marks compiled modules and keeps what is not shared with the original. Mixed in front of the original's class."""
 
     __slots__ = ()
@@ -81,7 +113,7 @@ class CompiledModuleBase:
     _fusewright_recompile: Callable[[torch.nn.Module], torch.nn.Module]
 
     @property
-    def _fusewright_original(self) -> torch.nn.Module:
+    def _fusewright_original(self) -> torch.nn.Module:  # type: ignore[override]
         return self._fusewright_caller.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,11 +142,10 @@ class CompiledModuleBase:
         return self._fusewright_original._replicate_for_data_parallel()  # type: ignore[no-any-return]
 
 
-class DisabledModuleBase:
+class DisabledModuleBase(TwinBase):
     """Marks modules whose calls run eagerly inside compiled code. Mixed in front of the original's class."""
 
     __slots__ = ()
-    _fusewright_original: torch.nn.Module
     _fusewright_reason: str | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,6 +161,14 @@ class DisabledModuleBase:
         return disabled_module, (self._fusewright_original, self._fusewright_reason)
 
 
+def _class_of(twin: TwinBase) -> type:
+    return type(twin._fusewright_original)
+
+
+def _set_class(twin: TwinBase, cls: type) -> None:
+    twin._fusewright_original.__class__ = cls
+
+
 def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
     """An instance of (`base`, the module's class) that shares the module's `__dict__`; `slots` are its own."""
     original = type(module)
@@ -138,6 +177,7 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
+        "__class__": property(_class_of, _set_class),  # a class statement with this name in it has no `super()`
     }
     cls: Any = type(original.__name__, (base, original), body)
     twin = object.__new__(cls)  # GraphModule's own __new__ would make yet another class

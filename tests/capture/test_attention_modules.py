@@ -83,3 +83,58 @@ def test_the_switch_of_the_shortcut_is_guarded() -> None:
                 torch.testing.assert_close(compiled(x, mask), layer(x, mask), atol=1e-5, rtol=1e-5)
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
+
+
+PLACES = torch.arange(6)
+ENCODER_PADDING: dict[str, torch.Tensor] = {
+    "last": PLACES >= torch.tensor([[2], [4], [3]]),
+    "last, one whole": PLACES >= torch.tensor([[6], [4], [3]]),
+    "last, one empty": PLACES >= torch.tensor([[0], [4], [3]]),
+    "first": PLACES < torch.tensor([[2], [4], [3]]),
+    "one of them in the middle": (PLACES == torch.tensor([[2], [5], [5]])),
+    "nowhere": torch.zeros(3, 6).bool(),
+}
+ENCODER_PADDING["numbers"] = torch.zeros(3, 6).masked_fill(ENCODER_PADDING["last"], -torch.inf)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested")
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize(("nested", "norm", "inside"), [(True, True, False), (True, False, True), (False, True, False)])
+def test_padded_places_of_an_encoder(backend: str, nested: bool, norm: bool, inside: bool) -> None:
+    """Eager computes with nested tensors if the padding comes last, and leaves zeros (before the norm at the end) where nothing was."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8) if norm else None, enable_nested_tensor=nested).eval()
+    nn.init.normal_(encoder.layers[1].linear2.bias)
+    if norm:
+        nn.init.normal_(encoder.norm.bias)
+
+    def whole(x: torch.Tensor, padding: torch.Tensor | None, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return encoder(x * 2, mask, padding, False).mean(1)
+
+    def alone(x: torch.Tensor, padding: torch.Tensor | None, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return encoder(x, mask=mask, src_key_padding_mask=padding, is_causal=False)
+
+    function = whole if inside else alone
+    compiled = fusewright.compile(function, backend=backend, fullgraph=True, recompile_limit=100)
+    root = fusewright.compile(encoder, backend=backend, fullgraph=True, recompile_limit=100)
+    x = torch.randn(3, 6, 8)
+    near = {"atol": 1e-5, "rtol": 1e-5, "equal_nan": True}
+    for grad in (False, True):
+        for name, padding in ENCODER_PADDING.items():
+            with torch.set_grad_enabled(grad):
+                torch.testing.assert_close(compiled(x, padding), function(x, padding), **near, msg=f"{name}, {grad}")
+                torch.testing.assert_close(root(x, None, padding), encoder(x, None, padding), **near, msg=f"{name}, {grad}")
+    with torch.no_grad():
+        causal = nn.Transformer.generate_square_subsequent_mask(6)
+        last = ENCODER_PADDING["numbers"]
+        torch.testing.assert_close(compiled(x, last, causal), function(x, last, causal), **near)
+        torch.testing.assert_close(compiled(x, None), function(x, None), **near)
+        encoder.use_nested_tensor = not nested
+        torch.testing.assert_close(compiled(x, last), function(x, last), **near)
+        encoder.use_nested_tensor = nested
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            torch.testing.assert_close(compiled(x, last), function(x, last), **near)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+        torch.testing.assert_close(compiled(x[:2, :5], last[:2, :5]), function(x[:2, :5], last[:2, :5]), **near)

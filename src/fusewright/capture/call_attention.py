@@ -36,7 +36,7 @@ def attention(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def fast_path(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch.backends.mha.get_fastpath_enabled. (nn.TransformerEncoder asks too, for nested tensors: it makes none when compiled.)"""
+    """torch.backends.mha.get_fastpath_enabled. (nn.TransformerEncoder asks too, for nested tensors: `encoder_layer` does without.)"""
     frame = tracer.frame
     if frame is None or frame.info.code not in _SHORTCUTS:
         return False
@@ -45,7 +45,26 @@ def fast_path(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return answer
 
 
-_SHORTCUTS = frozenset((torch.nn.TransformerEncoderLayer.forward.__code__, torch.nn.MultiheadAttention.forward.__code__))
+_ENCODER = torch.nn.TransformerEncoder.forward.__code__
+_SHORTCUTS = frozenset(
+    (
+        torch.nn.TransformerEncoderLayer.forward.__code__,
+        torch.nn.MultiheadAttention.forward.__code__,
+        attention_modules.padded_zeros.__code__,
+    )
+)
+
+
+def encoder_layer(tracer: Tracer, layer: torch.nn.Module, output: Any, kwargs: Kwargs) -> Any:
+    """`output` of a module that the frame called; as eager has it, if that is a layer of an nn.TransformerEncoder. Compiled, that makes no
+    nested tensor (which would not be traced), so it leaves at padded places what the layers compute there."""
+    frame = tracer.frame
+    if frame is None or frame.info.code is not _ENCODER or kwargs.get("src_key_padding_mask") is None:
+        return output
+    encoder, src = frame.local(0), frame.local(1)
+    masks = kwargs.get("src_mask"), kwargs["src_key_padding_mask"]
+    function: Any = attention_modules.padded_zeros
+    return tracer.inline(function, (encoder, layer, src, output, *masks))
 
 
 def _written_out(function: Any) -> Any:

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.capture import call_builtins, call_classes, call_higher_order, call_marked, call_methods, call_torch, optimizers, polyfills
+from fusewright.capture import (
+    call_attention,
+    call_builtins,
+    call_classes,
+    call_higher_order,
+    call_marked,
+    call_methods,
+    call_torch,
+    optimizers,
+    polyfills,
+)
 from fusewright.capture.guards import MISSING
 from fusewright.capture.native import Trampoline, is_library, native, unwatched
 from fusewright.capture.signals import GraphBreak, UserException
@@ -211,7 +221,7 @@ def _call_static(tracer: Tracer, fn: staticmethod, args: Args, kwargs: Kwargs) -
 
 
 def _call_module(tracer: Tracer, fn: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
-    return modules.call_module(tracer.world, fn, args, kwargs)
+    return call_attention.encoder_layer(tracer, fn, modules.call_module(tracer.world, fn, args, kwargs), kwargs)
 
 
 def _call_native_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:

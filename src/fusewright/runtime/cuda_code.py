@@ -132,7 +132,8 @@ class Compiler:
                 self.unread = b""
                 count = len(os.sched_getaffinity(0))
                 command = [sys.executable, str(_PROGRAM), str(count)]
-                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+                # In a process group of its own: Ctrl-C at a terminal is for the program. It ends when its input does.
+                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, process_group=0)
                 atexit.register(self.stop)
 
     def ask(self, job: dict[str, Any]) -> None:
