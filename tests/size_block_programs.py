@@ -1,12 +1,11 @@
 """Random programs over batches of sequences of changing sizes, as Python source: the vocabulary that models have.
 
-Takes a seed; gives a function of two tensors of three dimensions (in double precision for seeds of 0 and 1 modulo 4) and an integer, and a stream of (shape, integer) to call it with. Always
-holds: the same seed gives the same program and stream; a program may raise for some sizes, as eager then does too.
+Takes a seed; gives a function of two tensors of three dimensions (in double precision for seeds of 0 and 1 modulo 4) and an integer, and
+a stream of (shape, integer) to call it with. Always holds: the same seed gives the same program and stream; a program may raise for some sizes, as eager then does too.
 """
 
 from __future__ import annotations
 
-import linecache
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.size_programs import LARGE, POWERS, PRIMES
+from tests.size_programs import LARGE, POWERS, PRIMES, compiled_from, statements
 
 MOST = 1 << 14  # elements of an input
 Shape = tuple[int, int, int]
@@ -186,33 +185,13 @@ NAMES = {
 def program(seed: int) -> tuple[Callable[..., Any], list[tuple[Shape, int]], str]:
     """(the function of two tensors and an integer, the shapes and integers of its calls, its source)."""
     rng = random.Random(seed)
-    lines = ["def program(x, y, n):"]
-    twins = ["x", "y"]  # values of the inputs' shape
-    last = "x"
-    for step in range(rng.randint(2, 6)):
-        kind = rng.random()
-        name = f"v{step}"
-        if kind < 0.5:
-            chosen = rng.choice([*twins, last])
-            lines.append(f"    {name} = {rng.choice(SAME_SHAPE).format(a=chosen)}")
-            if chosen in twins:
-                twins.append(name)
-        elif kind < 0.78:
-            lines.append(f"    {name} = {rng.choice(OTHER_SHAPE).format(a=rng.choice([*twins, last]))}")
-        else:
-            a, b = (rng.choice(twins), rng.choice(twins)) if rng.random() < 0.85 else (last, rng.choice(twins))
-            lines.append(f"    {name} = {rng.choice(PAIRS).format(a=a, b=b)}")
-        last = name
+    lines, last = statements(rng, "x, y, n", rng.randint(2, 6), (SAME_SHAPE, OTHER_SHAPE, PAIRS), (0.5, 0.78, 0.85))
     # What nobody uses is dropped with the error that it would raise: values whose operators check their elements are returned.
     kept = [f"v{step}" for step in range(len(lines) - 1) if rng.random() < 0.3 or "cross_entropy" in lines[step + 1]]
     lines.append(f"    return {', '.join([last, *kept])}, x.shape[1] + n")
-    source = "\n".join(lines) + "\n"
-    file = f"<block program {seed}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     double = {name: value.double() for name, value in NAMES.items() if isinstance(value, torch.Tensor) and seed % 4 < 2}
-    names: dict[str, Any] = {**NAMES, **double}
-    exec(compile(source, file, "exec"), names)
-    return names["program"], stream(rng), source
+    function, source = compiled_from(lines, f"<block program {seed}>", {**NAMES, **double})
+    return function, stream(rng), source
 
 
 def _size(rng: random.Random) -> int:

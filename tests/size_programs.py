@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -104,31 +104,45 @@ PAIRS = (  # of one shape, unless they broadcast
 def program(seed: int) -> tuple[Callable[..., Any], list[tuple[int, int]], str]:
     """(the function of two matrices, the shapes of its calls, its source)."""
     rng = random.Random(seed)
-    lines = ["def program(x, y):"]
-    twins = ["x", "y"]  # values of the inputs' shape
-    last = "x"
-    for step in range(rng.randint(2, 7)):
-        kind = rng.random()
-        name = f"v{step}"
-        if kind < 0.45:
-            chosen = rng.choice([*twins, last])
-            lines.append(f"    {name} = {rng.choice(SAME_SHAPE).format(a=chosen)}")
-            if chosen in twins:
-                twins.append(name)
-        elif kind < 0.75:
-            lines.append(f"    {name} = {rng.choice(OTHER_SHAPE).format(a=rng.choice([*twins, last]))}")
-        else:
-            a, b = (rng.choice(twins), rng.choice(twins)) if rng.random() < 0.8 else (last, rng.choice(twins))
-            lines.append(f"    {name} = {rng.choice(PAIRS).format(a=a, b=b)}")
-        last = name
+    lines, last = statements(rng, "x, y", rng.randint(2, 7), (SAME_SHAPE, OTHER_SHAPE, PAIRS), (0.45, 0.75, 0.8))
     kept = [f"v{step}" for step in range(len(lines) - 1) if rng.random() < 0.3]
     lines.append(f"    return {', '.join([last, *kept])}, x.shape[0] * 2")
+    function, source = compiled_from(lines, f"<program {seed}>", {"torch": torch, "functional": functional})
+    return function, shapes(rng), source
+
+
+def statements(
+    rng: random.Random, arguments: str, count: int, vocabulary: tuple[Sequence[str], ...], odds: tuple[float, float, float]
+) -> tuple[list[str], str]:
+    """(the lines of a program without its return, the last name). `vocabulary`: templates that keep the shape, change it, take two values;
+    `odds`: up to where a random number chooses the first and the second kind, and how often a pair is of values of the inputs' shape."""
+    same, other, pairs = vocabulary
+    lines = [f"def program({arguments}):"]
+    twins = ["x", "y"]  # values of the inputs' shape
+    last = "x"
+    for step in range(count):
+        kind = rng.random()
+        name = f"v{step}"
+        if kind < odds[0]:
+            chosen = rng.choice([*twins, last])
+            lines.append(f"    {name} = {rng.choice(same).format(a=chosen)}")
+            if chosen in twins:
+                twins.append(name)
+        elif kind < odds[1]:
+            lines.append(f"    {name} = {rng.choice(other).format(a=rng.choice([*twins, last]))}")
+        else:
+            a, b = (rng.choice(twins), rng.choice(twins)) if rng.random() < odds[2] else (last, rng.choice(twins))
+            lines.append(f"    {name} = {rng.choice(pairs).format(a=a, b=b)}")
+        last = name
+    return lines, last
+
+
+def compiled_from(lines: Sequence[str], file: str, names: dict[str, Any]) -> tuple[Callable[..., Any], str]:
+    """(the function `program` of these lines over these names, its source); tracebacks show the source under the name `file`."""
     source = "\n".join(lines) + "\n"
-    file = f"<program {seed}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    names: dict[str, Any] = {"torch": torch, "functional": functional}
     exec(compile(source, file, "exec"), names)
-    return names["program"], shapes(rng), source
+    return names["program"], source
 
 
 def size(rng: random.Random) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -328,3 +329,40 @@ def test_the_version_of_one_size_keeps_serving_it() -> None:
     static, general = compiled.entries  # type: ignore[attr-defined]
     assert (static.tag is None, general.tag is None) == (True, False)
     assert (static.calls, general.calls) == (3, 4)
+
+
+PADDED: tuple[Callable[..., Any], ...] = (
+    lambda x, n: torch.constant_pad_nd(x, [0, 0, n, 0]),
+    lambda x, n: torch.constant_pad_nd(x, [0, 0, 0, x.shape[1] - 8, 0, n]),
+    lambda x, n: functional.pad(x, (0, 0, n - 2, -1)),
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("how", [{}, {"dynamic": True}], ids=str)
+def test_padding_and_cropping(how: dict[str, Any], order: tuple[int, ...]) -> None:
+    """Where nothing is added, the result lies as the input does; what takes away more than there is raises."""
+    calls = [((5, 6, 7), -1), ((5, 8, 7), 0), ((4, 8, 3), 2), ((5, 6, 7), 0), ((5, 7, 3), -2), ((5, 8, 7), -3), ((2, 8, 7), -3), ((2, 2, 2), 2)]
+    for padded in PADDED:
+        compiled = fusewright.compile(padded, recompile_limit=32, **how)
+        for shape, n in calls:
+            x = torch.randn([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(3)])
+            try:
+                expected = padded(x, n)
+            except RuntimeError:
+                with pytest.raises(RuntimeError):
+                    compiled(x, n)
+                continue
+            got = compiled(x, n)
+            assert torch.equal(got, expected) and (got.stride() == expected.stride() or not got.numel()), (shape, n)
+
+
+@pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "ihfft"])
+def test_strides_of_the_gradient_of_a_padded_transform(name: str) -> None:
+    transform = getattr(torch.fft, name)
+    compiled = fusewright.compile(lambda x: transform(x, n=8, dim=1), dynamic=True)
+    for shape in ((5, 6, 7), (3, 5, 4), (2, 9, 3)):
+        x = torch.randn(shape, requires_grad=True)
+        found = [torch.autograd.grad(run(x).abs().square().sum(), x)[0] for run in (compiled, lambda x: transform(x, n=8, dim=1))]
+        torch.testing.assert_close(*found)
+        assert found[0].stride() == found[1].stride()

@@ -18,6 +18,7 @@ from fusewright.graph.meta_kernels import infer, simplified
 from fusewright.graph.nodes import add_call
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.strides import estimate
 from fusewright.graph.types import Location, TensorType
 
 aten = torch.ops.aten
@@ -93,15 +94,7 @@ class Builder:
 
 def _size_order(type_: TensorType, axis: int) -> tuple[float, float]:
     """Sorts dimensions by stride; equal strides (a size of 1 is involved) put the larger size outside."""
-    stride, size = type_.stride[axis], type_.shape[axis]
-    weight = stride if isinstance(stride, int) else _estimate(stride)
-    return float(weight), float(size if isinstance(size, int) else _estimate(size))
-
-
-def _estimate(d: object) -> float:
-    """A number that orders products of sizes as their values do when sizes are above 1: the degree first."""
-    terms = d.terms  # type: ignore[attr-defined]
-    return max(1e6 ** len(monomial) * count for monomial, count in terms)
+    return estimate(type_.stride[axis]), estimate(type_.shape[axis])
 
 
 def same_strides(a: TensorType, b: TensorType) -> bool:

@@ -24,6 +24,7 @@ from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.types import TensorType, with_sizes
 
 META = torch.device("meta")
+aten = torch.ops.aten
 
 
 def type_of(tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
@@ -126,7 +127,7 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
         floats, env.float_of = env.float_of, functools.partial(shape_float, env)
         try:
             with torch._C._EnablePythonDispatcher():
-                result = op(*lowered_args, **lowered_kwargs)
+                result = _SYMBOLIC.get(op, op)(*lowered_args, **lowered_kwargs)
         finally:
             env.float_of = floats
     else:
@@ -136,6 +137,19 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
         if _layout(after, env) != _layout(type_, env):
             raise MetadataChanged(f"{op} changed the shape of an argument from {type_} to {after}")
     return corrected(op, _lift(op, result, device), args, kwargs, device)
+
+
+def _constant_pad(self: torch.Tensor, pad: Sequence[int | torch.SymInt], value: complex = 0) -> torch.Tensor:
+    """C++ clones what is left where nothing is added; PyTorch's Python version does so only where something is taken away on every side,
+    and gives the strides of a new tensor otherwise."""
+    result = aten.constant_pad_nd.default(self, pad, value)
+    if any(amount > 0 for amount in pad):
+        return result
+    return self.as_strided(result.shape, self.stride()).clone()
+
+
+_SYMBOLIC: dict[OpOverload, Callable[..., object]] = {aten.constant_pad_nd.default: _constant_pad}
+"""What stands for operators whose Python meta kernel, used over symbolic sizes, differs from C++'s."""
 
 
 def simplified(value: object, env: ShapeEnv) -> object:

@@ -16,7 +16,7 @@ from fusewright.capture.signals import GraphBreak
 from fusewright.graph.builder import derive
 from fusewright.graph.rules.cpu import UPSAMPLING
 from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Dim, Relation, product
+from fusewright.graph.sizes import Dim, Relation, minimum, product
 from fusewright.graph.types import TensorType
 
 aten = ops.aten
@@ -61,6 +61,17 @@ def _upsample(env: ShapeEnv, self: TensorType, output_size: Sequence[Dim], *rest
     return [Relation("<=", 1, size) for size in (*self.shape[1:], *output_size)]
 
 
+def _constant_pad(env: ShapeEnv, self: TensorType, pad: Sequence[Dim], value: object = 0) -> Pairs | None:
+    """Negative padding takes away no more than there is."""
+    for size, before, after in zip(reversed(self.shape), pad[::2], pad[1::2], strict=False):
+        taking = [amount for amount in (before, after) if env.known(Relation("<=", 0, amount)) is not True]
+        # What is added on one side cannot be taken away on the other. One amount alone needs no minimum: the size itself is not negative.
+        left = size + (minimum(before, 0) + minimum(after, 0) if len(taking) == 2 else taking[0]) if taking else size
+        if not env.expect(Relation("<=", 0, left)):
+            return None
+    return ()
+
+
 CONDITIONS: dict[OpOverload, Condition] = {
     aten.slice_scatter.default: _fits_view(aten.slice.Tensor),
     aten.select_scatter.default: _fits_view(aten.select.int),
@@ -71,6 +82,7 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.index_add_.default: _index_add,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss,
+    aten.constant_pad_nd.default: _constant_pad,
     **dict.fromkeys(UPSAMPLING, _upsample),
 }
 

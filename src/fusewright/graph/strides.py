@@ -15,6 +15,11 @@ from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType
 
 
+def estimate(d: Dim) -> float:
+    """A number that orders products of sizes as their values do when sizes are above 1: the degree first."""
+    return float(d) if isinstance(d, int) else max(1e6 ** len(monomial) * count for monomial, count in d.terms)
+
+
 def shares_elements(type_: TensorType) -> bool:
     """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step over each other
     (eager's answer then depends on the order of its loop)."""

@@ -12,7 +12,20 @@ from functools import lru_cache
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, coefficient, floor_div, free_symbols, known_eq, known_le, loop_symbol, product, substitute
+from fusewright.graph.sizes import (
+    Dim,
+    Expr,
+    coefficient,
+    floor_div,
+    free_symbols,
+    known_eq,
+    known_le,
+    loop_symbol,
+    maximum,
+    product,
+    substitute,
+)
+from fusewright.graph.strides import estimate
 from fusewright.graph.types import Location, TensorType
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
@@ -152,7 +165,20 @@ def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
         dims.sort(key=lambda pair: (-pair[0], str(pair[1])))
-    return _can_be_stacked(dims, 1)
+    return _can_be_stacked(dims, 1) or _is_dense(dims)
+
+
+def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
+    """Whether each step is the product of the sizes inside of it: true for any sizes, also those that may be 0 (PyTorch counts them as 1
+    in strides), which no comparison tells."""
+    expected: tuple[Dim, ...] = (1,)
+    while dims:
+        at = next((at for at, (step, _) in enumerate(dims) if step in expected), None)
+        if at is None:
+            return False
+        step, size = dims.pop(at)
+        expected = (step * size, step * maximum(size, 1))
+    return True
 
 
 def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim) -> bool:
@@ -165,10 +191,8 @@ def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim) -> bool:
 
 
 def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Dense strides with the order of dimensions of `stride` (row-major where that cannot be told)."""
-    order = list(range(len(shape)))
-    if all(isinstance(step, int) for step in stride):
-        order.sort(key=lambda k: (-stride[k], k))
+    """Dense strides with the order of dimensions of `stride` (of symbolic ones, the order that they have as a rule)."""
+    order = sorted(range(len(shape)), key=lambda k: (-estimate(stride[k]), k))
     result: list[Dim] = [1] * len(shape)
     running: Dim = 1
     for k in reversed(order):
