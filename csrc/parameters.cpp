@@ -147,7 +147,7 @@ bool prepare(PreparedPlan *self, PyObject *const *inputs) {
         Py_CLEAR(self->values);  // whatever happens, old values do not survive a change
         ok = record(self, inputs, PyTuple_GET_ITEM(result, 2));
         if (ok) {
-            self->values = Py_NewRef(PyTuple_GET_ITEM(result, 0));
+            Py_XSETREF(self->values, Py_NewRef(PyTuple_GET_ITEM(result, 0)));  // another thread may have prepared meanwhile
             Py_XSETREF(self->kept, Py_NewRef(PyTuple_GET_ITEM(result, 1)));
             self->prepared++;
         }

@@ -46,7 +46,20 @@ def races(heard: list[events.Event]) -> list[events.Raced]:
     return [event for event in heard if isinstance(event, events.Raced)]
 
 
-PROGRAMS: dict[str, tuple[Callable[..., object], Callable[[torch.dtype], list[torch.Tensor]]]] = {
+Program = tuple[Callable[..., object], Callable[[torch.dtype], list[torch.Tensor]]]
+"""A function, and what makes its inputs."""
+
+
+def raced(program: Program, dtype: torch.dtype) -> list[events.Raced]:
+    """The races of a program that gives eager's results; none of the contenders was wrong."""
+    torch.manual_seed(0)
+    function, make = program
+    heard = races(check(function, make(dtype)))
+    assert not [why for race in heard for why in race.refused.values() if why.startswith("wrong")]
+    return heard
+
+
+PROGRAMS: dict[str, Program] = {
     "linear and GELU": (lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda t: [r(512, 256, dtype=t), r(1024, 256, dtype=t), r(1024, dtype=t)]),
     "odd sizes": (lambda x, w: torch.relu(x @ w) + 1, lambda t: [r(301, 203, dtype=t), r(203, 157, dtype=t)]),
     "transposed": (lambda x, w: (x.t() @ w.t()) * 2, lambda t: [r(256, 384, dtype=t), r(320, 256, dtype=t)]),
@@ -65,14 +78,11 @@ PROGRAMS: dict[str, tuple[Callable[..., object], Callable[[torch.dtype], list[to
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_products(name: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    function, make = PROGRAMS[name]
-    heard = races(check(function, make(dtype)))
+    heard = raced(PROGRAMS[name], dtype)
     assert heard and all(len(race.times) + len(race.refused) > 1 for race in heard)
-    assert not [why for race in heard for why in race.refused.values() if why.startswith("wrong")]
 
 
-COMPUTED: dict[str, tuple[Callable[..., object], Callable[[torch.dtype], list[torch.Tensor]]]] = {
+COMPUTED: dict[str, Program] = {
     "int8 weights of a few rows": (
         lambda x, w, s: F.linear(x, w.to(x.dtype) * s[:, None]),
         lambda t: [r(16, 2048, dtype=t), torch.randint(-127, 128, (4096, 2048), device="cuda", dtype=torch.int8), r(4096, dtype=t) * 1e-3],
@@ -102,21 +112,16 @@ COMPUTED: dict[str, tuple[Callable[..., object], Callable[[torch.dtype], list[to
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    function, make = COMPUTED[name]
-    heard = races(check(function, make(dtype)))
+    heard = raced(COMPUTED[name], dtype)
     asked = [race for race in heard if " behind " in race.question]
     assert len(asked) == 1 and sum("computed" in contender for contender in asked[0].times) > 0, [race.text for race in heard]
-    assert not [why for race in heard for why in race.refused.values() if why.startswith("wrong")]
 
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_computed_operands_that_win(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan without the kernels in front, whatever is quickest here."""
-    torch.manual_seed(0)
     monkeypatch.setattr("fusewright.backends.autotune.race", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0)))
-    function, make = COMPUTED[name]
-    heard = races(check(function, make(torch.bfloat16)))
+    heard = raced(COMPUTED[name], torch.bfloat16)
     assert ["computed" in race.winner for race in heard if " behind " in race.question] == [True]
 
 

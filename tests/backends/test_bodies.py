@@ -222,12 +222,14 @@ def test_results_of_all_layers(plans: Plans) -> None:
     check(plans, Kept(), torch.randn(1, 5, 16), repeats=False)
 
 
-class Far(nn.Module):
-    """Layer k reads what layer k - 2 gave."""
-
-    def __init__(self) -> None:
+class Linears(nn.Module):
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(20))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(count))
+
+
+class Far(Linears):
+    """Layer k reads what layer k - 2 gave."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         before, last = x, x.sin()
@@ -237,15 +239,14 @@ class Far(nn.Module):
 
 
 def test_layers_that_read_the_one_before_the_last(plans: Plans) -> None:
-    check(plans, Far(), torch.randn(3, 16), repeats=False)
+    check(plans, Far(20), torch.randn(3, 16), repeats=False)
 
 
-class Counting(nn.Module):
+class Counting(Linears):
     """An index grows from layer to layer: what is known of its range differs."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(12))
+        super().__init__(12)
         self.register_buffer("table", torch.randn(64, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -260,11 +261,7 @@ def test_integers_that_layers_hand_on(plans: Plans) -> None:
     check(plans, Counting(), torch.randn(3, 16), repeats=False)
 
 
-class Numbered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(12))
-
+class Numbered(Linears):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for number, layer in enumerate(self.layers):
             x = layer(x).tanh() * (1.0 + number / 7) - 0.0
@@ -272,7 +269,7 @@ class Numbered(nn.Module):
 
 
 def test_layers_with_numbers_of_their_own(plans: Plans) -> None:
-    check(plans, Numbered(), torch.randn(3, 16), repeats=False)
+    check(plans, Numbered(12), torch.randn(3, 16), repeats=False)
 
 
 class PointwiseLayers(nn.Module):

@@ -236,10 +236,33 @@ def product_questions(plan: Plan, processor: Processor, device: torch.device) ->
 
 
 def _site_key(plan: Plan, site: Site) -> str:
-    follower = [plan.kernels[step.kernel] for n in products.steps_of(site) if isinstance(step := plan.steps[n], RunKernel)]
     first = products.variants(plan, site)[0]
-    facts = (site.extern.target, [_structure(kernel) for kernel in (*first.kernels, *follower)], site.result.shape, site.result.stride)
+    kernels = (*first.kernels, *_follower(plan, site).values())
+    facts = (site.extern.target, [_structure(kernel) for kernel in kernels], site.result.shape, site.result.stride)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _follower(plan: Plan, site: Site) -> dict[str, Kernel]:
+    """The kernel that reads the library's result and may become a part of the product, by its name, if there is one."""
+    steps = (plan.steps[number] for number in products.steps_of(site))
+    return {step.kernel: plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
+
+
+def _results(site: Site, follower: Mapping[str, Kernel]) -> tuple[str, ...]:
+    """The buffers that a contender for the site must write."""
+    written = {name for kernel in follower.values() for name in kernel.written}
+    if site.kept or site.following < 0:
+        written.add(site.result.name)
+    return tuple(sorted(written))
+
+
+def _extents(site: Site) -> tuple[int, int, int, int]:
+    return site.batch, site.rows, site.columns, site.inner
+
+
+def _title(site: Site) -> str:
+    extents = _extents(site)[(0 if site.batch > 1 else 1) :]
+    return f"{site.extern.name} {'x'.join(map(str, extents))}"
 
 
 def _structure(kernel: Kernel) -> object:
@@ -250,17 +273,16 @@ def _structure(kernel: Kernel) -> object:
 def _product_question(plan: Plan, key: str, sites: list[Site], processor: Processor) -> Question:
     site = sites[0]
     steps = tuple(plan.steps[number] for number in products.steps_of(site))
-    kernels = {step.kernel: plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
+    kernels = _follower(plan, site)
     contenders = [Contender("library", steps, kernels, {})]
     whole, *_ = products.variants(plan, site)
     product = whole.product.product
     assert product is not None
     channels = 0 if site.left.inner == product.k else _channels(site)
     made: dict[int, Variant | None] = {1: whole}
-    extents = (site.batch, site.rows, site.columns, site.inner)
     sliceable = products.sliced(plan, site, 2) is not None
     bulk = processor.arch >= BULK_ARCH and takes_copies(whole.product)
-    facts = (extents, site.left.dtype, product.full, processor, MOST_TILES)
+    facts = (_extents(site), site.left.dtype, product.full, processor, MOST_TILES)
     for tile, slices in candidates(*facts, block_of=channels, sliceable=sliceable, bulk=bulk):
         if slices not in made:
             made[slices] = products.sliced(plan, site, slices)
@@ -270,13 +292,9 @@ def _product_question(plan: Plan, key: str, sites: list[Site], processor: Proces
         runs = tuple(RunKernel(kernel.name) for kernel in variant.kernels)
         named = {kernel.name: kernel for kernel in variant.kernels}
         contenders.append(Contender(f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant, variant.buffers))
-    written = {name for kernel in kernels.values() for name in kernel.written}
-    if site.kept or site.following < 0:
-        written.add(site.result.name)
-    size = "x".join(str(extent) for extent in extents[(0 if site.batch > 1 else 1) :])
-    title = f"{site.extern.name} {size}" + ("" if whole.name == "plain" else f" with {', '.join(_origins(kernels))}")
-    weight, results = float(site.work) * len(sites), tuple(sorted(written))
-    return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(sites), _shape_class(site, whole, kernels))
+    title = _title(site) + ("" if whole.name == "plain" else f" with {', '.join(_origins(kernels))}")
+    weight, results, similar = float(site.work) * len(sites), _results(site, kernels), _shape_class(site, whole, kernels)
+    return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(sites), similar)
 
 
 def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> str:
@@ -482,7 +500,7 @@ def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Pro
     numbers = products.steps_of(site)
     before = tuple(RunKernel(producer.alone.name) for producer in place.producers)
     kernels = {producer.alone.name: producer.alone for producer in place.producers}
-    follower = {step.kernel: plan.kernels[step.kernel] for n in numbers if isinstance(step := plan.steps[n], RunKernel)}
+    follower = _follower(plan, site)
     if choice.variant is None:
         first = Contender("apart", (*before, *(plan.steps[n] for n in numbers)), kernels | follower, {})
     else:
@@ -491,13 +509,12 @@ def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Pro
         named = kernels | {kernel.name: kernel for kernel in choice.variant.kernels}
         first = Contender("apart", runs, named, {choice.variant.product.name: choice.tile}, added=choice.variant.buffers)
     contenders = [first]
-    extents = (site.batch, site.rows, site.columns, site.inner)
     product = products.whole(site)
     for option in place.options:
         mine = prologues.computing(site, option)
         rest = [producer.alone for producer in place.producers if producer not in option]
         sliceable = products.sliced(plan, mine, 2) is not None
-        facts = (extents, mine.left.dtype, product.full, processor, MOST_COMPUTING_TILES)
+        facts = (_extents(site), mine.left.dtype, product.full, processor, MOST_COMPUTING_TILES)
         for tile, slices in candidates(*facts, sliceable=sliceable, computing=_computing(plan, mine, option)):
             variant = _variant(plan, mine, slices)
             if variant is not None:
@@ -505,13 +522,9 @@ def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Pro
                 named = {kernel.name: kernel for kernel in (*rest, *variant.kernels)}
                 name = f"{_sides(option)} computed, {variant.name} {tile.text}"
                 contenders.append(Contender(name, steps, named, {variant.product.name: tile}, variant, variant.buffers))
-    written = {name for kernel in follower.values() for name in kernel.written}
-    if site.kept or site.following < 0:
-        written.add(site.result.name)
-    size = "x".join(str(extent) for extent in extents[(0 if site.batch > 1 else 1) :])
-    title = f"{site.extern.name} {size} behind {', '.join(_origins(kernels))}"
+    title = f"{_title(site)} behind {', '.join(_origins(kernels))}"
     weight = float(site.work) * len(places)
-    return Question(title, key, weight, tuple(contenders), tuple(sorted(written)), _tolerance(product), tuple(places))
+    return Question(title, key, weight, tuple(contenders), _results(site, follower), _tolerance(product), tuple(places))
 
 
 def _variant(plan: Plan, site: Site, slices: int) -> Variant | None:

@@ -191,9 +191,10 @@ class GpuTrials:
         call_plan = build_call_plan(mine, codes, name=contender.name, available=launch.is_available)
         index = self.device.index or 0
         native = launch.load(call_plan, cuda_code.load({(code.key, index) for code in codes.values()}))
-        for name in mine.inputs:
-            if name not in tensors:
-                tensors[name] = made_up(mine.buffers[name], generator, name in factors(question), name in positions(question))
+        missing = [name for name in mine.inputs if name not in tensors]
+        if missing:
+            signed, places = factors(question), positions(question)
+            tensors.update({name: made_up(mine.buffers[name], generator, name in signed, name in places) for name in missing})
         inputs = [tensors[name] for name in mine.inputs]
         return lambda: native(*inputs)
 

@@ -92,6 +92,23 @@ class Builder:
         return self.call(aten.permute.default, dense, back)
 
 
+MARKS = ("no_grad", "recompute", "keeps_history")
+"""What a node's meta says of autograd, which holds for what stands in its place, too."""
+
+
+def building_for(graph: torch.fx.Graph, node: torch.fx.Node, env: ShapeEnv | None = None) -> Builder:
+    """A builder of what `node` becomes: with its place in the user's program and its marks."""
+    build = Builder(graph, env)
+    build.location = node.meta.get("location", ())
+    build.marks = marks_of(node)
+    return build
+
+
+def marks_of(node: torch.fx.Node) -> dict[str, object]:
+    """Those of MARKS that the node has."""
+    return {mark: True for mark in MARKS if node.meta.get(mark)}
+
+
 def _size_order(type_: TensorType, axis: int) -> tuple[float, float]:
     """Sorts dimensions by stride; equal strides (a size of 1 is involved) put the larger size outside."""
     return estimate(type_.stride[axis]), estimate(type_.shape[axis])

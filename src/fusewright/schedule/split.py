@@ -76,7 +76,8 @@ def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
         made = {store.buffer: store.value for loop in loops for store in loop.stores}
     for operation in program.operations:
         if isinstance(operation, Reduction) and _splittable(operation):
-            cut, space = _cut(operation, options, _is_dear(operation, made)), _space(operation, options)
+            dear = options.lanes > 1 and _is_dear(operation, made)
+            cut, space = _cut(operation, options, dear), _space(operation, options)
             if cut is not None:
                 found[space] = max(found.get(space, cut), cut, key=_count)
     return found

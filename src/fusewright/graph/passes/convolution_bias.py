@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.graph.builder import Builder
+from fusewright.graph.builder import building_for
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.types import TensorType
 
@@ -43,9 +43,7 @@ def _adds(node: Node) -> bool:
 def _add(graph: torch.fx.Graph, node: Node) -> None:
     bias: Any = node.args[2]
     kind: TensorType = node.meta["type"]
-    build = Builder(graph)
-    build.location = node.meta.get("location", ())
-    build.marks = {key: node.meta[key] for key in ("no_grad", "recompute") if key in node.meta}
+    build = building_for(graph, node)
     node.update_arg(2, None)
     with graph.inserting_before(node.next):
         channels = build.call(aten.view.default, bias, [kind.shape[1], *[1] * (kind.ndim - 2)])
@@ -63,9 +61,7 @@ def _sums(node: Node) -> bool:
 def _sum(graph: torch.fx.Graph, node: Node) -> None:
     gradient: Any = node.args[0]
     wanted: Any = node.args[10]
-    build = Builder(graph)
-    build.location = node.meta.get("location", ())
-    build.marks = {key: node.meta[key] for key in ("no_grad", "recompute") if key in node.meta}
+    build = building_for(graph, node)
     readers = [user for user in node.users if user.target is operator.getitem and user.args[1] == 2]
     with graph.inserting_before(node):
         dims = [axis for axis in range(gradient.meta["type"].ndim) if axis != 1]

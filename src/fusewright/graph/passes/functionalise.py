@@ -23,7 +23,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.errors import CannotFunctionalise
-from fusewright.graph.builder import Builder, env_of, is_dense, same_strides
+from fusewright.graph.builder import Builder, env_of, is_dense, marks_of, same_strides
 from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.nodes import add_call
 from fusewright.graph.passes.runner import Rewrites
@@ -73,10 +73,6 @@ def functionalise(graph: torch.fx.Graph, rewrites: Rewrites | None = None) -> to
     return _copied_graph(graph) if _is_functional(graph) else _Functionaliser(graph).run()
 
 
-_KEPT = ("no_grad", "recompute", "keeps_history")
-"""Marks of a recorded node that go to what stands for it."""
-
-
 def _is_functional(graph: torch.fx.Graph) -> bool:
     """Whether nothing is written to and every view is an ordinary one: each node then stands for itself."""
     for node in graph.nodes:
@@ -102,7 +98,7 @@ def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
             continue
         meta = node.meta
         made = copies[node] = add_call(new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies))  # type: ignore[arg-type]
-        made.meta = {name: meta[name] for name in ("type", GIVES) if name in meta} | {name: True for name in _KEPT if meta.get(name)}
+        made.meta = {name: meta[name] for name in ("type", GIVES) if name in meta} | marks_of(node)
         made.meta["location"] = meta.get("location", ())
         if node.target is not operator.getitem and facts(node.target).random:  # type: ignore[arg-type]
             made.meta["random"] = True
@@ -135,7 +131,7 @@ class _Functionaliser:
     def run(self) -> torch.fx.Graph:
         for node in self.old.nodes:
             self.build.location = node.meta.get("location", ())
-            self.build.marks = {key: True for key in _KEPT if node.meta.get(key)}
+            self.build.marks = marks_of(node)
             if node.op in ("placeholder", "get_attr"):
                 self._input(node)
             elif node.op == "output":

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.builder import Builder, argument_types, derive, env_of
+from fusewright.graph.builder import MARKS, argument_types, building_for, derive, env_of
 from fusewright.graph.passes.escape import shares_memory
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
@@ -94,7 +94,7 @@ def _kind(node: Node, stable: set[Node], env: ShapeEnv | None) -> tuple[object, 
     by_rows = kind.stride == (1, kind.shape[0])
     if not by_rows and kind.stride != contiguous_strides(kind.shape):
         return None
-    marks = tuple(bool(node.meta.get(mark)) for mark in ("no_grad", "recompute", "keeps_history"))
+    marks = tuple(bool(node.meta.get(mark)) for mark in MARKS)
     return x, bias is not None, by_rows, kind.dtype, marks
 
 
@@ -146,9 +146,8 @@ def _split(kind: object, view: Node) -> TensorType | None:
 
 
 def _merge(graph: torch.fx.Graph, nodes: Sequence[Node], x: Node, env: ShapeEnv | None) -> None:
-    first, build = nodes[0], Builder(graph)
-    build.location = first.meta.get("location", ())
-    build.marks = {mark: True for mark in ("no_grad", "recompute", "keeps_history") if first.meta.get(mark)}
+    first = nodes[0]
+    build = building_for(graph, first)
     weights, biases = [], []
     for node in nodes:
         _, weight, bias = _parts(node)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.fx
 
-from fusewright.graph.builder import Builder
+from fusewright.graph.builder import Builder, building_for
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.types import TensorType
 
@@ -52,9 +52,7 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     readers = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
     if not readers or kind.ndim < 2 or not all(isinstance(one, TensorType) and one.dtype is working for one in kinds[1:3]):
         return  # statistics that were rounded are not what the operator computes with
-    build = Builder(graph)
-    build.location = node.meta.get("location", ())
-    build.marks = {key: node.meta[key] for key in ("no_grad", "recompute") if key in node.meta}
+    build = building_for(graph, node)
 
     def wide(one: object) -> Node:
         assert isinstance(one, Node)
