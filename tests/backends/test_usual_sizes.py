@@ -61,6 +61,37 @@ def test_values_at_the_usual_rows_and_at_others(monkeypatch: pytest.MonkeyPatch,
     assert [value for value in plan.values if isinstance(value, int)] == [4, 20]
 
 
+@needs_mkl
+def test_convolutions_by_one_pixel_over_images_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Images(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 64, 3, stride=2, bias=False), nn.Conv2d(64, 128, 1, bias=False)
+            self.norm, self.third = nn.BatchNorm2d(128), nn.Conv2d(128, 64, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.third(self.norm(self.second(self.first(x))).relu()).relu()
+
+    take_mkl(monkeypatch)
+    torch.manual_seed(0)
+    net = Images().eval()
+    net.norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    seen: list[Event] = []
+    compiled = fusewright.compile(net, dynamic=True, fullgraph=True, options={"disk_cache": False})
+    others = set(map(id, prepared_plans()))
+    with torch.no_grad(), STREAM.listening(seen.append):
+        for size in [(2, 33, 20), (2, 33, 20), (1, 15, 40), *[(3, 21, 21)] * 9, (2, 33, 20), (5, 3, 3)]:
+            x = torch.randn(size[0], 3, *size[1:])
+            torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+        net.norm.weight.mul_(2)
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+    graphs = [event.text() for event in seen if isinstance(event, StageDone) and event.stage == "parameters"]
+    assert len(re.findall("_mkl_linear", graphs[0])) == 2
+    assert not [event for event in seen if isinstance(event, FellBack)]
+    (plan,) = [item for item in prepared_plans() if id(item) not in others]
+    assert plan.prepared == 3  # for the first call, for 3x21x21, for the factor
+
+
 def test_other_sizes_come_eight_times_on_end_then_sixteen_times() -> None:
     asked: list[tuple[int, ...]] = []
 

@@ -135,9 +135,7 @@ class _Packing:
         apart = self.bias_apart(node, bias, rows)
         linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None and not apart, by_rows, varies=varies)
         plain_input = _is_plain(x.meta["type"])
-        ways = tuple(way for way in ways_for(linear) if plain_input or way in (PLAIN, TURNED))
-        if varies and not self.usual.has(rows):
-            ways = tuple(way for way in ways if way != MKL)
+        ways = tuple(way for way in self.ways(linear, rows) if plain_input or way in (PLAIN, TURNED))
         way = self.choose(linear, ways) if len(ways) > 1 and linear.rows != 0 else PLAIN
         if apart and way in BIAS_FIRST and self.rewrites.allow(f"bias apart: {node.name}"):
             product = self.new(aten.mm.default, (x, weight), self.dense_result(node), node)
@@ -145,6 +143,10 @@ class _Packing:
             node, bias = product, None
         if way != PLAIN and self.rewrites.allow(f"packed weight ({way}): {node.name}"):
             _WAYS[way](self, node, x, weight, bias, linear)
+
+    def ways(self, linear: Linear, rows: Dim) -> tuple[str, ...]:
+        """The ways that the product may take. A matrix for the rows that usually come needs sizes that the call has as inputs."""
+        return tuple(way for way in ways_for(linear) if way != MKL or not linear.varies or self.usual.has(rows))
 
     def bias_apart(self, node: Node, bias: Node | None, rows: Dim) -> bool:
         """Whether the one kernel that reads the product `node` shall add its bias. Products take it as what they add to: each row of the
@@ -291,7 +293,7 @@ class _Packing:
             linear = Linear(dtype, rows, inner, columns, with_bias, True, (batch, height, width))
         else:
             linear = Linear(dtype, self.near(rows), inner, columns, with_bias, True, varies=True, pixels=True)
-        way = self.choose(linear, ways_for(linear))
+        way = self.choose(linear, self.ways(linear, rows))
         if way == CONVOLUTION:
             return None
         later = bias if apart and way in BIAS_FIRST else None
