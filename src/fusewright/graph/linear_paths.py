@@ -96,7 +96,7 @@ def likely(linear: Linear, ways: Sequence[str]) -> str:
             return TURNED if TURNED in ways and not linear.bias else CONVOLUTION
         return MKL if MKL in ways else CONVOLUTION
     if linear.pixels and min(linear.inner, linear.columns) >= FEW_CHANNELS and MKL in ways:
-        return MKL  # ResNet-50 over images of any size: 0.97 and 0.90 of static code's speed where one size stays, with oneDNN's 0.92 and 0.84
+        return MKL  # ResNet-50 where one size stays: 0.97 and 0.90 of static code's speed, with oneDNN's products 0.92 and 0.84
     if linear.pixels and ONEDNN in ways:
         return ONEDNN
     if linear.varies and linear.dtype is torch.float32 and TURNED in ways:
