@@ -102,9 +102,13 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
 
 
 def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with its convolution chains in channels-last format, and products padded, as the options say."""
+    """The graph with its convolution chains in channels-last format, and products padded, as the options say; and products of halves in
+    float32 on a processor without instructions for them."""
     if to_compile.settings["shape_padding"] and passes.may_pad(graph):
         graph = run_stage(to_compile, "padding", "aot_graphs", print_graph, passes.choose_sizes, graph)
+    if passes.may_widen(graph):
+        keeps = to_compile.settings["pack_weights"] and to_compile.backward is None
+        graph = run_stage(to_compile, "precision", "aot_graphs", print_graph, passes.choose_precision, graph, keeps)
     if not to_compile.settings["layout"]:
         return graph
     return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)

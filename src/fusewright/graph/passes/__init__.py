@@ -6,6 +6,8 @@ into mutated inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.fx
 
 from fusewright.errors import CannotFunctionalise
@@ -20,6 +22,7 @@ from fusewright.graph.passes.dce import dce
 from fusewright.graph.passes.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.functionalise import functionalise
+from fusewright.graph.passes.half_products import half_products, may_widen
 from fusewright.graph.passes.layout import layout
 from fusewright.graph.passes.line_convolution import line_convolution
 from fusewright.graph.passes.merge_linear import merge_linear
@@ -52,6 +55,11 @@ LAYOUT: list[tuple[Pass, str]] = [
 ]
 
 PADDING: list[tuple[Pass, str]] = [(pad_products, "Pads matrix products to sizes that start at multiples of 16 bytes.")]
+
+PRECISION: list[tuple[Pass, str]] = [
+    (half_products, "Makes products of halves in float32 where the processor does not multiply halves."),
+    (cse, "Converts once what several products read."),
+]
 
 LIBRARY: list[tuple[Pass, str]] = [
     (patch_convolution, "Makes matrix products of convolutions over patches that do not overlap."),
@@ -88,6 +96,11 @@ def choose_sizes(graph: torch.fx.Graph) -> torch.fx.Graph:
     return run_passes(graph, PADDING)
 
 
+def choose_precision(graph: torch.fx.Graph, keeps: bool) -> torch.fx.Graph:
+    """Run PRECISION on a functional graph. keeps: what depends on parameters alone is computed once, beforehand."""
+    return run_passes(graph, _with(PRECISION, half_products, keeps))
+
+
 def choose_operators(graph: torch.fx.Graph) -> torch.fx.Graph:
     """Run LIBRARY on a functional joint graph."""
     return run_passes(graph, LIBRARY)
@@ -101,16 +114,22 @@ def finish_backward(graph: torch.fx.Graph) -> torch.fx.Graph:
 def pack_parameters(graph: torch.fx.Graph, choose: Choose = likely) -> tuple[torch.fx.Graph, Preparation | None]:
     """Run PACKING on a functional inference graph whose parameters are marked, and split off what depends on them alone. `choose`: which
     of the library's ways a linear layer takes."""
-
-    def chosen(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
-        return pack(graph, rewrites, choose)
-
-    chosen.__name__ = pack.__name__
-    packed = run_passes(graph, [(chosen if function is pack else function, sentence) for function, sentence in PACKING])
+    packed = run_passes(graph, _with(PACKING, pack, choose))
     return packed, split_preparation(packed)
 
 
+def _with(pipeline: list[tuple[Pass, str]], one: Callable[..., torch.fx.Graph], argument: object) -> list[tuple[Pass, str]]:
+    """The pipeline with a third argument for one of its passes."""
+
+    def told(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+        return one(graph, rewrites, argument)
+
+    told.__name__ = one.__name__
+    return [(told if function is one else function, sentence) for function, sentence in pipeline]
+
+
 __all__ = [
-    "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "CannotFunctionalise", "Observer", "PassReport", "Rewrites",
-    "choose_layouts", "choose_operators", "choose_sizes", "finish_backward", "may_pad", "pack_parameters", "run",
+    "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise", "Observer", "PassReport",
+    "Rewrites", "choose_layouts", "choose_operators", "choose_precision", "choose_sizes", "finish_backward", "may_pad", "may_widen",
+    "pack_parameters", "run",
 ]  # fmt: skip

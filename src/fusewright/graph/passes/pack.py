@@ -174,6 +174,19 @@ class _Packing:
             self.packed[weight] = dense
         return dense
 
+    def sizes_of(self, weight: Node, at: Node) -> Node:
+        """What tells a product its sizes: parameters, or where they were computed something as large without their memory."""
+        source = weight
+        while isinstance(source.target, torch._ops.OpOverload) and facts(source.target).is_view:
+            source = source.all_input_nodes[0]
+        if source.op != "call_function":
+            return weight
+        whole = self.packed.get((weight, "sizes"))
+        if whole is None:
+            one = self.call(aten.new_zeros.default, weight, [1, 1], at=at)
+            whole = self.packed[weight, "sizes"] = self.call(aten.expand.default, one, list(weight.meta["type"].shape), at=at)
+        return whole
+
     def reordered(self, operator: Any, weight: Node, rows: Dim | None, at: Node) -> Node:
         """The weights in a library's own layout for that many rows; products that share them share it."""
         packed = self.packed.get((weight, operator, rows))
@@ -187,7 +200,7 @@ class _Packing:
         """MKL's matrix, packed for one number of rows. The operator multiplies any other number of rows by the weights that give it its
         sizes; where the rows vary, these are turned, and the packed ones are for the rows that usually come."""
         rows: Dim | None = linear.rows
-        plain = weight
+        plain = self.sizes_of(weight, node)
         if linear.varies:
             rows = maximum(linear.least_packed, self.usual.of(node.meta["type"].shape[0]))
             plain = self.by_inputs(weight, node) if linear.by_rows else weight
