@@ -24,6 +24,7 @@ from fusewright.capture.sources import Constant, Item, Local, Source
 from fusewright.capture.tracebacks import Place
 from fusewright.capture.values import context
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.capture.values.wrapper import is_wrapper
 from fusewright.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -356,6 +357,8 @@ class Code:
         return f"{OUTPUTS}[{position}]"
 
     def _tensor(self, value: torch.Tensor) -> str:
+        if is_wrapper(value):
+            raise GraphBreak("unsupported-tensor", f"a {type(value).__qualname__} that was made inside leaves the graph")
         if not self.world.recorder_owns(value):
             raise GraphBreak("functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to")
         text = self.output(value)

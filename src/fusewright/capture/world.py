@@ -31,7 +31,7 @@ from fusewright.capture.repeats import Repeats
 from fusewright.capture.signals import GraphBreak, UserException
 from fusewright.capture.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.torch_state import capture_global_state
-from fusewright.capture.values import array, constant, context, function, module, number, tensor
+from fusewright.capture.values import array, constant, context, function, module, number, tensor, wrapper
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values import dict as dicts
 from fusewright.capture.values import list as lists
@@ -111,6 +111,7 @@ class World:
         self.input_sources: list[Source] = []
         self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
         self.module_sources: set[Source] = set()
+        self.wrappers: list[wrapper.Wrapped] = []  # tensors that are made of others
         self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
         self.tensor_attributes: dict[int, dict[str, object]] = {}
         self.numbers: dict[Source, tuple[Any, Any]] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
@@ -463,7 +464,7 @@ class World:
         if record is not None and record.value is obj:
             return type(record.real)
         if issubclass(type(obj), torch.Tensor):
-            return torch.Tensor
+            return type(obj) if wrapper.is_wrapper(obj) else torch.Tensor
         if type(obj) is array.TracedArray:
             return array.array_type(obj)
         return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
@@ -578,6 +579,7 @@ class World:
 
     def final_state(self) -> context.TorchState:
         """The settings of PyTorch now; contexts that cannot be left open at this point are a graph break."""
+        wrapper.check_unchanged(self)
         now = context.snapshot()
         if now.function_modes != self.state.function_modes or now.inference_mode != self.state.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
@@ -596,7 +598,7 @@ class World:
             self.looked_up, self.dict_kinds,
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
             self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
-            self.recorder.inputs,
+            self.recorder.inputs, self.wrappers,
         )  # fmt: skip
         for table in tables:
             table.clear()

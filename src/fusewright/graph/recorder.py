@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusewright.capture.signals import GraphBreak, Signal
-from fusewright.graph import data_sizes, draws, eager_dtypes, scalar_operands, shape_rules, size_checks
+from fusewright.graph import data_sizes, draws, eager_dtypes, scalar_operands, shape_rules, size_checks, traced_tensor
 from fusewright.graph.applications import Application, Hook
 from fusewright.graph.draws import Draws
 from fusewright.graph.known_values import known_value
@@ -76,7 +76,7 @@ class _RecordingMode(TorchDispatchMode):
         return False  # True would import torch._dynamo at the first operator
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        return self.recorder.dispatch(func, args, kwargs or {})
+        return NotImplemented if traced_tensor.meets_others(types) else self.recorder.dispatch(func, args, kwargs or {})
 
 
 class _NonLeaf(torch.autograd.Function):

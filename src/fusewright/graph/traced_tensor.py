@@ -56,6 +56,8 @@ class TracedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
+        if meets_others(types):
+            return NotImplemented
         recorder = _recorder_of((*args, *(kwargs or {}).values()))
         return recorder.dispatch(func, args, kwargs or {})
 
@@ -162,6 +164,11 @@ def _reach(shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Dim:
     for size, step in zip(shape, stride, strict=True):
         last = last + (size - 1) * step
     return last + 1
+
+
+def meets_others(types: Sequence[type]) -> bool:
+    """Whether an operator's arguments have classes that shall see it first: tensors that wrap traced ones."""
+    return len(types) > 1 or (len(types) == 1 and types[0] is not TracedTensor)
 
 
 def _recorder_of(values: tuple[object, ...]) -> Recorder:

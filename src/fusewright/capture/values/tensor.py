@@ -23,6 +23,7 @@ from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.sources import Attribute, InstanceDict, Item, Source, TensorSize, TensorStride
 from fusewright.capture.values import cls as classes
 from fusewright.capture.values.dict import OutsideDict
+from fusewright.capture.values.wrapper import is_wrapper, load_wrapper
 from fusewright.graph.sizes import Dim, Relation, symbol
 from fusewright.graph.strides import free_strides
 from fusewright.graph.symint import dim_of
@@ -40,6 +41,8 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     if not world.inputs:
         level = Item(InstanceDict(world.constant(forward_ad, "forward_ad")), "_current_level")
         world.guard("IS", level, forward_ad._current_level)  # a small int: there is one -1
+    if is_wrapper(real):
+        return load_wrapper(world, real, source)
     reason = unsupported(real)
     if reason is not None:
         raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
@@ -148,6 +151,9 @@ _REFUSED = {
 
 def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
     """`tensor.name`."""
+    if is_wrapper(tensor):
+        found = classes.lookup(type(tensor), name)
+        return types.MethodType(found, tensor) if isinstance(found, types.FunctionType) else world.torch_call(getattr, (tensor, name), {})
     handler = _ATTRIBUTES.get(name)
     if handler is not None:
         return handler(world, tensor)
@@ -265,6 +271,8 @@ _ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
 
 def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
     """`tensor.name = value`: the gradient and user attributes are held back; anything else is a graph break."""
+    if is_wrapper(tensor):
+        raise GraphBreak("tensor-attribute", f"a store to an attribute of a {type(tensor).__qualname__}")
     record = world.outside(tensor)
     if name == "grad" and record is not None:
         world.effects.store_slot(tensor, "grad", value)
@@ -282,6 +290,8 @@ def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object)
 
 def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:
     """`del tensor.name`, for user attributes."""
+    if is_wrapper(tensor):
+        raise GraphBreak("tensor-attribute", f"an attribute of a {type(tensor).__qualname__} is deleted")
     namespace = _namespace(world, tensor)
     if namespace.get(name, MISSING) is MISSING:
         raise UserException(AttributeError(name))
