@@ -3,12 +3,16 @@
 Each row is one program that becomes one or two kernels. "GB/s" counts the bytes that must move (every input read once, every output written
 once); "copy" is its share of the rate at which `Tensor.copy_` moves tensors of the same size, measured in turn with it.
 
-    python benchmarks/kernels.py [--rows softmax,gelu] [--dtypes float32,bfloat16] [--mib 128] [--seconds 1] [--json FILE]
+    python benchmarks/kernels.py [--rows softmax,gelu] [--dtypes float32,bfloat16] [--mib 128] [--seconds 1] [--keep-memory] [--json FILE]
+
+The C library gives large results back to the system and maps them afresh at each call, so that kernels and copies that store pay for page
+faults. `--keep-memory` has it keep them, and so measures the kernels alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
 import sys
@@ -146,6 +150,14 @@ def embedding(m: int, n: int, dtype: torch.dtype) -> Program:
     return lambda w, i: F.embedding(i, w) * 2.0, (_matrix(m * (n // 1024), 1024, dtype), torch.randperm(m * (n // 1024)))
 
 
+def _keep_memory() -> None:
+    """Has malloc serve everything from the heap and give nothing back (glibc)."""
+    library = ctypes.CDLL(None)
+    trim_threshold, mmap_max = -1, -4  # names of malloc.h
+    if not (library.mallopt(trim_threshold, (1 << 31) - 1) and library.mallopt(mmap_max, 0)):
+        raise RuntimeError("this C library's malloc has no such parameters")
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else [tensor for item in value for tensor in _tensors(item)]
 
@@ -200,7 +212,10 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "kernels.json")
+    parser.add_argument("--keep-memory", action="store_true")
     arguments = parser.parse_args()
+    if arguments.keep_memory:
+        _keep_memory()
     rows = []
     print(f"{'kernel':20} {'dtype':9} {'eager ms':>9} {'ms':>9} {'GB/s':>7} {'copy':>6} {'speed-up':>8} {'error':>8}")
     for dtype in arguments.dtypes.split(","):

@@ -270,18 +270,18 @@ class KernelEmitter:
 
     def _tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> None:
         """Rows of vectors: where the tile is whole, through a transposed copy on the stack; else by gathering."""
-        b, lanes = self.b, self.strategy.lanes
+        b, count = self.b, self.strategy.tile_rows
 
         def walk(inside: Context, extent: Dim, full: bool) -> None:
             def row(contexts: list[Context], _: list[Value]) -> list[Value]:
                 self._block(contexts[0], axis, block, start, full)
                 return []
 
-            self.loops.counted([inside], rows.symbol, row_start, self._clipped(inside, row_start, lanes, extent), [], row, runs=True)
+            self.loops.counted([inside], rows.symbol, row_start, self._clipped(inside, row_start, count, extent), [], row, runs=True)
 
         def whole(inside: Context, _: list[Value]) -> list[Value]:
             self.evaluator.staged = self._stage_tile(inside, rows, axis, block, row_start, start)
-            walk(inside, lanes, full=True)
+            walk(inside, count, full=True)
             self.evaluator.staged = {}
             return []
 
@@ -289,17 +289,17 @@ class KernelEmitter:
             walk(inside, rows.extent, full=False)
             return []
 
-        if sizes.is_multiple(rows.extent, lanes) and sizes.is_multiple(axis.extent, block):
+        if sizes.is_multiple(rows.extent, count) and sizes.is_multiple(axis.extent, block):
             whole(context, [])
             return
-        if sizes.known_lt(rows.extent, lanes) or sizes.known_lt(axis.extent, block):
+        if sizes.known_lt(rows.extent, count) or sizes.known_lt(axis.extent, block):
             ragged(context, [])
             return
         saved, b.scope = b.scope, context.here
         rows_left = b.op("sub nsw", self.indexer.scalar(context.uniform, rows.extent), row_start)
         columns_left = b.op("sub nsw", self.indexer.scalar(context.uniform, axis.extent), start)
         fits = b.op(
-            "and", b.compare("icmp sge", rows_left, b.const(lanes, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64"))
+            "and", b.compare("icmp sge", rows_left, b.const(count, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64"))
         )
         is_whole = b.convert("zext", fits, "i64")
         partial = b.op("xor", is_whole, b.const(1, "i64"))
@@ -308,7 +308,7 @@ class KernelEmitter:
         b.scope = saved
 
     def _stage_tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> dict[Expression, Staged]:
-        b, memory, lanes = self.b, self.evaluator.memory, self.strategy.lanes
+        b, memory, lanes, count = self.b, self.evaluator.memory, self.strategy.lanes, self.strategy.tile_rows
         origin = Scope(context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start})
         inside = context.enter(origin)
         saved, b.scope = b.scope, origin
@@ -316,21 +316,23 @@ class KernelEmitter:
         for view, load in staged_loads(self.shape, axis, rows):
             pointer = self.pointers[load.buffer]
             tile = b.name()
-            b.blocks[0].lines.insert(0, f"  {tile} = alloca [{lanes * block} x {pointer.element.memory}], align 64")
+            b.blocks[0].lines.insert(0, f"  {tile} = alloca [{count * block} x {pointer.element.memory}], align 64")
             index = view.dim(load.index)
-            column = sizes.loop_symbol("tile", block)
+            column, line = sizes.loop_symbol("tile", block), sizes.loop_symbol("line", count)
 
             def square(contexts: list[Context], _: list[Value]) -> list[Value]:
                 at = contexts[0]
                 b.scope = at.here
-                addresses = [
-                    memory.address(at, pointer, sizes.substitute(index, {axis.symbol: axis.symbol + column + k}))  # noqa: B023
-                    for k in range(lanes)
-                ]
-                memory.fill_tile(tile, block, pointer, addresses, at.here.values[column])  # noqa: B023
+                moved = [{axis.symbol: axis.symbol + column + k, rows.symbol: rows.symbol + line} for k in range(lanes)]  # noqa: B023
+                addresses = [memory.address(at, pointer, sizes.substitute(index, places)) for places in moved]  # noqa: B023
+                first = self.indexer.scalar(at, line * block + column)  # noqa: B023
+                memory.fill_tile(tile, block, pointer, addresses, first)  # noqa: B023
                 return []
 
-            self.loops.counted([inside], column, 0, block, [], square, step=lanes)
+            def lines(contexts: list[Context], _: list[Value]) -> list[Value]:
+                return self.loops.counted(contexts, line, 0, count, [], square, step=lanes)  # noqa: B023
+
+            self.loops.counted([inside], column, 0, block, [], lines, step=lanes)
             staged[load] = Staged(tile, block, rows, row_start, start)
         b.scope = saved
         return staged

@@ -136,12 +136,12 @@ class Memory:
         raw = self._load_row(element, self._at(element.memory, tile, index, 0), lanes, None)
         return self.b.compare("icmp ne", raw, self.b.const(0, "i8")) if element.kind == "bool" else raw
 
-    def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first_column: Value) -> None:
-        """Turns a square: vector k, read at address rows[k], becomes column `first_column` + k of the tile."""
+    def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first: Value) -> None:
+        """Turns a square: vector k, read at address rows[k], becomes a column of the tile, from its element `first` + k downwards."""
         element, lanes = pointer.element, len(rows)
         turned = transpose(self.b, [self._load_row(element, address, lanes, None) for address in rows])
         for row, value in enumerate(turned):
-            self._store_row(element, self._at(element.memory, tile, first_column, row * columns), value, None)
+            self._store_row(element, self._at(element.memory, tile, first, row * columns), value, None)
 
     def address(self, ctx: Context, pointer: Pointer, d: Dim) -> str:
         """Of one element, in a context without lanes."""
