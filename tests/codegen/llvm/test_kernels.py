@@ -45,6 +45,17 @@ def check(
         torch.testing.assert_close(placed[name], tensor, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.parametrize("target", [torch.int8, torch.uint8, torch.int16, BF16, torch.float16, BOOL, torch.int32])
+@pytest.mark.parametrize("source", [F32, F64, torch.int32, I64])
+@pytest.mark.parametrize("count", [5, 9, 17, 33])
+def test_narrowing_writes_no_byte_beyond_the_end(source: torch.dtype, target: torch.dtype, count: int) -> None:
+    """LLVM stored four bytes where one lane of int16 was left."""
+    i = loop_symbol("o0", count)
+    kernel = kernel_of("flat", [Axis(i, count)], [Stage((), (Store("z", i, apply("cast", load("x", i, source), dtype=target)),))], {"x": source, "z": target}, "z")  # fmt: skip
+    x = torch.arange(count).to(source)
+    check(kernel, {"x": x, "z": torch.zeros(count, dtype=target)}, {"z": x.to(target)})
+
+
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, torch.float16, torch.int8, torch.int32, I64])
 @pytest.mark.parametrize("count", [1, 3, 15, 16, 17, 64, 100, 1024, 2500])
 def test_flat_pointwise(dtype: torch.dtype, count: int) -> None:

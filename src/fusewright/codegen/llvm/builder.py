@@ -74,8 +74,9 @@ class Scope:
 class FunctionBuilder:
     """One function under construction. Instructions go to `scope`'s cursor."""
 
-    def __init__(self, target: Target, declarations: dict[str, str], halves: bool = False) -> None:
+    def __init__(self, target: Target, declarations: dict[str, str], halves: bool = False, plain_nans: bool = False) -> None:
         self.target = target
+        self.plain_nans = plain_nans  # every NaN may be rounded to bfloat16 as if it were a number, see nans.py
         self.halves = halves  # all floats that are stored are halves: some functions need less precision
         self.declarations = declarations  # symbol -> its declaration or definition, shared by the functions of a module
         self.blocks: list[Block] = []

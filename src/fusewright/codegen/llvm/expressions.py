@@ -393,8 +393,9 @@ def _narrow_half(b: Builder, value: Value, target: torch.dtype) -> Value:
     bits = b.convert("bitcast", value, "i32")
     odd = b.op("and", b.op("lshr", bits, b.const(16, "i32")), b.const(1, "i32"))
     rounded = b.op("lshr", b.op("add", b.op("add", bits, b.const(0x7FFF, "i32")), odd), b.const(16, "i32"))
-    kept = b.select(b.compare("fcmp uno", value, value), b.const(0x7FC0, "i32"), rounded)
-    return b.convert("trunc", kept, "i16")
+    if not b.plain_nans:
+        rounded = b.select(b.compare("fcmp uno", value, value), b.const(0x7FC0, "i32"), rounded)
+    return b.convert("trunc", rounded, "i16")
 
 
 def _cast(b: Builder, node: Apply, args: list[Value]) -> Value:

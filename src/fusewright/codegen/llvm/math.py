@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from fusewright.codegen.llvm import lookup
 from fusewright.codegen.llvm.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.types import TYPE_BITS, type_text
 
@@ -153,6 +154,8 @@ def sigmoid(b: Builder, x: Value) -> Value:
 
 def tanh(b: Builder, x: Value) -> Value:
     """x + x^3 P(x^2) near 0, else 1 - 2 / (exp(2|x|) + 1) with the sign put back; both are computed, one is taken."""
+    if lookup.applies(b, x):
+        return lookup.tanh(b, x)
     a = b.intrinsic("fabs", x)
     square = b.op("fmul", x, x)
     small = b.fma(b.op("fmul", x, square), polynomial(b, square, _TANH), x)
@@ -169,6 +172,8 @@ def erf(b: Builder, x: Value) -> Value:
     """1 - 2^t with t = log2(erfc(|x|)), as -(2^n (2^r - 1) + 2^n - 1): precise near 0 too, where n is 0. NaN passes through the
     polynomial.
     """
+    if lookup.applies(b, x):
+        return lookup.erf(b, x)
     a = minimum_number(b, 3.95, b.intrinsic("fabs", x))
     t = _times_polynomial(b, a, _ERF_OF_HALVES if b.halves else _ERF)
     magic = b.constant_like(_ROUND, x)

@@ -229,6 +229,10 @@ class Memory:
         if mask is None:
             b.emit(f"  store {value.typed}, ptr {address}, align {element.size}")
             return
+        if mask.home is None and mask.text.startswith("<i1 true") and mask.text.count("true") == 1:
+            # LLVM makes a masked store of one narrowed lane a scalar store, of the width before it was narrowed (int16, bfloat16).
+            self._store_one(element, address, b.lane(value, 0), None)
+            return
         name = f"llvm.masked.store.{suffix(element.memory, value.lanes)}.p0"
         vector = type_text(element.memory, value.lanes)
         b.declarations.setdefault(name, f"declare void @{name}({vector}, ptr, i32, <{value.lanes} x i1>)")

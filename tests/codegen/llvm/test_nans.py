@@ -1,0 +1,62 @@
+"""Rounding to bfloat16 keeps NaN, also where kernels do not ask for it: every bit pattern through operations of all kinds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusewright
+from fusewright.codegen.llvm.analysis import analyse
+from fusewright.codegen.llvm.nans import rounds_as_they_are
+from fusewright.graph.sizes import loop_symbol
+from fusewright.loops import ir
+from fusewright.loops.ir import Axis, Expression
+from fusewright.schedule.plan import Stage, Store
+from tests.codegen.llvm.harness import kernel_of
+
+BF16 = torch.bfloat16
+PROGRAMS = {
+    "copy": lambda x: (torch.where(x > 0, x, x.flip(0)), torch.where(x.isnan(), x, -x)),
+    "arithmetic": lambda x: (x + 1, x * x, x - x, x / x, -x, x.abs(), torch.relu(x), x.clamp(-1, 1), torch.maximum(x, x.flip(0))),
+    "functions": lambda x: (x.exp(), x.sigmoid(), x.tanh(), x.erf(), x.log(), x.sqrt(), x.rsqrt(), x.reciprocal(), x.exp2(), x.expm1()),
+    "activations": lambda x: tuple(getattr(torch.nn.functional, name)(x) for name in ("silu", "gelu", "softplus", "mish", "elu", "hardswish")),
+    "rounding": lambda x: (x.floor(), x.ceil(), x.round(), x.trunc(), x.frac(), torch.copysign(x, x.flip(0)), x.fmod(3), x.sin()),
+    "rows": lambda x: (x.view(256, 256).softmax(-1), x.view(256, 256).cumsum(-1), x.view(256, 256) - x.view(256, 256).amax(-1, keepdim=True)),
+    "library": lambda x: (x.log1p(), x.pow(1.5), x.atan2(x), x.logcumsumexp(0), x.lgamma(), x.asinh(), x.double().log2().to(BF16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_bfloat16(name: str) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(BF16)
+    counts = x.isnan() | (x.abs() < 1e4) & (x.abs() > 1e-4)
+    program = PROGRAMS[name]
+    for got, expected in zip(fusewright.compile(program)(x), program(x)):
+        torch.testing.assert_close(got.view(-1)[counts], expected.view(-1)[counts], equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, -1, 0x7FFF8000, -0x7FFFFF])
+def test_float32_with_any_payload(bits: int) -> None:
+    x = torch.full((100,), bits, dtype=torch.int32).view(torch.float32)
+    assert fusewright.compile(lambda x: x.to(BF16))(x).isnan().all()
+    assert fusewright.compile(lambda x: torch.where(x > 0, 0, x).to(BF16))(x).isnan().all()
+
+
+def _kernel(value: Expression, **loaded: torch.dtype) -> bool:
+    i = loop_symbol("o0", 64)
+    return rounds_as_they_are(analyse(kernel_of("k", [Axis(i, 64)], [Stage((), (Store("z", i, value),))], {**loaded, "z": BF16}, "z")))
+
+
+def test_what_may_make_other_bits() -> None:
+    i = loop_symbol("o0", 64)
+    half, float_, other = (ir.load("x", i, dtype) for dtype in (BF16, torch.float32, torch.float16))
+    wide = ir.apply("cast", half, dtype=torch.float32)
+
+    def narrow(value: Expression) -> Expression:
+        return ir.apply("cast", value, dtype=BF16)
+
+    assert _kernel(narrow(ir.apply("exp", wide, dtype=torch.float32)), x=BF16)
+    assert not _kernel(narrow(float_), x=torch.float32)
+    assert not _kernel(narrow(ir.apply("cast", other, dtype=torch.float32)), x=torch.float16)
+    assert not _kernel(narrow(ir.apply("log1p", wide, dtype=torch.float32)), x=BF16)
+    assert not _kernel(narrow(ir.apply("add", wide, ir.constant(float("nan"), torch.float32), dtype=torch.float32)), x=BF16)
