@@ -38,6 +38,22 @@ def test_reductions_of_large_data_fetch_ahead(name: str, dtype: torch.dtype) -> 
         assert ("llvm.prefetch" in text) == fetches
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "reads", "writes"), [("pointwise", True, True), ("softmax", True, True), ("transposed", False, False)])
+def test_streams_of_large_data_fetch_ahead(name: str, reads: bool, writes: bool, dtype: torch.dtype) -> None:
+    functions: dict[str, Function] = {
+        "pointwise": lambda x: torch.relu(x) + 1,
+        "softmax": lambda x: torch.softmax(x, -1),
+        "transposed": lambda x: (x.t() + 1).contiguous(),
+    }
+    large, small = torch.randn(1030, 2100, dtype=dtype), torch.randn(64, 256, dtype=dtype)
+    got, text = run(functions[name], large)
+    torch.testing.assert_close(got, functions[name](large))
+    assert ("i32 0, i32 2, i32 1)" in text or "i32 0, i32 3, i32 1)" in text) == reads
+    assert ("i32 1, i32 3, i32 1)" in text) == writes
+    assert "llvm.prefetch" not in run(functions[name], small)[1]
+
+
 @pytest.mark.parametrize("function", [F.gelu, torch.erf])
 def test_erf_where_only_halves_are_stored(function: Function) -> None:
     """All values of bfloat16: as near to the exact value as a rounding and a hundredth."""

@@ -168,6 +168,11 @@ class StageView:
         return Facts(frozenset(deps), effects, frozenset(volatile))
 
 
+def same_walk(first: StageView, second: StageView) -> bool:
+    """Whether equal expressions in both stages are equal values at equal points."""
+    return first.axes == second.axes and first.mapping == second.mapping
+
+
 @dataclass(slots=True)
 class Shape:
     """A kernel normalised. `aliases`: buffer -> the name under which writes to its memory are counted, for buffers whose memory the

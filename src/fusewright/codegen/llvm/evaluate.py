@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from fusewright.codegen.llvm.analysis import StageView
+from fusewright.codegen.llvm.analysis import StageView, same_walk
 from fusewright.codegen.llvm.builder import FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.expressions import EMITTERS
 from fusewright.codegen.llvm.indexing import Bound, Indexer, fits_i32
+from fusewright.codegen.llvm.math import exp
 from fusewright.codegen.llvm.memory import Memory, Pointer, register_literal
 from fusewright.codegen.llvm.transpose import Staged
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
@@ -35,6 +36,8 @@ class Evaluator:
         self.memory = Memory(b, self.indexer)
         self.view: StageView
         self.ahead: dict[Expression, int] = {}  # see prefetch.py
+        self.store_ahead: dict[str, int] = {}
+        self.maxima: dict[str, tuple[StageView, Expression]] = {}  # locals that are maxima, and of what
         self.staged: dict[Expression, Staged] = {}  # loads to be taken from a transposed tile
         self._handlers: dict[type, Callable[[Context, int, Expression], Value]] = {
             IndexValue: self._index_value,
@@ -67,7 +70,16 @@ class Evaluator:
         narrow = self._narrow_comparison(ctx, expr)
         if narrow is not None:
             return narrow
+        if expr.op == "exp" and expr.dtype is torch.float32 and self._below_maximum(expr.args[0]):
+            return exp(self.b, self.value(ctx, expr.args[0]), at_most_zero=True)
         return EMITTERS[expr.op](self.b, expr, [self.value(ctx, arg) for arg in expr.args])
+
+    def _below_maximum(self, expr: Expression) -> bool:
+        """Whether `expr` is something less the greatest of its row."""
+        if not (isinstance(expr, Apply) and expr.op == "sub" and isinstance(expr.args[1], LocalValue)):
+            return False
+        maximum = self.maxima.get(expr.args[1].name)
+        return maximum is not None and maximum[1] == expr.args[0] and same_walk(maximum[0], self.view)
 
     def _narrow_comparison(self, ctx: Context, expr: Apply) -> Value | None:
         """Indices (of masks, of padding) are compared in i32 where their ranges allow it: half the registers of i64."""
@@ -145,5 +157,6 @@ class Evaluator:
         saved = b.scope, b.mask
         bound = self.bindings(ctx, store.bindings)
         b.scope, b.mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
-        self.memory.store(ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode)
+        ahead = self.store_ahead.get(store.buffer, 0)
+        self.memory.store(ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode, ahead)
         b.scope, b.mask = saved

@@ -21,7 +21,7 @@ from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
 from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
 from fusewright.codegen.llvm.nans import rounds_as_they_are
-from fusewright.codegen.llvm.prefetch import distances
+from fusewright.codegen.llvm.prefetch import distances, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.transpose import Staged, staged_loads
@@ -66,6 +66,8 @@ class KernelEmitter:
         self.b.declarations.setdefault(ZEROS, ZEROS_DEFINITION)
         self.pointers: dict[str, Pointer] = {}
         self.evaluator = Evaluator(self.b, self.pointers)
+        for view in shape.views:
+            self.evaluator.maxima |= {reduce.local: (view, reduce.value) for reduce in reductions_of(view.stage) if reduce.kind == "max"}
         self.indexer = self.evaluator.indexer
         self.loops = Loops(self.b, self.indexer)
         self.freed: list[str] = []
@@ -405,6 +407,7 @@ class KernelEmitter:
         """What is evaluated from here on belongs to stage `number`."""
         self.evaluator.view = self.shape.views[number]
         self.evaluator.ahead = distances(self.shape, self.strategy, number)
+        self.evaluator.store_ahead = store_distances(self.shape, self.strategy, number)
 
     def _stage_in_place(self, view: StageView, contexts: list[Context]) -> None:
         """The stage's loops around the contexts as they are (scalars, or vectors of outer points side by side)."""

@@ -115,9 +115,11 @@ def _exp_reduced(b: Builder, r: Value) -> Value:
     return polynomial(b, r, (1.0, 1.0, *_EXP))
 
 
-def exp(b: Builder, x: Value) -> Value:
+def exp(b: Builder, x: Value, at_most_zero: bool = False) -> Value:
+    """at_most_zero: or NaN."""
     keep = b.compare("fcmp uge", x, b.constant_like(-103.98, x))
-    x = minimum_number(b, 89.0, x)
+    if not at_most_zero:
+        x = minimum_number(b, 89.0, x)
     if not (b.target.scalef and x.lanes == 16):  # whose mask alone keeps what is below out
         x = maximum_number(b, -104.0, x)
     t, n, r = _reduce_exp(b, x)

@@ -18,6 +18,7 @@ from fusewright.graph.sizes import Dim
 from fusewright.records import dataclass
 
 LINE = 64  # bytes of a cache line
+NEAR = 8192  # bytes ahead up to which what is fetched goes into the first-level cache
 PREFETCH = "llvm.prefetch.p0"
 ZEROS = "fw.zeros"  # enough zeros for one vector of any type
 ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, align 64"
@@ -124,11 +125,12 @@ class Memory:
             return self.b.compare("icmp ne", raw, self.b.const(0, "i8"))
         return raw
 
-    def _fetch(self, address: str, ahead: int) -> None:
+    def _fetch(self, address: str, ahead: int, to_write: int = 0) -> None:
         b = self.b
         place = b.value(f"getelementptr i8, ptr {address}, i64 {ahead}", "ptr").text
         b.declarations.setdefault(PREFETCH, f"declare void @{PREFETCH}(ptr, i32, i32, i32)")
-        b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 0, i32 3, i32 1)")
+        near = 3 if ahead <= NEAR else 2
+        b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 {to_write}, i32 {near}, i32 1)")
 
     def load_tile_row(self, tile: str, dtype: torch.dtype, index: Value, lanes: int) -> Value:
         """A vector from a tile on the stack."""
@@ -183,8 +185,10 @@ class Memory:
 
     # --- stores
 
-    def store(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str) -> None:
-        """`buffer[d] = value`, or an accumulation into it (the caller sees to it that no two lanes meet)."""
+    def store(
+        self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str, ahead: int = 0
+    ) -> None:
+        """`buffer[d] = value`, or an accumulation into it (the caller sees to it that no two lanes meet). ahead: as in `load`."""
         element = pointer.element
         if mode != "write":
             value = self._accumulate(ctx, pointer, d, bound, value, mask, mode)
@@ -200,6 +204,8 @@ class Memory:
                 address = self._at(element.memory, address, None, 1 - ctx.lanes)
                 value = self._reverse(value)
                 mask = self._reverse(mask) if mask is not None and mask.lanes > 1 else mask
+            if ahead and ctx.offset * element.size % LINE == 0:
+                self._fetch(address, ahead, to_write=1)
             self._store_row(element, address, value, mask)
         elif index is not None:
             pointers = vector_of_pointers(self.b, element.memory, address, self.b.splat(index, ctx.lanes))

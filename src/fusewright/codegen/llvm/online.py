@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fusewright.codegen.llvm import math as functions
 from fusewright.codegen.llvm import reductions
-from fusewright.codegen.llvm.analysis import Shape, StageView, reductions_of
+from fusewright.codegen.llvm.analysis import Shape, StageView, reductions_of, same_walk
 from fusewright.codegen.llvm.builder import Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.prefetch import streamed
@@ -57,7 +57,7 @@ def _belong_together(first: StageView, second: StageView) -> bool:
     (top,), (total,) = first.stage.statements, second.stage.statements
     if not (isinstance(top, Reduce) and isinstance(total, Reduce) and top.kind == "max" and total.kind == "sum"):
         return False
-    if first.axes != second.axes or first.mapping != second.mapping:
+    if not same_walk(first, second):
         return False
     if first.facts(top.value).volatile or not top.value.dtype.is_floating_point:
         return False

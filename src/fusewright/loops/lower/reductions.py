@@ -284,11 +284,11 @@ def _shifted(low: Lowering, self: Value, space: Space, working: torch.dtype, saf
 
 
 def _exponentials(low: Lowering, self: Value, space: Space, shifted: Expression) -> tuple[Value, Value]:
-    """(exp(shifted), kept in memory for its second reader; its sum with dimensions kept)."""
+    """(exp(shifted), kept in memory for its second reader; the reciprocal of its sum, which is 1 or more, with dimensions kept)."""
     powers = low.make(self.shape, ex.exp(shifted), self.type, shifted.dtype)
     if space.reduced:
         low.realize(powers)
-    return powers, reduce_kept(low, "sum", space, low.at(powers, space.symbols), self)
+    return powers, reduce_kept(low, "sum", space, low.at(powers, space.symbols), self, ex.reciprocal(ex.accumulator(shifted.dtype)))
 
 
 @lowers("_softmax", "_safe_softmax", "softmax.int")
@@ -297,9 +297,9 @@ def softmax(call: Call, self: Value, dim: int, half_to_float: Any = False, **opt
     space = space_of(self, normalize_dim(dim, self.ndim))
     working = ex.compute_dtype(float_dtype(call.type.dtype))
     top, shifted = _shifted(low, self, space, working, safe=False)
-    powers, total = _exponentials(low, self, space, shifted)
+    powers, share = _exponentials(low, self, space, shifted)
     kept = space.kept(True)
-    result = ex.div(low.at(powers, space.symbols), low.at(total, kept))
+    result = ex.mul(low.at(powers, space.symbols), low.at(share, kept))
     if "_safe_softmax" in call.target._schema.name:
         result = ex.where(ex.eq(low.at(top, kept), -math.inf), 0, result)
     return call.result(result)
