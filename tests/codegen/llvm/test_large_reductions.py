@@ -113,13 +113,14 @@ ROWS: dict[str, Function] = {
     "log of sums": lambda x: torch.logsumexp(x, 1),
     "log softmax": lambda x: torch.log_softmax(x, 1),
     "loss": lambda x: F.cross_entropy(x, torch.arange(x.shape[0])),
+    "maximum as well": lambda x: (x.amax(1), (x - x.amax(1, keepdim=True)).exp().sum(1)),
     "masked": lambda x: torch.logsumexp(x.masked_fill(x > 1, -math.inf), 1),
 }
 
 
 def difficult_rows(columns: int) -> torch.Tensor:
     torch.manual_seed(columns)
-    x = torch.randn(11, columns)
+    x = torch.randn(13, columns)
     x[1] = -math.inf
     x[2, : columns // 2] = -math.inf
     x[3, columns - 1] = math.nan
@@ -129,6 +130,8 @@ def difficult_rows(columns: int) -> torch.Tensor:
     x[7, 1:] = -math.inf
     x[8] = -3e38
     x[9, columns // 3] = 3e38
+    x[11], x[11, columns // 2] = -math.inf, math.nan
+    x[12, 3], x[12, columns - 2] = math.nan, math.inf
     return x
 
 

@@ -2,7 +2,7 @@
 
 Takes two stages of a kernel, `max of v` and `sum of exp(v - max)`, that reduce the same long row; writes them as one loop over chunks of
 the row: the chunk's maximum comes from memory, its exponentials from the cache, and while they are computed the next chunk is fetched.
-What was summed below an older maximum is scaled. Always holds: the results are eager's for rows with NaN, infinities or nothing but -inf.
+What was summed below an older maximum is scaled. The maximum is that of numbers; a sum that is NaN has the row searched once more. Always holds: the results are eager's for rows with NaN, infinities or nothing but -inf.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ def _belong_together(first: StageView, second: StageView) -> bool:
     return value == top.value and isinstance(below, LocalValue) and below.name == top.local
 
 
+def _greater_number(emitter: KernelEmitter, ctx: Context, top: Reduce, best: Value) -> Value:
+    """One instruction: a NaN is passed over here, and found in the sum."""
+    b = emitter.b
+    value = emitter.evaluator.value(ctx, top.value)
+    b.scope, mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
+    greater = b.select(b.compare("fcmp ogt", value, best), value, best)
+    return greater if mask is None else b.select(mask, greater, best)
+
+
 def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis: Axis) -> None:
     """Both stages at one outer point; names both results."""
     b, loops, lanes = emitter.b, emitter.loops, emitter.strategy.lanes
@@ -95,8 +104,11 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
         def step(contexts: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
             return emitter.side_by_side(emitter.evaluator.view, contexts, groups, ordered=True)
 
+        def numbers(contexts: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
+            return [[_greater_number(emitter, ctx, top, *group)] for ctx, group in zip(contexts, groups)]
+
         tops = [[b.splat(low, lanes)] for _ in range(copies)]
-        groups = loops.vectors(here, axis.symbol, start, count, lanes, copies, tops, step, no_tail=no_tail)
+        groups = loops.vectors(here, axis.symbol, start, count, lanes, copies, tops, numbers, no_tail=no_tail)
         b.scope = here.here
         while len(groups) > 1:
             groups = [reductions.merge(b, top, x, y) for x, y in zip(groups[::2], groups[1::2])]
@@ -117,10 +129,26 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
     nothing = b.splat(b.const(0.0, element.register), lanes)
     best, *sums = loops.counted([context], chunk, 0, -(-axis.extent // length), [low, *[nothing] * 4], body)
     b.scope = context.here
-    emitter.define(context.here, top.local, best)
     while len(sums) > 1:
         sums = [b.op("fadd", x, y) for x, y in zip(sums[::2], sums[1::2])]
     whole = reductions.across(b, total, sums)
+
+    def again(inside: Context, _: list[Value]) -> list[Value]:
+        """The row holds a NaN or an infinity: which of them is the maximum."""
+        emitter.enter_stage(first)
+        start = [reductions.initial(top, "i32")]
+
+        def step(contexts: list[Context], groups: list[list[Value]]) -> list[list[Value]]:
+            return emitter.side_by_side(one, contexts, groups, ordered=True)
+
+        start = [[b.splat(value, lanes) for value in state] for state in start]
+        (state,) = loops.vectors(inside, axis.symbol, b.const(0, "i64"), axis.extent, lanes, 1, start, step)  # type: ignore[arg-type]
+        b.scope = inside.here
+        return [reductions.across(b, top, state)]
+
+    (best,) = loops.maybe(context, b.convert("zext", b.compare("fcmp uno", whole, whole), "i64"), [best], again)
+    b.scope = context.here
+    emitter.define(context.here, top.local, best)
     whole = b.select(b.compare("fcmp oeq", best, low), b.const(math.nan, element.register), whole)
     emitter.define(context.here, total.local, whole)
     b.scope = saved
