@@ -2,7 +2,8 @@
 
 Takes two stages of a kernel, `max of v` and `sum of exp(v - max)`, that reduce the same long row; writes them as one loop over chunks of
 the row: the chunk's maximum comes from memory, its exponentials from the cache, and while they are computed the next chunk is fetched.
-What was summed below an older maximum is scaled. The maximum is that of numbers; a sum that is NaN has the row searched once more. Always holds: the results are eager's for rows with NaN, infinities or nothing but -inf.
+What was summed below an older maximum is scaled. The maximum is that of numbers; a sum that is NaN has the row searched once more. Always
+holds: the results are eager's for rows with NaN, infinities or nothing but -inf.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def distances(shape: Shape, strategy: Strategy, number: int) -> dict[Expression,
     found: dict[Expression, int] = {}
     for expr in walk(values_of(view.stage)):
         if isinstance(expr, Load) and not expr.bindings and _is_large(shape, expr.buffer, view):
-            distance = _along_rows(shape, strategy, number, expr) if axis is not None else _along_columns(strategy, view, expr)
+            distance = _along_rows(shape, strategy, number, expr) if axis is not None else _along_columns(shape, strategy, number, expr)
             if distance:
                 found[expr] = distance * ELEMENT_TYPES[expr.dtype].size
     return found
@@ -38,6 +38,8 @@ def distances(shape: Shape, strategy: Strategy, number: int) -> dict[Expression,
 def store_distances(shape: Shape, strategy: Strategy, number: int) -> dict[str, int]:
     """Bytes to what a stage will store, by buffer: of large results that it writes as one stream."""
     view = shape.views[number]
+    if strategy.wide:
+        return _stores_of_next_row(shape, strategy, view)
     axis = strategy.stage_axes[number] or _streaming_axis(strategy, view)
     if axis is None:
         return {}
@@ -47,6 +49,17 @@ def store_distances(shape: Shape, strategy: Strategy, number: int) -> dict[str, 
         if isinstance(statement, Store) and not statement.bindings and sizes.coefficient(view.dim(statement.index), axis.symbol) == 1
         and _bytes_used(shape, statement.buffer, view) >= LEAST
     }  # fmt: skip
+
+
+def _stores_of_next_row(shape: Shape, strategy: Strategy, view: StageView) -> dict[str, int]:
+    """In a wide tile: the same columns of the next row."""
+    found: dict[str, int] = {}
+    for statement in view.stage.statements if view.axes and not reductions_of(view.stage) else ():
+        if isinstance(statement, Store) and not statement.bindings and _bytes_used(shape, statement.buffer, view) >= LEAST:
+            row = sizes.coefficient(view.dim(statement.index), view.axes[-1].symbol)
+            if isinstance(row, int):
+                found[statement.buffer] = row * ELEMENT_TYPES[dict(zip(shape.kernel.buffers, shape.kernel.dtypes))[statement.buffer]].size
+    return found
 
 
 def _streaming_axis(strategy: Strategy, view: StageView) -> Axis | None:
@@ -102,8 +115,9 @@ def _reads_along(view: StageView, axis: Axis | None, buffer: str) -> bool:
     )
 
 
-def _along_columns(strategy: Strategy, view: StageView, load: Load) -> int:
+def _along_columns(shape: Shape, strategy: Strategy, number: int, load: Load) -> int:
     """Elements to a later row of a stage that reduces over rows; ahead in the stream of a pointwise kernel."""
+    view = shape.views[number]
     index = view.dim(load.index)
     axis = _streaming_axis(strategy, view)
     if axis is not None:
@@ -113,4 +127,10 @@ def _along_columns(strategy: Strategy, view: StageView, load: Load) -> int:
     row = sizes.coefficient(index, view.axes[-1].symbol)
     if sizes.coefficient(index, strategy.vector.symbol) != 1 or not isinstance(row, int):
         return 0
+    if strategy.wide and _read_before(shape, number, load.buffer):
+        return strategy.wide  # this tile lies in the caches: the next one beside it
     return ROWS * row if row * ELEMENT_TYPES[load.dtype].size >= FAR // 4 else 0
+
+
+def _read_before(shape: Shape, number: int, buffer: str) -> bool:
+    return any(access.buffer == buffer and not access.store for view in shape.views[:number] for access in view.accesses)
