@@ -19,6 +19,7 @@ from fusewright.records import dataclass
 
 LINE = 64  # bytes of a cache line
 PREFETCH = "llvm.prefetch.p0"
+FIRST_LEVEL, SECOND_LEVEL = 3, 2  # the cache that a prefetch brings a line to
 ZEROS = "fw.zeros"  # enough zeros for one vector of any type
 ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, align 64"
 
@@ -124,17 +125,23 @@ class Memory:
             return self.b.compare("icmp ne", raw, self.b.const(0, "i8"))
         return raw
 
-    def _fetch(self, address: str, ahead: int) -> None:
+    def _fetch(self, address: str, ahead: int, locality: int = FIRST_LEVEL) -> None:
         b = self.b
         place = b.value(f"getelementptr i8, ptr {address}, i64 {ahead}", "ptr").text
         b.declarations.setdefault(PREFETCH, f"declare void @{PREFETCH}(ptr, i32, i32, i32)")
-        b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 0, i32 3, i32 1)")
+        b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 0, i32 {locality}, i32 1)")
 
     def load_tile_row(self, tile: str, dtype: torch.dtype, index: Value, lanes: int) -> Value:
         """A vector from a tile on the stack."""
         element = ELEMENT_TYPES[dtype]
         raw = self._load_row(element, self._at(element.memory, tile, index, 0), lanes, None)
         return self.b.compare("icmp ne", raw, self.b.const(0, "i8")) if element.kind == "bool" else raw
+
+    def load_row(self, dtype: torch.dtype, address: str, lanes: int, mask: Value | None, ahead: int = 0) -> Value:
+        """Elements side by side, 0 where the mask is false. ahead: bytes to what the second-level cache is to fetch, 0 for nothing."""
+        if ahead:
+            self._fetch(address, ahead, SECOND_LEVEL)
+        return self._load_row(ELEMENT_TYPES[dtype], address, lanes, mask)
 
     def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first_column: Value) -> None:
         """Turns a square: vector k, read at address rows[k], becomes column `first_column` + k of the tile."""
