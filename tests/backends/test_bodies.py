@@ -200,7 +200,11 @@ class Chained(nn.Module):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_layers_that_share_weights_with_the_next(plans: Plans, last: bool) -> None:
-    check(plans, Chained(last), torch.randn(3, 16), repeats=not last)
+    check(plans, Chained(last), torch.randn(20, 16), repeats=not last)  # with few rows each layer has turned weights of its own
+
+
+def test_layers_of_few_rows_that_share_weights(plans: Plans) -> None:
+    check(plans, Chained(last=True), torch.randn(3, 16))
 
 
 class Kept(nn.Module):

@@ -66,8 +66,8 @@ def test_a_linear_layer_gives_eagers_values(monkeypatch: pytest.MonkeyPatch, way
     net = nn.Sequential(nn.Linear(24, 40), nn.SiLU(), nn.Linear(40, 16, bias=False)).to(dtype).eval()
     compare(net, torch.randn(12, 24, dtype=dtype))
     ways = ways_for(Linear(dtype, 12, 24, 40, True, True))
-    assert bool(made) == (len(ways) > 1)  # a processor without float16 has one way, which nobody chooses
-    assert way in made or way not in ways or not made
+    assert made  # also where the library has one way: a kernel of ours may be another
+    assert way in made or way not in ways
 
 
 @pytest.mark.parametrize("way", [TURNED, MKL, ONEDNN])
@@ -129,7 +129,7 @@ def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: objec
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "measured", lambda *args: pytest.fail("it was measured before"))
     assert Chooser()(linear, ways) == odd
-    graph_cache.store().put(key(linear), "linear layer", b"no such way")
+    graph_cache.store().put(key(linear, ways), "linear layer", b"no such way")
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "measured", lambda *args: likely(linear, ways))
     assert Chooser()(linear, ways) == likely(linear, ways)

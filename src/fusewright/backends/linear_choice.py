@@ -1,4 +1,5 @@
-"""Which of the library's ways a linear layer takes: measured once for a machine, dtype and shape, and remembered on disk.
+"""Which way a linear layer takes, of the library's and a kernel of our own: measured once for a machine, dtype and shape, and remembered
+on disk.
 
 Takes what `graph/passes/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The ways are tried in turn on
 made-up numbers, the least time of each counts, and the likely way keeps its place unless another is clearly quicker.
@@ -15,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fusewright.backends import graph_cache
-from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, PLAIN, TURNED, Linear, likely
+from fusewright.backends import graph_cache, own_products
+from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, OWN, PLAIN, TURNED, Linear, likely
 from fusewright.records import replace
 
 BUDGET = 0.1
@@ -44,21 +45,36 @@ _SPEED = {torch.float32: 1e11, torch.bfloat16: 4e11, torch.float16: 4e11}
 
 _known: dict[tuple[Linear, int, tuple[str, ...]], str] = {}
 
+_winners: dict[tuple[object, ...], str] = {}
+"""Of the races in which a kernel of ours took part, by `_product`."""
+
 
 class Chooser:
-    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds."""
+    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel of ours must win
+    against the library's ways (else a rule says for which shapes it is taken)."""
 
-    def __init__(self, store: bool = True, budget: float = BUDGET, longest: float = LONGEST) -> None:
+    def __init__(self, store: bool = True, budget: float = BUDGET, longest: float = LONGEST, races: bool = False) -> None:
         self.store = store
         self.left = budget
         self.longest = longest
+        self.races = races
+
+    def takes_own(self, linear: Linear) -> bool:
+        """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was no race."""
+        winner = _winners.get(_product(linear)) if self.races else None
+        return own_products.is_likely_quick(linear) if winner is None else winner == OWN
 
     def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
+        own = own_products.is_possible_for(linear)
+        if own and not self.races and own_products.is_likely_quick(linear):
+            return OWN
         default = likely(linear, ways)
-        if linear.rows is None:
+        if linear.rows is None or (len(ways) < 2 and not (own and self.races)):
             return default
         if linear.work < LEAST_WORK:
-            return PLAIN
+            return OWN if own and own_products.is_likely_quick(linear) else PLAIN
+        if own and self.races:
+            ways = (*ways, OWN)
         name = (linear, torch.get_num_threads(), tuple(ways))
         found = _known.get(name) or self.remembered(linear, ways)
         if found is None and self.left > 0 and self.is_worth_it(linear):
@@ -66,10 +82,12 @@ class Chooser:
             found = measured(linear, ways, default)
             self.left -= time.perf_counter() - started
             if self.store:
-                graph_cache.store().put(key(linear), "linear layer", found.encode())
+                graph_cache.store().put(key(linear, ways), "linear layer", found.encode())
         if found is None:
             return default
         _known[name] = found
+        if OWN in ways:
+            _winners[_product(linear)] = found
         return found
 
     def is_worth_it(self, linear: Linear) -> bool:
@@ -77,14 +95,20 @@ class Chooser:
         return quick and (linear.inner * linear.columns * linear.dtype.itemsize <= LARGEST or self.longest > LONGEST)
 
     def remembered(self, linear: Linear, ways: Sequence[str]) -> str | None:
-        body = graph_cache.store().get(key(linear)) if self.store else None
+        body = graph_cache.store().get(key(linear, ways)) if self.store else None
         way = None if body is None else body.decode("ascii", "replace")
         return way if way in ways else None
 
 
-def key(linear: Linear) -> str:
+def _product(linear: Linear) -> tuple[object, ...]:
+    """What is known of a layer where it is but a product."""
+    return (linear.dtype, linear.rows, linear.inner, linear.columns, linear.bias, torch.get_num_threads())
+
+
+def key(linear: Linear, ways: Sequence[str]) -> str:
     """Where the disk cache has the choice."""
-    return hashlib.sha256(f"{graph_cache.host_text()}|{torch.get_num_threads()} threads|{linear}".encode()).hexdigest()
+    facts = f"{graph_cache.host_text()}|{torch.get_num_threads()} threads|{linear}|{' '.join(ways)}"
+    return hashlib.sha256(facts.encode()).hexdigest()
 
 
 def measured(linear: Linear, ways: Sequence[str], default: str) -> str:
@@ -169,10 +193,15 @@ def _convolution(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: to
     return lambda: run(images, packed, bias, [0, 0], [1, 1], [1, 1], 1, "none", [], "")
 
 
+def _own(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    return own_products.trial(linear, x, weight.t().contiguous(), bias)
+
+
 _TRIES: dict[str, Callable[[Linear, torch.Tensor, torch.Tensor, torch.Tensor | None], Try]] = {
     PLAIN: _plain,
     TURNED: _turned,
     MKL: _mkl,
     ONEDNN: _onednn,
     CONVOLUTION: _convolution,
+    OWN: _own,
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 import torch.fx
 
-from fusewright.backends import graph_cache
+from fusewright.backends import graph_cache, own_products
 from fusewright.backends.linear_choice import Chooser
 from fusewright.backends.registry import GraphToCompile
 from fusewright.codegen.call_plan import build_call_plan, describe
@@ -27,6 +27,7 @@ from fusewright.events import Hint, Raced, StageDone
 from fusewright.graph import bodies, passes
 from fusewright.graph.builder import env_of
 from fusewright.graph.grad_mode import run_with_grad_mode
+from fusewright.graph.linear_paths import Linear
 from fusewright.graph.preparation import Preparation
 from fusewright.graph.printer import print_graph
 from fusewright.graph.seeds import seeds_outside
@@ -102,13 +103,17 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
 
 
 def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with its convolution chains in channels-last format, and products padded, as the options say; and products of halves in
-    float32 on a processor without instructions for them."""
+    """The graph with its convolution chains in channels-last format, and products padded, as the options say; attention of few tokens
+    as loops; and products of halves in float32 on a processor without instructions for them."""
     if to_compile.settings["shape_padding"] and passes.may_pad(graph):
         graph = run_stage(to_compile, "padding", "aot_graphs", print_graph, passes.choose_sizes, graph)
+    if to_compile.backward is None and passes.may_write_out(graph):
+        graph = run_stage(to_compile, "attention", "aot_graphs", print_graph, passes.choose_attention, graph)
     if passes.may_widen(graph):
-        keeps = to_compile.settings["pack_weights"] and to_compile.backward is None
-        graph = run_stage(to_compile, "precision", "aot_graphs", print_graph, passes.choose_precision, graph, keeps)
+        inference = to_compile.backward is None
+        takes_own = chooser(to_compile).takes_own if inference and to_compile.settings["fusion"] else _nothing
+        halves = passes.Halves(to_compile.settings["pack_weights"] and inference, takes_own)
+        graph = run_stage(to_compile, "precision", "aot_graphs", print_graph, passes.choose_precision, graph, halves)
     if not to_compile.settings["layout"]:
         return graph
     return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
@@ -128,11 +133,21 @@ def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[
     """The graph with packed weights, and what is computed from parameters beforehand; both unchanged when the option says no."""
     if not to_compile.settings["pack_weights"]:
         return graph, None
-    settings = to_compile.settings
-    choose = Chooser(settings["disk_cache"] and environment("FUSEWRIGHT_CACHE"))
-    if settings["max_autotune"]:
-        choose.left = choose.longest = settings["autotune_seconds"]
+    choose = chooser(to_compile)
     return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph, choose)
+
+
+def _nothing(linear: Linear) -> bool:
+    return False
+
+
+def chooser(to_compile: GraphToCompile) -> Chooser:
+    """What chooses between the library's ways and kernels of ours, as the options say."""
+    settings = to_compile.settings
+    store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
+    if not settings["max_autotune"]:
+        return Chooser(store)
+    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True)
 
 
 def generate(
@@ -154,6 +169,8 @@ def generate(
         if gpu is not None:
             options = gpu.schedule_options(options, program)
         plan = run("schedule", "schedule", plan_text, schedule, program, options)
+    if gpu is None and not half and to_compile.settings["fusion"]:
+        plan = run("products", "schedule", plan_text, own_products.with_own_products, plan, own_bytes, chooser(to_compile).takes_own)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}

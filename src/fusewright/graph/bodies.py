@@ -162,13 +162,13 @@ def _wired(calls: tuple[Node, ...], first: int, end: int, period: int) -> Bodies
         count = (end - first) // period + 1
         if count < LEAST:
             return None
-        end = first + (count - 1) * period
-        found = _pairs(leaves, index, first, end, period)
+        last = first + (count - 1) * period
+        found = _pairs(leaves, index, first, last, period)
         if isinstance(found, dict):
             break
-        if found <= first or found > end:
+        if found <= first or found > last:
             return None
-        if found - first >= end - found:
+        if found - first >= last - found:
             end = found - 1
         else:
             first = found

@@ -59,9 +59,10 @@ class Linear:
 
 Choose = Callable[[Linear, Sequence[str]], str]
 
-PLAIN, TURNED, MKL, ONEDNN, CONVOLUTION = "plain", "turned", "mkl", "onednn", "convolution"
+PLAIN, TURNED, MKL, ONEDNN, CONVOLUTION, OWN = "plain", "turned", "mkl", "onednn", "convolution", "own"
 """The operator as it is; the same with each input's weights side by side; MKL's packed matrix, which is made for one number of rows (where
-the rows vary, for the one that usually comes; any other takes the weights turned); oneDNN's; oneDNN's convolution."""
+the rows vary, for the one that usually comes; any other takes the weights turned); oneDNN's; oneDNN's convolution; a kernel of ours, which
+reads each output's weights side by side (backends/own_products.py)."""
 
 
 def _onednn_takes(dtype: torch.dtype) -> bool:

@@ -20,6 +20,7 @@ from fusewright.records import dataclass
 LINE = 64  # bytes of a cache line
 NEAR = 8192  # bytes ahead up to which what is fetched goes into the first-level cache
 PREFETCH = "llvm.prefetch.p0"
+FIRST_LEVEL, SECOND_LEVEL = 3, 2  # the cache that a prefetch brings a line to
 ZEROS = "fw.zeros"  # enough zeros for one vector of any type
 ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, align 64"
 
@@ -125,11 +126,12 @@ class Memory:
             return self.b.compare("icmp ne", raw, self.b.const(0, "i8"))
         return raw
 
-    def _fetch(self, address: str, ahead: int, to_write: int = 0) -> None:
+    def _fetch(self, address: str, ahead: int, to_write: int = 0, locality: int = 0) -> None:
+        """locality: the cache that a line is brought to; 0: the first level for what is needed soon."""
         b = self.b
         place = b.value(f"getelementptr i8, ptr {address}, i64 {ahead}", "ptr").text
         b.declarations.setdefault(PREFETCH, f"declare void @{PREFETCH}(ptr, i32, i32, i32)")
-        near = 3 if ahead <= NEAR else 2
+        near = locality or (FIRST_LEVEL if ahead <= NEAR else SECOND_LEVEL)
         b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 {to_write}, i32 {near}, i32 1)")
 
     def load_tile_row(self, tile: str, dtype: torch.dtype, index: Value, lanes: int) -> Value:
@@ -137,6 +139,12 @@ class Memory:
         element = ELEMENT_TYPES[dtype]
         raw = self._load_row(element, self._at(element.memory, tile, index, 0), lanes, None)
         return self.b.compare("icmp ne", raw, self.b.const(0, "i8")) if element.kind == "bool" else raw
+
+    def load_row(self, dtype: torch.dtype, address: str, lanes: int, mask: Value | None, ahead: int = 0) -> Value:
+        """Elements side by side, 0 where the mask is false. ahead: bytes to what the second-level cache is to fetch, 0 for nothing."""
+        if ahead:
+            self._fetch(address, ahead, locality=SECOND_LEVEL)
+        return self._load_row(ELEMENT_TYPES[dtype], address, lanes, mask)
 
     def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first: Value) -> None:
         """Turns a square: vector k, read at address rows[k], becomes a column of the tile, from its element `first` + k downwards."""

@@ -20,6 +20,7 @@ import torch
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.codegen.llvm.analysis import tree_size, values_of
 from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
+from fusewright.codegen.llvm.product import emit_product
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.llvm.target import Target, describe
 from fusewright.records import dataclass
@@ -122,13 +123,19 @@ def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozens
         structure = signature(kernel)
         text = texts.get(structure)
         if text is None:
-            text = texts[structure] = emit_kernel(kernel, machine.target, declarations, torch.get_num_threads())
+            text = texts[structure] = _emit(kernel, machine.target, declarations)
         key = hashlib.sha256(text.body.encode()).hexdigest()
         symbol = symbol_of(key)
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")
         codes[kernel.name] = _code(kernel, text, key, symbol, functions[symbol])
     ir = "\n".join([f'target triple = "{machine.target.triple}"', *declarations.values(), *functions.values()]) + "\n"
     return CompiledModule(codes, _compile(machine, ir) if functions else b"", ir)
+
+
+def _emit(kernel: Kernel, target: Target, declarations: dict[str, str]) -> KernelText:
+    if kernel.product is not None:
+        return emit_product(kernel, target, declarations)
+    return emit_kernel(kernel, target, declarations, torch.get_num_threads())
 
 
 def _code(kernel: Kernel, text: KernelText, key: str, symbol: str, function: str) -> KernelCode:

@@ -22,7 +22,7 @@ from fusewright.graph.passes.dce import dce
 from fusewright.graph.passes.depthwise_gradients import depthwise_gradients
 from fusewright.graph.passes.embedding_gradients import embedding_gradients
 from fusewright.graph.passes.functionalise import functionalise
-from fusewright.graph.passes.half_products import half_products, may_widen
+from fusewright.graph.passes.half_products import Halves, half_products, may_widen
 from fusewright.graph.passes.layout import layout
 from fusewright.graph.passes.line_convolution import line_convolution
 from fusewright.graph.passes.merge_linear import merge_linear
@@ -32,6 +32,7 @@ from fusewright.graph.passes.pad_products import may_pad, pad_products
 from fusewright.graph.passes.patch_convolution import patch_convolution, patches_in_inference
 from fusewright.graph.passes.prepare import split_preparation
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
+from fusewright.graph.passes.short_attention import may_write_out, short_attention
 from fusewright.graph.passes.specialise import specialise
 from fusewright.graph.preparation import Preparation
 
@@ -59,6 +60,11 @@ PADDING: list[tuple[Pass, str]] = [(pad_products, "Pads matrix products to sizes
 PRECISION: list[tuple[Pass, str]] = [
     (half_products, "Makes products of halves in float32 where the processor does not multiply halves."),
     (cse, "Converts once what several products read."),
+]
+
+ATTENTION: list[tuple[Pass, str]] = [
+    (short_attention, "Writes out attention of few queries and keys as loops."),
+    (cse, "Makes once what several layers have in common."),
 ]
 
 LIBRARY: list[tuple[Pass, str]] = [
@@ -96,9 +102,14 @@ def choose_sizes(graph: torch.fx.Graph) -> torch.fx.Graph:
     return run_passes(graph, PADDING)
 
 
-def choose_precision(graph: torch.fx.Graph, keeps: bool) -> torch.fx.Graph:
-    """Run PRECISION on a functional graph. keeps: what depends on parameters alone is computed once, beforehand."""
-    return run_passes(graph, _with(PRECISION, half_products, keeps))
+def choose_precision(graph: torch.fx.Graph, halves: Halves) -> torch.fx.Graph:
+    """Run PRECISION on a functional graph."""
+    return run_passes(graph, _with(PRECISION, half_products, halves))
+
+
+def choose_attention(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Run ATTENTION on a functional graph."""
+    return run_passes(graph, ATTENTION)
 
 
 def choose_operators(graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -129,7 +140,7 @@ def _with(pipeline: list[tuple[Pass, str]], one: Callable[..., torch.fx.Graph], 
 
 
 __all__ = [
-    "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise", "Observer", "PassReport",
-    "Rewrites", "choose_layouts", "choose_operators", "choose_precision", "choose_sizes", "finish_backward", "may_pad", "may_widen",
-    "pack_parameters", "run",
+    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise", "Halves",
+    "Observer", "PassReport", "Rewrites", "choose_attention", "choose_layouts", "choose_operators", "choose_precision", "choose_sizes",
+    "finish_backward", "may_pad", "may_widen", "may_write_out", "pack_parameters", "run",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import platform
-from collections.abc import Set
+from collections.abc import Callable, Set
 from functools import cache
 from typing import Any
 
@@ -19,12 +19,14 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder, building_for, env_of
+from fusewright.graph.linear_paths import Linear
 from fusewright.graph.passes.prepare import may_be_kept
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType
+from fusewright.records import dataclass
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -57,9 +59,21 @@ def may_widen(graph: torch.fx.Graph) -> bool:
     return any(_half(node) for target in (*_PRODUCTS, *_CONVOLUTIONS) for node in graph.find_nodes(op="call_function", target=target))
 
 
-def half_products(graph: torch.fx.Graph, rewrites: Rewrites, keeps: bool = False) -> torch.fx.Graph:
-    """keeps: what depends on parameters alone is computed once, beforehand."""
-    costs = _Costs(env_of(graph), stable_nodes(graph) if keeps else set())
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """keeps: what depends on parameters alone is computed once, beforehand. takes_own: whether a kernel of ours, which multiplies halves as
+    they are, computes a product of matrices."""
+
+    keeps: bool = False
+    takes_own: Callable[[Linear], bool] = lambda linear: False
+
+
+NO_CHOICE = Halves()
+
+
+def half_products(graph: torch.fx.Graph, rewrites: Rewrites, halves: Halves = NO_CHOICE) -> torch.fx.Graph:
+    """See the head of this file."""
+    costs = _Costs(env_of(graph), stable_nodes(graph) if halves.keeps else set(), halves.takes_own)
     for target in (*_PRODUCTS, *_CONVOLUTIONS):
         for node in graph.find_nodes(op="call_function", target=target):
             if _half(node) and costs.gains(node) and rewrites.allow(f"in float32: {node.name}"):
@@ -88,15 +102,31 @@ def _results(node: Node) -> list[TensorType]:
 class _Costs:
     """What conversions take, and what the products gain by them, in seconds. `stable`: nodes that are computed beforehand."""
 
-    def __init__(self, env: ShapeEnv | None, stable: Set[Node]) -> None:
+    def __init__(self, env: ShapeEnv | None, stable: Set[Node], takes_own: Callable[[Linear], bool]) -> None:
         self.env = env
         self.stable = stable
+        self.takes_own = takes_own
 
     def gains(self, node: Node) -> bool:
+        if self.is_own(node):
+            return False
         factors, work = self.factors(node)
         moved = sum(map(self.count, _results(node)))
         moved += sum(self.count(_kind(one)) for one in factors if not (one in self.stable and may_be_kept(one)))
         return work * HALVES[_kind(factors[0]).dtype] > moved * CONVERSION
+
+    def is_own(self, node: Node) -> bool:
+        """Whether a kernel of ours is to multiply the halves as they are: it wants each output's weights side by side."""
+        if node.target not in (aten.mm.default, aten.addmm.default):
+            return False
+        arguments: Any = node.args
+        left, right = arguments[_PRODUCTS[node.target] :][:2]
+        (rows, inner), columns = _kind(left).shape, _kind(right).shape[1]
+        if not all(isinstance(size, int) for size in (rows, inner, columns)):
+            return False
+        by_rows = _kind(right).stride == (1, inner)
+        linear = Linear(_kind(left).dtype, rows, inner, columns, node.target is aten.addmm.default, by_rows)
+        return (by_rows or right in self.stable) and _kind(left).stride[1] == 1 and self.takes_own(linear)
 
     def factors(self, node: Node) -> tuple[list[Node], float]:
         """The factors, and how many multiplications there are."""

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.linear_paths import CONVOLUTION, FEW_ROWS, MKL, ONEDNN, PLAIN, SMALLEST, TURNED, Choose, Linear, likely, ways_for
+from fusewright.graph.linear_paths import CONVOLUTION, FEW_ROWS, MKL, ONEDNN, OWN, PLAIN, SMALLEST, TURNED, Choose, Linear, likely, ways_for
 from fusewright.graph.passes.prepare import may_be_kept
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
@@ -136,7 +136,7 @@ class _Packing:
         linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None and not apart, by_rows, varies=varies)
         plain_input = _is_plain(x.meta["type"])
         ways = tuple(way for way in self.ways(linear, rows) if plain_input or way in (PLAIN, TURNED))
-        way = self.choose(linear, ways) if len(ways) > 1 and linear.rows != 0 else PLAIN
+        way = self.choose(linear, ways) if linear.rows != 0 else PLAIN
         if apart and way in BIAS_FIRST and self.rewrites.allow(f"bias apart: {node.name}"):
             product = self.new(aten.mm.default, (x, weight), self.dense_result(node), node)
             self.replace(node, self.within(aten.add.Tensor, product, bias, at=node))
@@ -157,6 +157,11 @@ class _Packing:
     def turned(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
         node.replace_input_with(weight, self.by_inputs(weight, node))
 
+    def own(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+        """The operator as it is, which a kernel of ours replaces once the schedule is known."""
+        if not linear.by_rows:
+            node.replace_input_with(weight, self.call(aten.t.default, self.by_rows(weight, node), at=node))
+
     def by_inputs(self, weight: Node, at: Node) -> Node:
         """The weights of a product with each input's side by side: inner x columns."""
         turned = self.packed.get((weight, TURNED))
@@ -170,7 +175,9 @@ class _Packing:
         dense = self.packed.get(weight)
         if dense is None:
             whole = self.call(aten.t.default, weight, at=at)
-            dense = self.call(aten.clone.default, whole, at=at) if not _is_plain(whole.meta["type"]) else whole
+            dense = whole
+            if not _is_plain(whole.meta["type"]):
+                dense = self.call(aten.clone.default, whole, memory_format=torch.contiguous_format, at=at)
             self.packed[weight] = dense
         return dense
 
@@ -396,7 +403,7 @@ class _Packing:
         self.replace(reader, node)
 
 
-_WAYS: dict[str, Any] = {TURNED: _Packing.turned, MKL: _Packing.mkl, ONEDNN: _Packing.onednn}
+_WAYS: dict[str, Any] = {TURNED: _Packing.turned, MKL: _Packing.mkl, ONEDNN: _Packing.onednn, OWN: _Packing.own}
 
 _ROWS: dict[Any, Any] = {
     aten.mm.default: _Packing.mm,

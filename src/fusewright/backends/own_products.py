@@ -1,0 +1,116 @@
+"""Matrix products of few rows on a CPU by kernels of our own: where they take the library's place, and a kernel of one to be tried.
+
+Takes a scheduled plan and what says whether a product is quicker by a kernel of ours; gives the plan with such kernels in place, each with
+the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32 (in another order); sizes are numbers;
+a matrix whose inner dimension does not lie side by side stays with the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fusewright.codegen.call_plan import build_call_plan
+from fusewright.codegen.llvm import compile_kernels
+from fusewright.codegen.llvm.module import host_target
+from fusewright.codegen.llvm.product import LEAST_BITS, is_supported
+from fusewright.codegen.llvm.target import Target
+from fusewright.graph.linear_paths import Linear
+from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
+from fusewright.runtime import launch
+from fusewright.runtime.machine_code import load_code
+from fusewright.schedule import products
+from fusewright.schedule.driver import with_memory
+from fusewright.schedule.plan import Plan, RunExtern, RunKernel
+from fusewright.schedule.products import Site
+
+MOST_ROWS = 16
+"""With more, multiplying takes longer than reading the weights: a library's kernels, made for that, are quicker."""
+
+MOST_ROWS_OF_FLOATS = 8
+"""In float32, where MKL's packed matrix reads as quickly: 1.1 to 1.25 times as quick with 16 rows, 0.95 to 1 with 8, 0.8 to 1 with less."""
+
+MOST_ROWS_BESIDE_TILES = 2
+"""Where the processor multiplies halves itself (AVX512-BF16, AMX), and the library uses that."""
+
+LITTLE_WORK = 1 << 20
+"""Multiplications up to which any number of rows is quicker without a library's call."""
+
+
+def is_likely_quick(linear: Linear, target: Target | None = None) -> bool:
+    """Whether a kernel of ours is likely at least as quick as the library's best way. `target`: the processor, this one by default."""
+    target, rows = target or host_target(), linear.rows
+    if rows is None or not is_possible_for(linear, target):
+        return False
+    if linear.dtype is torch.float32:
+        return rows <= MOST_ROWS_OF_FLOATS or linear.work <= LITTLE_WORK
+    return rows <= (MOST_ROWS_BESIDE_TILES if _multiplies_halves(linear.dtype, target) else MOST_ROWS)
+
+
+def is_possible_for(linear: Linear, target: Target | None = None) -> bool:
+    """Whether there is a kernel of ours for the layer, on `target` (this processor by default)."""
+    rows = linear.rows
+    if linear.varies or rows is None or not 0 < rows <= MOST_ROWS or linear.inner < products.LEAST_INNER or linear.columns == 0:
+        return False
+    return linear.dtype in products.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
+
+
+def _multiplies_halves(dtype: torch.dtype, target: Target) -> bool:
+    names = ("+avx512bf16", "+amx-bf16") if dtype is torch.bfloat16 else ("+avx512fp16", "+amx-fp16")
+    return any(name in target.features.split(",") for name in names)
+
+
+def with_own_products(plan: Plan, own_bytes: int | None, takes: Callable[[Linear], bool]) -> Plan:
+    """The plan with kernels of ours for the products for which `takes` says so. own_bytes: of the plan's schedule."""
+    claimed: set[int] = set()
+    chosen = []
+    for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
+        if site.result.device.type != "cpu" or site.batch != 1 or site.relayout is not None or not takes(described(site)):
+            continue
+        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        if variant is None:
+            site = products.alone(site)
+            variant = products.plain(plan, site)
+        product = variant.product.product
+        if product is not None and is_supported(product, variant.product.outer, host_target()):
+            claimed.add(site.following)
+            chosen.append(products.of_variant(site, variant))
+    return with_memory(products.replaced(plan, chosen), own_bytes) if chosen else plan
+
+
+def described(site: Site) -> Linear:
+    """The product as the passes that choose a way of the library's describe it."""
+    by_rows = site.right.inner is products.inner_symbol(site.inner)
+    return Linear(site.result.dtype, site.rows, site.inner, site.columns, site.bias is not None, by_rows)
+
+
+def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], object]:
+    """A call of the product alone. x: rows x inner; weight: columns x inner, contiguous. Raises ValueError where there is no kernel."""
+    rows, columns = x.shape[0], weight.shape[0]
+    device, dtype = x.device, linear.dtype
+    named = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    buffers = {
+        name: Buffer(name, tuple(given.shape), tuple(given.stride()), dtype, device, "input", position=position)
+        for position, (name, given) in enumerate(named.items())
+    }
+    buffers["out"] = Buffer("out", (rows, columns), (columns, 1), dtype, device, "output")
+    refs = {
+        "x": BufferRef("x", (rows, linear.inner), (linear.inner, 1), 0, dtype),
+        "weight": BufferRef("weight", (linear.inner, columns), (1, linear.inner), 0, dtype),
+        "bias": BufferRef("bias", (columns,), (1,), 0, dtype),
+    }
+    order = ("x", "weight") if bias is None else ("bias", "x", "weight")
+    target = torch.ops.aten.mm.default if bias is None else torch.ops.aten.addmm.default
+    extern = Extern(str(target), target, tuple(refs[name] for name in order), (), ("out",), "out")
+    plan = Plan({}, buffers, (RunExtern(extern),), tuple(named), (Output("buffer", "out"),))
+    plan = with_own_products(plan, None, lambda described: True)
+    if not isinstance(plan.steps[0], RunKernel):
+        raise ValueError("no kernel for this product")
+    module = compile_kernels(list(plan.kernels.values()))
+    (code,) = module.codes.values()
+    loaded = load_code(module.object, [code.symbol])
+    call_plan = build_call_plan(plan, module.codes, name="own product", available=launch.is_available)
+    native = launch.load(call_plan, {code.key: loaded.addresses[code.symbol]}, owner=loaded.owner)
+    given = tuple(named.values())
+    return lambda: native(*given)
