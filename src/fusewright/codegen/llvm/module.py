@@ -22,7 +22,8 @@ from fusewright.codegen.llvm.analysis import tree_size, values_of
 from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.llvm.target import Target, describe
-from fusewright.records import dataclass
+from fusewright.graph.sizes import substitute
+from fusewright.records import dataclass, replace
 from fusewright.schedule.plan import Kernel
 from fusewright.schedule.printer import kernel_text
 
@@ -117,12 +118,13 @@ def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozens
     declarations: dict[str, str] = {}
     functions: dict[str, str] = {}
     codes: dict[str, KernelCode] = {}
-    texts: dict[Hashable, KernelText] = {}
+    texts: dict[Hashable, tuple[KernelText, Kernel]] = {}
     for kernel in kernels:
-        structure = signature(kernel)
-        text = texts.get(structure)
-        if text is None:
-            text = texts[structure] = emit_kernel(kernel, machine.target, declarations, torch.get_num_threads())
+        structure = signature(kernel, by_place=True)
+        if structure not in texts:
+            texts[structure] = emit_kernel(kernel, machine.target, declarations, torch.get_num_threads()), kernel
+        text, first = texts[structure]
+        text = replace(text, extent=substitute(text.extent, dict(zip(first.sizes, kernel.sizes, strict=True))))
         key = hashlib.sha256(text.body.encode()).hexdigest()
         symbol = symbol_of(key)
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")
