@@ -279,8 +279,10 @@ class Compiler:
 
     def _compile(self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         started = time.perf_counter()
+        known = [entry for entry in compiled.entries if isinstance(entry.tag, General)]
+        several = None if known else self._capture_for_several(function, values)
         try:
-            frame = capture_frame(function, values, self.options)
+            frame = several if several is not None and several.shown is not False else capture_frame(function, values, self.options)
         except SkipFrame as signal:
             state.skipped = signal.code not in TRANSIENT_SKIPS
             report = describe_break(signal.code, signal.detail, signal.stack)
@@ -299,15 +301,18 @@ class Compiler:
         captured = time.perf_counter()
         state.works |= frame.op_count > 0 or bool(frame.breaks)
         self._announce(name, frame, captured - started)
-        known = [entry for entry in compiled.entries if isinstance(entry.tag, General)]
         for larger in known:
             entry = widened(larger, frame, self._clean, values, function)
             if entry is not None:
                 state.compiles -= 1
                 self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
                 return entry
-        if self.backend.level == "aten" and not self.settings["background"] and ones_of(frame, [entry.tag for entry in known]):
-            entry = self._compile_for_several(compiled, state, name, frame, function, values, started)
+        if frame.shown:
+            return self._compile_shown(compiled, state, name, frame, function, values, started)
+        if several is None and known and ones_of(frame, [entry.tag for entry in known]):
+            several = self._capture_for_several(function, values)
+        if several is not None and several is not frame:
+            entry = self._compile_for_several(compiled, state, name, several, frame, function, values, started)
             if entry is not None:
                 return entry
         if self.settings["background"] and frame.graph is not None:
@@ -315,16 +320,38 @@ class Compiler:
             return None
         return self._finish(state, name, frame, started)
 
-    def _compile_for_several(
+    def _capture_for_several(self, function: types.FunctionType, values: tuple[Any, ...]) -> CapturedFrame | None:
+        """The capture of a call whose batches of 1 are taken to be larger; the plain one where there are none. None where it cannot be."""
+        if self.backend.level != "aten" or self.settings["background"] or self.options.dynamic is False:
+            return None
+        taken: set[object] = set()
+        try:
+            return capture_frame(function, values, replace(self.options, ones=taken))
+        except Exception:
+            if not taken:
+                raise
+        except (Signal, DynamicMarkError):
+            pass
+        return None  # with several, the program does something else
+
+    def _compile_shown(
         self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame, function: types.FunctionType, values: tuple[Any, ...],
         started: float,
     ) -> Any:  # fmt: skip
-        """Compiles a call with a batch of 1 for batches of any size, if the code is shown to do the same for 1: gives the entry for this
-        call, and adds one for larger batches; else None."""
-        try:
-            general = capture_frame(function, values, replace(self.options, ones=True))
-        except (Signal, DynamicMarkError):
-            return None  # with several, the program does something else
+        """Compiles a frame that was captured for larger batches, and shown to be right for the 1 of this call."""
+        entry = self._finish(state, name, frame, started)
+        if entry is None or entry.program.check(values, function):
+            return entry
+        compiled.append(entry)  # compiling has made guards that this call does not pass
+        state.compiles += 1
+        return self._finish(state, name, capture_frame(function, values, self.options), started)
+
+    def _compile_for_several(
+        self, compiled: Any, state: FunctionState, name: str, general: CapturedFrame, frame: CapturedFrame,
+        function: types.FunctionType, values: tuple[Any, ...], started: float,
+    ) -> Any:  # fmt: skip
+        """Compiles a call with a batch of 1 for batches of any size, by the capture `general`, if that is shown to be `frame` for 1: gives
+        the entry for this call, and adds one for larger batches; else None."""
         if general.graph is None or general.eager_reason or general.breaks or not is_general(general):
             return None
         fixed = serves(General(general, general.graph), frame, self._clean)

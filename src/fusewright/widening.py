@@ -199,7 +199,8 @@ def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
             found[symbol] = constants[source]  # type: ignore[assignment]
         else:
             return None
-    small = any(isinstance(size, int) and 0 <= size < 2 and symbol in old.assumed for symbol, size in found.items())
+    unproven = old.assumed | old.shown
+    small = any(isinstance(size, int) and 0 <= size < 2 and symbol in unproven for symbol, size in found.items())
     return found if small else None
 
 

@@ -219,7 +219,9 @@ def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> str | None:
         return None
     options = {key: value for key, value in settings.options.items() if key not in IRRELEVANT}
     gpus = cuda_code.machine_text() if "cuda" in text else ""
-    parts = (host_text(), gpus, repr(sorted(options.items())), repr(capture_global_state()), text)
+    env = env_of(graph)
+    shown = "" if env is None else repr(sorted(map(str, env.shown)))  # passes have to do without their being larger
+    parts = (host_text(), gpus, repr(sorted(options.items())), repr(capture_global_state()), shown, text)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

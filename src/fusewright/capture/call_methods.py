@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture import call_autograd, call_builtins, call_classes, call_support, call_torch, protocols
+from fusewright.capture import call_autograd, call_builtins, call_classes, call_support, call_torch, ones, protocols
 from fusewright.capture.native import Trampoline, native
 from fusewright.capture.protocols import PLAIN, SCALARS, for_native
 from fusewright.capture.signals import GraphBreak, UserException
@@ -36,13 +36,14 @@ Kwargs = dict[str, Any]
 
 # Tensor methods whose answer is not a tensor, and that are no part of a graph.
 _TENSOR_QUERIES = frozenset({
-    "size", "stride", "dim", "ndimension", "numel", "nelement", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
+    "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
     "element_size",
     "get_device", "is_inference", "is_pinned", "has_names", "is_conj", "is_neg", "is_same_size", "dense_dim",
     "sparse_dim",
     "is_coalesced", "__len__", "__hash__",
 })  # fmt: skip
 
+_LAYOUT_QUERIES = frozenset({"stride", "is_contiguous"})
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -167,7 +168,10 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if protocol is not None:
         return protocol(tracer.world, owner, *args)
     if name == "storage_offset":
+        ones.asked(tracer.recorder, torch.Tensor.storage_offset, (owner,), {})
         return tensors.storage_offset(tracer.world, owner)
+    if name in _LAYOUT_QUERIES:
+        return ones.asked(tracer.recorder, getattr(torch.Tensor, name), (owner, *args), kwargs)
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
     return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)

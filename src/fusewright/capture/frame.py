@@ -82,6 +82,8 @@ class CapturedFrame:
     backward  when gradients are wanted and `options.differentiate` recorded them: the graph is then the joint graph
     eager_reason  why calls that these guards accept must run eagerly (gradients are wanted and cannot be compiled); "" when they need not
     later_guards  guards that compiling the graph has added; asked after the backend is done
+    shown         whether it was shown that sizes of 1, which this capture took to be larger (`CaptureOptions.ones`), are served as well;
+                  None where there are none
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
     repeats    calls of modules that were replayed from others alike (capture/repeats.py)
     constants  real tensors met inside native code, by the target of their get_attr node
@@ -99,5 +101,6 @@ class CapturedFrame:
     backward: Backward | None = None
     eager_reason: str = ""
     later_guards: Callable[[], tuple[Guard, ...]] = tuple
+    shown: bool | None = None
     replayed: tuple[str, ...] = ()
     repeats: int = 0

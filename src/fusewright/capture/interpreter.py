@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from fusewright import _native
-from fusewright.capture import calls, cutting, finish
+from fusewright.capture import calls, cutting, finish, ones
 from fusewright.capture.both_ways import ONE_WAY, OneWay
 from fusewright.capture.continuation import Continuation
 from fusewright.capture.dynamic import check_history, check_marks, check_results
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guard_types import Guard
 from fusewright.capture.native import Interceptor
+from fusewright.capture.ones import Witness
 from fusewright.capture.repeats import ReplayDiffers
 from fusewright.capture.resume import CannotCut, Resumption
 from fusewright.capture.settings import CaptureOptions
@@ -158,7 +159,7 @@ class _Attempt:
         self.reached = False
         self.tracer = tracer = Tracer(function, arguments, options, calls.call, stop_at)
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
-        tracer.recorder = Recorder(options.level, env, tracer.stack)
+        tracer.recorder = (Recorder if options.ones is None else Witness)(options.level, env, tracer.stack)
         tracer.recorder.draws = Draws() if options.own_random else None
         if options.level == "aten" and env is not None:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
@@ -212,6 +213,9 @@ class _Attempt:
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
             raise _ImpureBackward
+        shown = None
+        if recorder.env is not None and recorder.env.taken:
+            shown = needed and backward is None and not reason and not breaks and ones.shown(world, finished.outputs)
         graph = recorder.finish(results) if needed else None
         guards = world.guards()
         check_marks(recorder.env)
@@ -230,6 +234,7 @@ class _Attempt:
             repeats=world.repeats.count,
             replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),
             later_guards=_later_guards(recorder.env),
+            shown=shown,
         )
 
     def _differentiated(self, outputs: tuple[object, ...], wanted: bool) -> tuple[Backward | None, tuple[object, ...], str]:

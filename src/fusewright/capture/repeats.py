@@ -121,6 +121,14 @@ class _Example:
     calls: list[_Call] | None = None  # None: the nodes are copied
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a replay has copied: for the values that the example was given the ones that stand for them, for its nodes their copies."""
+
+    given: dict[torch.fx.Node, torch.fx.Node]
+    made: dict[torch.fx.Node, torch.fx.Node]
+
+
 class Repeats:
     """The examples of one capture."""
 
@@ -130,11 +138,12 @@ class Repeats:
         self.count = 0
         self.calls: list[_Call] = []
         self.touched: list[object] = []
+        self.copied: list[Copied] = []
         self._examples: dict[object, list[_Example]] = {}
 
     def forget(self) -> None:
         """Lets go of everything."""
-        for table in (self.calls, self.touched, self._examples):
+        for table in (self.calls, self.touched, self.copied, self._examples):
             table.clear()
 
     def call(self, module: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -261,7 +270,7 @@ class Repeats:
                 return
             recorder = self.world.recorder
             settings = context.snapshot(), recorder.recompute
-            self.calls.append(_Call(function, _mapped(args, _same), _mapped(kwargs, _same), result, settings, recorder.location()))
+            self.calls.append(_Call(function, mapped(args, _same), mapped(kwargs, _same), result, settings, recorder.location()))
 
     def _copies_nodes(self) -> bool:
         """Whether the graph is all that a call leaves behind: autograd has no part in it."""
@@ -318,7 +327,7 @@ class Repeats:
         calls = self.calls[start.calls : end.calls]
         if len(calls) != end.operators - start.operators:
             raise _Refused
-        between = _nodes_between(recorder.graph, start.last_node, end.last_node)
+        between = nodes_between(recorder.graph, start.last_node, end.last_node)
         example.nodes = nodes = [node for node in between if node.op != "placeholder"]
         plain = all(call.settings is None for call in calls)
         loaded = (record.value for _, record in example.records)
@@ -326,7 +335,7 @@ class Repeats:
         known = {value.node for value in given}
         own: set[torch.fx.Node] = set()  # in memory that the example's call has made
         for node in nodes:
-            if own.issuperset(_shared_by(node)):
+            if own.issuperset(shared_by(node)):
                 own.add(node)
             if isinstance(node.target, OpOverload):
                 if not own.issuperset(one for one in leaves(written_arguments(node)) if one is not None):
@@ -343,7 +352,7 @@ class Repeats:
             example.calls = calls
             tensors = {value.node for value in given}
             for call in calls:
-                if not (_is_plain_function(call.function) and _repeatable((call.args, call.kwargs), tensors)):
+                if not (is_plain_function(call.function) and _repeatable((call.args, call.kwargs), tensors)):
                     raise _Refused
                 tensors |= {value.node for value in _flat(call.result) if type(value) is TracedTensor}
         else:
@@ -447,6 +456,7 @@ class Repeats:
         for old in (*_flat(example.arguments), *(record.value for _, record in example.records)):
             if type(old) is TracedTensor:
                 made[old.node] = values[id(old)].node  # type: ignore[attr-defined]
+        copied = Copied(dict(made), {})
         locations: dict[int, tuple[Location, ...]] = {}
 
         def moved(argument: Any) -> Any:
@@ -461,13 +471,14 @@ class Repeats:
                 continue
             kwargs = {name: moved(value) for name, value in node.kwargs.items()} if node.kwargs else None
             target: Any = node.target
-            copy = made[node] = add_call(graph, target, tuple([moved(argument) for argument in node.args]), kwargs)
+            copy = made[node] = copied.made[node] = add_call(graph, target, tuple([moved(argument) for argument in node.args]), kwargs)
             copy.meta.update(node.meta)
             where = node.meta["location"]
             location = locations.get(id(where))
             if location is None:
                 location = locations[id(where)] = (*prefix, *where[depth:])
             copy.meta["location"] = location
+        self.copied.append(copied)
         recorder.op_count += example.end.operators - example.start.operators
         self.calls += self.calls[example.start.calls : example.end.calls]
 
@@ -483,7 +494,7 @@ class Repeats:
                 values[id(old)] = found
             return found  # type: ignore[return-value]
 
-        return _mapped(example.result, tensor)
+        return mapped(example.result, tensor)
 
     def _repeat_calls(self, example: _Example, values: dict[int, object], here: _Here) -> object:
         """The example's calls of torch functions once more, on this call's values."""
@@ -498,11 +509,11 @@ class Repeats:
             for call in example.calls or ():
                 where = (*here.stack, *call.where[depth:])
                 recorder.location = lambda where=where: where
-                again = world.torch_call(call.function, _mapped(call.args, tensor), _mapped(call.kwargs, tensor))
+                again = world.torch_call(call.function, mapped(call.args, tensor), mapped(call.kwargs, tensor))
                 _note_results(call.result, again, values)
         finally:
             recorder.location = location
-        return _mapped(example.result, tensor)
+        return mapped(example.result, tensor)
 
 
 class _Paths:
@@ -589,7 +600,7 @@ def _is_question(answer: AnswersAgain) -> bool:
 _DESCRIPTIONS = (types.MethodDescriptorType, types.WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
-def _is_plain_function(function: Any) -> bool:
+def is_plain_function(function: Any) -> bool:
     """Whether a torch function holds no value of the capture's."""
     if isinstance(function, types.FunctionType):
         return function.__closure__ is None
@@ -619,7 +630,7 @@ def _containers(value: Any) -> Iterator[Any]:
             yield from _containers(part)
 
 
-def _shared_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+def shared_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes whose memory an operator's results may lie in."""
     if not isinstance(node.target, OpOverload):
         return list(node.all_input_nodes)
@@ -632,7 +643,7 @@ def _shared_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [one for one in found if isinstance(one, torch.fx.Node)]
 
 
-def _nodes_between(graph: torch.fx.Graph, start: torch.fx.Node | None, end: torch.fx.Node | None) -> Iterator[torch.fx.Node]:
+def nodes_between(graph: torch.fx.Graph, start: torch.fx.Node | None, end: torch.fx.Node | None) -> Iterator[torch.fx.Node]:
     """The nodes after `start` up to `end`."""
     node = start
     while node is not end:
@@ -663,15 +674,15 @@ def _flat(value: object) -> list[Any]:
     return list(leaves(value))
 
 
-def _mapped(value: Any, tensor: Callable[[TracedTensor], TracedTensor]) -> Any:
+def mapped(value: Any, tensor: Callable[[TracedTensor], TracedTensor]) -> Any:
     """The same containers, made anew, with other tensors."""
     kind = type(value)
     if kind is TracedTensor:
         return tensor(value)
     if kind is tuple or kind is list:
-        return kind([_mapped(element, tensor) for element in value])
+        return kind([mapped(element, tensor) for element in value])
     if kind is dict:
-        return {key: _mapped(element, tensor) for key, element in value.items()}
+        return {key: mapped(element, tensor) for key, element in value.items()}
     return value
 
 

@@ -341,8 +341,9 @@ class World:
         if env is not None and env.symbols:
             sources = {known.symbol.name: known.source for known in env.symbols.values()}
             for known in env.symbols.values():
-                if known.symbol in env.assumed:
-                    sizes.append(Guard("SIZE", known.source, (Relation("<=", 2, known.symbol), sources), SMALL_SIZES))
+                if known.symbol in env.assumed or known.symbol in env.shown:
+                    least = 2 if known.symbol in env.assumed else 1
+                    sizes.append(Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES))
                 if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
                     bound = Relation("<=", known.symbol.lower, known.symbol)
                     sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))

@@ -40,7 +40,13 @@ def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], en
     found = shape_rules.by_rule(op, args, kwargs, env)
     if found is not NotImplemented:
         return found
-    return infer(op, tuple(args), kwargs, shape_rules.result_device(args, kwargs), env)
+    assumed = frozenset() if env is None else frozenset(env.assumed)
+    found = infer(op, tuple(args), kwargs, shape_rules.result_device(args, kwargs), env)
+    if env is not None and env.shown:
+        more = (env.assumed - assumed) & env.shown
+        if more and shape_rules.so_for_one(derive, op, args, kwargs, env, found):
+            env.assumed -= more
+    return found
 
 
 def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:

@@ -10,7 +10,7 @@ a symbolic size to be 2 or more, and that is right for smaller ones too unless s
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,19 +50,20 @@ def same_for(
     types: dict[int, Any] = {}
     names = {node.name: number for number, node in enumerate(special.nodes) if node.op == "placeholder"}
     try:
-        first = _Numbering(table, sizes, constants[0], {name: names[other] for name, other in inputs.items()}, types)
-        second = _Numbering(table, {}, constants[1], names, types)
+        given = {name: names[other] for name, other in inputs.items()}
+        first = Numbering(table, lambda d: substitute(d, sizes), constants[0], given, types)
+        second = Numbering(table, lambda d: d, constants[1], names, types)
         return first.run(general) == second.run(special)
     except (NoFingerprint, KeyError):
         return False
 
 
 @dataclass(slots=True)
-class _Numbering:
-    """One graph's numbers, in a table that both graphs share."""
+class Numbering:
+    """One graph's numbers, in a table that both graphs share. `write`: sizes as both graphs have them."""
 
     table: dict[Any, int]
-    sizes: Mapping[Expr, Dim]
+    write: Callable[[Dim], Dim]
     constants: Mapping[str, torch.Tensor]
     inputs: Mapping[str, int]
     types: dict[int, Any]  # (shape, dtype, device) of each number
@@ -103,7 +104,7 @@ class _Numbering:
     # --- values ------------------------------------------------------------------------------------------------------
 
     def dim(self, d: Dim) -> Dim:
-        return substitute(d, self.sizes) if self.sizes else d
+        return self.write(d)
 
     def type(self, type_: TensorType) -> Any:
         return tuple(map(self.dim, type_.shape)), type_.dtype, type_.device, type_.requires_grad

@@ -58,6 +58,10 @@ class ShapeEnv:
         self.assumed: set[Expr] = set()  # symbols that are taken to be 2 or more
         self._larger: dict[Expr, Symbol] = {}  # symbol -> the same, 2 or more
         self.ones: set[object] = set()  # where sizes of 1 were met that would be symbols were they larger
+        self.taken: set[Symbol] = set()  # symbols that are 1 at the call at hand, with another example
+        self.shown: frozenset[Expr] = frozenset()  # of these, the ones for which 1 was shown to do as larger sizes do: see `show`
+        self.one: ShapeEnv | None = None  # what is known when these are 1
+        self.asked: list[tuple[Relation | None, bool | frozenset[Expr]]] | None = None  # see `take`
         self.first_met: list[object] = []  # arguments that only this capture has met, with their sizes as they are
         self.buckets: dict[Symbol, tuple[int, ...]] = {}  # what the sizes of marked dimensions may be padded to
         self.unbacked: list[Symbol] = []  # sizes that depend on data: no source, no example value
@@ -80,7 +84,36 @@ class ShapeEnv:
         made = ShapeEnv(self.location)
         for name, value in vars(self).items():
             setattr(made, name, value.copy() if isinstance(value, (dict, list, set)) else value)
+        made.asked = made.one = None
+        made.shown = frozenset()
         return made
+
+    def supposing(self, values: Mapping[Expr, int], examples: Mapping[Expr, int]) -> ShapeEnv:
+        """Another one, in which these symbols have these values; `examples`: other values for its example."""
+        made = self.copy()
+        made._hints.update(examples)
+        for unknown, value in values.items():
+            made.suppose(Relation("==", unknown, value))
+        return made
+
+    def take(self, one: Symbol) -> None:
+        """Notes that a size is 1 at the call at hand. From now on `asked` holds what is answered by taking sizes to be 2 or more:
+        (relation, answer), or (None, symbols) for something else that depends on these."""
+        self.taken.add(one)
+        if self.asked is None:
+            self.asked = []
+
+    def show(self, symbols: frozenset[Symbol], one: ShapeEnv) -> None:
+        """From now on these symbols are 1 or more: so far 1 does as larger sizes do, and what depends on their being larger is `assumed`
+        from here on. `one`: these sizes when they are 1."""
+        self.shown, self.one, self.asked = symbols, one, None
+        self.assumed -= symbols
+
+    def assume(self, symbols: frozenset[Expr]) -> None:
+        """Takes these symbols to be 2 or more."""
+        self.assumed |= symbols
+        if self.asked is not None:
+            self.asked.append((None, symbols))
 
     def create(self, name: str, hint: int, source: object, lower: int = 0, upper: int | None = None) -> Symbol:
         """A new symbol of at least `lower`. Raises ValueError when the hint is out of range."""
@@ -227,8 +260,18 @@ class ShapeEnv:
             found = self._general[relation] = answer, frozenset(symbols)
         answer, symbols = found
         if answer is not None:
+            if not symbols.isdisjoint(self.shown) and self._so_for_one(relation, answer):
+                symbols -= self.shown
             self.assumed |= symbols
+            if self.asked is not None:
+                self.asked.append((relation, answer))
         return answer
+
+    def _so_for_one(self, relation: Relation, answer: bool) -> bool:
+        one = self.one
+        assert one is not None
+        assumed = set(one.assumed)
+        return one.generally(relation) is answer and one.assumed == assumed
 
     def larger(self, symbols: Iterable[Expr]) -> tuple[dict[Expr, Dim], frozenset[Expr]]:
         """What these symbols become when they are taken to be 2 or more where they may be, and which those are."""
@@ -295,6 +338,8 @@ class ShapeEnv:
         self._learn(Relation(fact.op, self.simplify(fact.left), self.simplify(fact.right)))
 
     def _learn(self, fact: Relation) -> None:
+        if self.one is not None:
+            self.one.suppose(fact)
         self._forget_answers()
         self._note(fact)
         self._forget_answers()

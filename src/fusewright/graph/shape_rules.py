@@ -6,18 +6,19 @@ Takes an operator with a TensorType in each tensor's place; gives the results' T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from fusewright.capture.signals import Signal
 from fusewright.graph.rules import cpu, create, linear, pointwise, quantized, reductions, views
 from fusewright.graph.rules.common import Rule, Undecided
 from fusewright.graph.rules.create import exact_device
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, substitute
-from fusewright.graph.types import TensorType, symbols_in, with_sizes
+from fusewright.graph.types import TensorType, alike, symbols_in, with_sizes
 
 _FILES = (cpu, create, linear, pointwise, quantized, reductions, views)
 RULES: dict[OpOverload, Rule] = {op: rule for file in _FILES for op, rule in file.RULES.items()}
@@ -46,8 +47,28 @@ def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
         return NotImplemented
     if found is NotImplemented:
         return NotImplemented
-    env.assumed |= symbols
-    return with_sizes(found, lambda size: substitute(size, back))
+    found = with_sizes(found, lambda size: substitute(size, back))
+    if not symbols.isdisjoint(env.shown) and so_for_one(by_rule, op, args, kwargs, env, found):
+        symbols -= env.shown
+    env.assume(symbols)
+    return found
+
+
+def so_for_one(
+    derive: Callable[..., object], op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], env: ShapeEnv, found: object
+) -> bool:
+    """Whether `found`, the type of the results, is for sizes of 1 what `derive` gives for these (see `ShapeEnv.show`)."""
+    one = env.one
+    assert one is not None
+    guards, assumed = len(one.guards), set(one.assumed)
+    given: Any = with_sizes(list(args), one.simplify)
+    named: Any = with_sizes(dict(kwargs), one.simplify)
+    try:
+        special = derive(op, given, named, one)
+    except (Signal, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError):
+        return False  # the operator takes no such sizes
+    same = alike(with_sizes(found, one.simplify), with_sizes(special, one.simplify))
+    return same and len(one.guards) == guards and one.assumed == assumed
 
 
 def result_device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:

@@ -83,6 +83,23 @@ def with_sizes(value: object, becomes: Callable[[Expr], Dim]) -> object:
     return becomes(value) if isinstance(value, Expr) else value
 
 
+def alike(expected: object, found: object, strides: bool = True) -> bool:
+    """Whether two types, or what stands in their places, are of the same values. `strides`: laid out alike as well; the stride of a
+    dimension of size 1 does not matter."""
+    if isinstance(expected, (list, tuple)):
+        if not isinstance(found, (list, tuple)) or len(expected) != len(found):
+            return False
+        return all(alike(one, other, strides) for one, other in zip(expected, found, strict=True))
+    if not isinstance(expected, TensorType) or not isinstance(found, TensorType):
+        return type(expected) is type(found) and expected == found
+    if (expected.shape, expected.dtype, expected.device) != (found.shape, found.dtype, found.device):
+        return False
+    if not strides or 0 in expected.shape:
+        return True
+    pairs = zip(expected.shape, expected.stride, found.stride, strict=True)
+    return expected.offset == found.offset and all(size == 1 or one == other for size, one, other in pairs)
+
+
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Row-major strides of `shape`, in elements; a dimension of size 0 or 1 counts as PyTorch counts it (as 1)."""
     strides: list[Dim] = []

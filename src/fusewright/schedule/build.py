@@ -395,7 +395,8 @@ def build_kernel(
 def _sizes_used(
     outer: Sequence[Dim], stages: Sequence[Stage], scratch: Sequence[Scratch], sizes: Collection[Expr]
 ) -> tuple[Expr, ...]:
-    """The program's size symbols that stand anywhere in the kernel."""
+    """The program's size symbols that stand anywhere in the kernel. In order of first use, so that kernels which differ in their sizes
+    alone share code."""
     dims: list[Dim] = [*outer, *(item.size for item in scratch)]
     for stage in stages:
         dims.extend(axis.extent for axis in stage.axes)
@@ -403,5 +404,5 @@ def _sizes_used(
             if isinstance(statement, Store):
                 dims.append(statement.index)
         dims.extend(survey(value for statement in stage.statements for value in roots(statement)).dims)
-    used: set[Expr] = set().union(*map(free_symbols, dims))
-    return tuple(sorted((sym for sym in used if sym in sizes), key=str))
+    used = dict.fromkeys(sym for dim in dims for sym in sorted(free_symbols(dim), key=str))
+    return tuple(sym for sym in used if sym in sizes)

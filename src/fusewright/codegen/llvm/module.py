@@ -23,7 +23,8 @@ from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
 from fusewright.codegen.llvm.product import emit_product
 from fusewright.codegen.llvm.signature import signature
 from fusewright.codegen.llvm.target import Target, describe
-from fusewright.records import dataclass
+from fusewright.graph.sizes import substitute
+from fusewright.records import dataclass, replace
 from fusewright.schedule.plan import Kernel
 from fusewright.schedule.printer import kernel_text
 
@@ -118,12 +119,13 @@ def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozens
     declarations: dict[str, str] = {}
     functions: dict[str, str] = {}
     codes: dict[str, KernelCode] = {}
-    texts: dict[Hashable, KernelText] = {}
+    texts: dict[Hashable, tuple[KernelText, Kernel]] = {}
     for kernel in kernels:
-        structure = signature(kernel)
-        text = texts.get(structure)
-        if text is None:
-            text = texts[structure] = _emit(kernel, machine.target, declarations)
+        structure = signature(kernel, by_place=True)
+        if structure not in texts:
+            texts[structure] = _emit(kernel, machine.target, declarations), kernel
+        text, first = texts[structure]
+        text = replace(text, extent=substitute(text.extent, dict(zip(first.sizes, kernel.sizes, strict=True))))
         key = hashlib.sha256(text.body.encode()).hexdigest()
         symbol = symbol_of(key)
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")

@@ -1,22 +1,23 @@
 """A kernel's structure without its names: two kernels with equal signatures have the same code.
 
 Takes a `Kernel`; gives a hashable tuple. Always holds: buffers, scratch, locals and symbols of indirect indexing appear as numbers in
-order of first use, and so do numbers that are given as arguments; axes and sizes appear as themselves (symbols are hash-consed, and
-schedules name axes alike).
+order of first use, and so do numbers that are given as arguments, and sizes if asked (`by_place`: whoever shares the code must then write
+its own sizes in what the code says of them); axes appear as themselves (symbols are hash-consed, and schedules name axes alike).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store, is_argument
-from fusewright.schedule.plan import Kernel, Product, Reduce, ScanStep
+from fusewright.schedule.plan import Axis, Kernel, Product, Reduce, ScanStep
 
 
 class _Numberer:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, by_place: bool) -> None:
         self.names: dict[str, int] = {name: i for i, name in enumerate(kernel.buffers)}
         for scratch in kernel.scratch:
             self.name(scratch.name)
@@ -25,6 +26,8 @@ class _Numberer:
         for position, size in enumerate(kernel.sizes):
             if is_argument(size):
                 self.bound[size] = sizes.symbol(f"#argument{position}", 0, None)
+            elif by_place:
+                self.bound[size] = sizes.symbol(f"#size{position}", *sizes.bounds(size))
         self.nodes: dict[Expression, int] = {}
         self.rows: list[Hashable] = []
 
@@ -36,6 +39,14 @@ class _Numberer:
 
     def dim(self, d: Dim) -> Dim:
         return sizes.substitute(d, self.bound) if self.bound else d
+
+    def axis(self, axis: Axis) -> Hashable:
+        """An axis, whose symbol knows the extent."""
+        known: Any = axis.symbol
+        upper = self.dim(known.upper)
+        if upper != known.upper:
+            self.bound[known] = sizes.symbol(known.name, known.lower, upper)
+        return self.dim(known), self.dim(axis.extent)
 
     def bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> Hashable:
         numbers: list[Hashable] = []
@@ -84,11 +95,13 @@ def _product(number: _Numberer, product: Product) -> Hashable:
     return (number.local(product.local), *sides, product.k, product.length, product.full, *chosen)
 
 
-def signature(kernel: Kernel) -> Hashable:
-    number = _Numberer(kernel)
+def signature(kernel: Kernel, by_place: bool = False) -> Hashable:
+    number = _Numberer(kernel, by_place and kernel.product is None)
     product = None if kernel.product is None else _product(number, kernel.product)
+    outer = tuple(map(number.axis, kernel.outer))
     stages: list[Hashable] = []
     for stage in kernel.stages:
+        axes = tuple(map(number.axis, stage.axes))
         statements: list[Hashable] = []
         for statement in stage.statements:
             if isinstance(statement, Store):
@@ -102,15 +115,15 @@ def signature(kernel: Kernel) -> Hashable:
                 statements.append(("scan", statement.kind, number.node(statement.value), places))
             else:
                 statements.append(("define", number.node(statement.value), number.local(statement.local)))
-        stages.append((tuple((axis.symbol, axis.extent) for axis in stage.axes), tuple(statements)))
+        stages.append((axes, tuple(statements)))
     return (
-        tuple((axis.symbol, axis.extent) for axis in kernel.outer),
+        outer,
         tuple(stages),
         tuple(number.rows),
         kernel.dtypes,
         frozenset(number.name(name) for name in kernel.written),
         tuple(map(number.dim, kernel.sizes)),
-        tuple((scratch.dtype, scratch.size) for scratch in kernel.scratch),
+        tuple((scratch.dtype, number.dim(scratch.size)) for scratch in kernel.scratch),
         tuple((number.name(read), number.name(written)) for read, written in kernel.inplace),
         product,
     )
