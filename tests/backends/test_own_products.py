@@ -22,6 +22,15 @@ HALF_ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-1
 DTYPES = list(HALF_ROUNDING)
 
 
+MULTIPLIES_HALVES = own_products._multiplies_halves
+
+
+@pytest.fixture(autouse=True)
+def without_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this processor had no instructions for halves, with which the library is the quicker one."""
+    monkeypatch.setattr(own_products, "_multiplies_halves", lambda dtype, target: False)
+
+
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels made, products among them."""
@@ -183,7 +192,9 @@ def test_a_kernel_can_be_tried() -> None:
     assert linear_choice.measured(linear, ways, PLAIN) in ways
 
 
-def test_the_rule_asks_for_the_processor() -> None:
+def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_products, "_multiplies_halves", MULTIPLIES_HALVES)
+
     def target(bits: int, features: str = "") -> Target:
         return Target("x86_64-unknown-linux", "generic", features, bits, True, False, False, bits == 512, lambda name: False)
 

@@ -56,8 +56,9 @@ def test_values_at_the_usual_rows_and_at_others(monkeypatch: pytest.MonkeyPatch,
     graphs = [event.text() for event in seen if isinstance(event, StageDone) and event.stage == "parameters"]
     assert len(re.findall("_mkl_linear", graphs[0])) == 2 + by_inputs
     assert not [event for event in seen if isinstance(event, FellBack)]
-    (plan,) = [item for item in prepared_plans() if id(item) not in others]
-    assert plan.prepared == 4  # for the first call, for 5x33, for 4x20 again, for the weight
+    made = [item for item in prepared_plans() if id(item) not in others]
+    plan = max(made, key=lambda one: one.prepared)  # beside one for sizes of 1, where they need their own
+    assert len(made) <= 2 and plan.prepared == 4  # for the first call, for 5x33, for 4x20 again, for the weight
     assert [value for value in plan.values if isinstance(value, int)] == [4, 20]
 
 

@@ -88,7 +88,7 @@ def test_results_stay_objects_of_their_own() -> None:
         return [c(torch.clone, (x,)), c(torch.Tensor.detach, (x,)), *twice, c(torch.Tensor.view, (x, (-1,)))]
 
     graph = check(program, torch.randn(4))
-    results = next(reversed(graph.nodes)).args[0]
+    results = next(iter(reversed(graph.nodes))).args[0]
     assert len(set(results)) == 5 and not any(node.op == "placeholder" for node in results)
 
 
