@@ -56,10 +56,10 @@ for i0 < 4, i1 < 5:
 for i0 < 4:
     for i1 < 5:
         acc = sum(acc, buf4[i0*5 + i1])
-    buf5[i0] = acc
+    buf5[i0] = reciprocal(acc)
 
 for i0 < 4, i1 < 5:
-    buf6[i0*5 + i1] = buf4[i0*5 + i1] / buf5[i0]
+    buf6[i0*5 + i1] = buf4[i0*5 + i1] * buf5[i0]
 
 return buf6
 """

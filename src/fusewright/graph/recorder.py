@@ -35,7 +35,7 @@ from fusewright.graph.rules.common import preserved_strides
 from fusewright.graph.schema import OperatorFacts, argument, facts, functional_form
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
-from fusewright.graph.special_operators import SCALAR_READ, SPECIAL
+from fusewright.graph.special_operators import SCALAR_READ, SPECIAL, is_symbolic_in_c
 from fusewright.graph.strides import shares_elements, symbolic_strides
 from fusewright.graph.symint import dim_of, size_of
 from fusewright.graph.traced_tensor import DATA_METHODS, TracedTensor, check_window, make_traced, move_metadata, replace_metadata
@@ -287,7 +287,7 @@ class Recorder:
         last = next(iter(reversed(self.graph.nodes)), None) if outs else None
         try:
             if self._depth or self.symbolic:
-                with self.recording(not _is_symbolic_in_c(fn)):
+                with self.recording(not is_symbolic_in_c(fn)):
                     result = fn(*args, **kwargs)
             else:  # the same, without the cost of a generator
                 self._begin()
@@ -698,21 +698,7 @@ class Recorder:
         return result
 
 
-# What PyTorch's Python versions write as up to thirty operators, while C++ takes symbolic sizes.
-_SYMBOLIC_IN_C: frozenset[object] = frozenset({
-    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch._C._nn.linear, torch.matmul, torch.Tensor.matmul,
-    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
-    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact3d.default,
-    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default,
-})  # fmt: skip
 _SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {FloorDiv: operator.floordiv, Mod: operator.mod, Min: min, Max: max}
-
-
-def _is_symbolic_in_c(fn: Callable[..., object]) -> bool:
-    try:
-        return fn in _SYMBOLIC_IN_C
-    except TypeError:  # not hashable
-        return False
 
 
 def _refusing(fn: Callable[..., object]) -> Callable[..., object]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch._ops import OpOverload
+from torch.torch_version import TorchVersion
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph import data_sizes
@@ -111,3 +112,22 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.sym_numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
     aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
 }
+
+# Before PyTorch 2.13 products in C++ fix the sizes of what they flatten (seen in 2.11: a linear layer without bias over three dimensions).
+_PRODUCTS_IN_C = (torch._C._nn.linear, torch.matmul, torch.Tensor.matmul) if TorchVersion(torch.__version__) >= "2.13" else ()
+
+# What PyTorch's Python versions write as up to thirty operators, while C++ takes symbolic sizes.
+_SYMBOLIC_IN_C: frozenset[object] = frozenset({
+    *_PRODUCTS_IN_C, torch.nn.functional.batch_norm, torch.nn.functional.instance_norm,
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact3d.default,
+    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default,
+})  # fmt: skip
+
+
+def is_symbolic_in_c(fn: Callable[..., object]) -> bool:
+    """Whether PyTorch's C++ version of a function takes symbolic sizes as they are."""
+    try:
+        return fn in _SYMBOLIC_IN_C
+    except TypeError:  # not hashable
+        return False
