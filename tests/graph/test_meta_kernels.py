@@ -15,10 +15,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusewright.graph.builder import derive, same_strides
+from fusewright.graph.builder import derive
 from fusewright.graph.meta_kernels import type_of
 from fusewright.graph.rules.cpu import CORRECTIONS, RULES
-from fusewright.graph.types import TensorType
+from fusewright.graph.types import TensorType, same_strides
 from tests.ops.cases import Case, operator_cases, operator_name, supports
 from tests.ops.opinfo import op_db
 

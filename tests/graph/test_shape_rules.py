@@ -10,11 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusewright.graph.builder import same_strides
 from fusewright.graph.meta_kernels import type_of
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_rules import RULES, by_rule
-from fusewright.graph.types import TensorType
+from fusewright.graph.types import TensorType, same_strides
 from tests.ops.opinfo import op_db
 
 SEEN: Counter[object] = Counter()

@@ -19,7 +19,7 @@ from fusewright.graph.nodes import add_call
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.strides import estimate
-from fusewright.graph.types import Location, TensorType
+from fusewright.graph.types import Location, TensorType, same_strides
 
 aten = torch.ops.aten
 
@@ -118,11 +118,6 @@ def marks_of(node: torch.fx.Node) -> dict[str, object]:
 def _size_order(type_: TensorType, axis: int) -> tuple[float, float]:
     """Sorts dimensions by stride; equal strides (a size of 1 is involved) put the larger size outside."""
     return estimate(type_.stride[axis]), estimate(type_.shape[axis])
-
-
-def same_strides(a: TensorType, b: TensorType) -> bool:
-    """Whether two types of one shape address memory alike; the stride of a dimension of size 1 does not matter."""
-    return all(x == y or size == 1 for x, y, size in zip(a.stride, b.stride, a.shape, strict=True)) or 0 in a.shape
 
 
 def is_dense(type_: TensorType) -> bool:

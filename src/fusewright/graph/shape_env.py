@@ -441,3 +441,10 @@ class ShapeEnv:
                 self._learn_equality(rewritten)
         rewritten_too = (substitute(other, {unknown: value}) for other in self._different if unknown in free_symbols(other))
         self._different |= {other for other in rewritten_too if isinstance(other, Expr)}
+
+
+def example_of(size: Dim, env: ShapeEnv | None, unknown: int) -> int:
+    """A size as it is in the example; `unknown` for one that depends on data, which has no example, or where no sizes are known."""
+    if isinstance(size, int):
+        return size
+    return unknown if env is None or env.is_unbacked(size) else env.hint(size)

@@ -83,6 +83,11 @@ def with_sizes(value: object, becomes: Callable[[Expr], Dim]) -> object:
     return becomes(value) if isinstance(value, Expr) else value
 
 
+def same_strides(a: TensorType, b: TensorType) -> bool:
+    """Whether two types of one shape address memory alike; the stride of a dimension of size 1 does not matter."""
+    return all(x == y or size == 1 for x, y, size in zip(a.stride, b.stride, a.shape, strict=True)) or 0 in a.shape
+
+
 def alike(expected: object, found: object, strides: bool = True) -> bool:
     """Whether two types, or what stands in their places, are of the same values. `strides`: laid out alike as well; the stride of a
     dimension of size 1 does not matter."""
@@ -96,8 +101,7 @@ def alike(expected: object, found: object, strides: bool = True) -> bool:
         return False
     if not strides or 0 in expected.shape:
         return True
-    pairs = zip(expected.shape, expected.stride, found.stride, strict=True)
-    return expected.offset == found.offset and all(size == 1 or one == other for size, one, other in pairs)
+    return expected.offset == found.offset and same_strides(expected, found)
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

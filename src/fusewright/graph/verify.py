@@ -11,12 +11,12 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.builder import argument_types, derive, same_strides
+from fusewright.graph.builder import argument_types, derive
 from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Expr
-from fusewright.graph.types import TensorType, symbols_in
+from fusewright.graph.types import TensorType, same_strides, symbols_in
 from fusewright.graph.unknown_shape import OF_UNKNOWN_SHAPE
 
 

@@ -13,10 +13,10 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.builder import Builder, same_strides
+from fusewright.graph.builder import Builder
 from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
-from fusewright.graph.types import TensorType
+from fusewright.graph.types import TensorType, same_strides
 
 aten = torch.ops.aten
 

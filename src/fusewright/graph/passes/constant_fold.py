@@ -13,12 +13,12 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.builder import Builder, same_strides
+from fusewright.graph.builder import Builder
 from fusewright.graph.known_values import NUMBER
 from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.sizes import Expr
-from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.graph.types import TensorType, contiguous_strides, same_strides
 
 aten = torch.ops.aten
 Number = int | float | bool

@@ -23,13 +23,13 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.errors import CannotFunctionalise
-from fusewright.graph.builder import Builder, env_of, is_dense, marks_of, same_strides
+from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
 from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.nodes import add_call
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.schema import facts, functional_form
-from fusewright.graph.types import Location, TensorType
+from fusewright.graph.types import Location, TensorType, same_strides
 from fusewright.records import dataclass, field, replace
 
 aten = torch.ops.aten

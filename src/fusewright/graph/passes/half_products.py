@@ -23,7 +23,7 @@ from fusewright.graph.linear_paths import Linear
 from fusewright.graph.passes.prepare import may_be_kept
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
-from fusewright.graph.shape_env import ShapeEnv
+from fusewright.graph.shape_env import ShapeEnv, example_of
 from fusewright.graph.sizes import Dim
 from fusewright.graph.types import TensorType
 from fusewright.records import dataclass
@@ -149,10 +149,7 @@ class _Costs:
         return math.prod(map(self.size, kind.shape))
 
     def size(self, size: Dim) -> int:
-        """A size as it is in the example; what depends on data has none."""
-        if isinstance(size, int):
-            return size
-        return UNKNOWN if self.env is None or self.env.is_unbacked(size) else self.env.hint(size)
+        return example_of(size, self.env, UNKNOWN)
 
 
 def _rewrite(graph: torch.fx.Graph, node: Node) -> None:

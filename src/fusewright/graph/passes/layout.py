@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.graph.builder import Builder, argument_types, derive, same_strides
+from fusewright.graph.builder import Builder, argument_types, derive
 from fusewright.graph.passes.escape import escaping
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.rules.common import channels_last_strides, suggests_channels_last
 from fusewright.graph.schema import facts
-from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.graph.types import TensorType, contiguous_strides, same_strides
 
 aten = torch.ops.aten
 Node = torch.fx.Node

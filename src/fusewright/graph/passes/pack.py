@@ -24,6 +24,7 @@ from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
 from fusewright.graph.passes.usual_sizes import UsualSizes
 from fusewright.graph.schema import facts
+from fusewright.graph.shape_env import example_of
 from fusewright.graph.sizes import Dim, maximum
 from fusewright.graph.types import TensorType, contiguous_strides
 from fusewright.records import replace
@@ -72,10 +73,7 @@ class _Packing:
 
     def example(self, size: Dim) -> int:
         """A size as the library is told it when it chooses a layout, which any other size may then use too."""
-        if isinstance(size, int):
-            return size
-        env = self.build.env
-        return SMALLEST if env is None or env.is_unbacked(size) else env.hint(size)  # what depends on data has no example
+        return example_of(size, self.build.env, SMALLEST)
 
     def near(self, size: Dim) -> int:
         """As `example`, but a power of two near it where the size is symbolic: another example then asks for the same choice."""
