@@ -82,18 +82,30 @@ struct Frame {
     int pinned = 0;
 };
 
-// One step of a shortcut (guard_words.cpp): bits of a word of memory and what they were, or (at: NULL) instructions, an argument or the function.
-struct Word {
-    const uint64_t *at;
-    uint64_t expected;
-    union {
-        uint64_t mask;  // of the bits that count
-        struct {        // at NULL: the instructions from..to; to kLocalWord: argument `from` is the object `expected`; kFunctionWord: the function is
-            int32_t from, to;
-        };
-    };
+// One step of a shortcut (guard_words.cpp). Half of what a check costs is reading these, so they are kept short: the kind stands in the bits of
+// `at` that an aligned address leaves.
+enum WordKind : uint64_t {
+    kWord,          // the eight bytes at this address are `expected`
+    kDtypeWord,     // of a tensor: those that hold its dtype
+    kLocalWord,     // the argument of this number is the object `expected`
+    kFunctionWord,  // the function is
+    kRangeWord,     // the instructions from the upper half of `expected` up to its lower half pass
 };
-constexpr int32_t kLocalWord = -1, kFunctionWord = -2;
+struct Word {
+    uint64_t at, expected;
+
+    static constexpr uint64_t kKinds = 7;
+    WordKind kind() const { return static_cast<WordKind>(at & kKinds); }
+    const uint64_t *place() const { return reinterpret_cast<const uint64_t *>(at & ~kKinds); }
+    int32_t number() const { return static_cast<int32_t>(at >> 3); }
+    size_t from() const { return expected >> 32; }
+    size_t to() const { return expected & 0xFFFFFFFF; }
+
+    static Word memory(const uint64_t *place, uint64_t expected, WordKind kind) { return {reinterpret_cast<uint64_t>(place) | kind, expected}; }
+    static Word local(int32_t number, PyObject *object) { return {static_cast<uint64_t>(number) << 3 | kLocalWord, reinterpret_cast<uint64_t>(object)}; }
+    static Word function(PyObject *object) { return {kFunctionWord, reinterpret_cast<uint64_t>(object)}; }
+    static Word range(size_t from, size_t to) { return {kRangeWord, static_cast<uint64_t>(from) << 32 | to}; }
+};
 
 struct Code {
     std::vector<Instruction> instructions;

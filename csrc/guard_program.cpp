@@ -6,6 +6,7 @@
 
 #include "guard_code.h"
 #include "guards.h"
+#include "dict_versions.h"
 #include "values.h"
 
 namespace fw {
@@ -305,7 +306,7 @@ int guard_program_check(PyObject *program, PyObject *const *locals, Py_ssize_t n
 
 int fw_guards_init(PyObject *module) {
     using namespace fw;
-    if (values_init() < 0 || tensors_init(module) < 0 || PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (values_init() < 0 || dict_versions_init() < 0 || tensors_init(module) < 0 || PyModule_AddFunctions(module, functions) < 0) return -1;
     if (PyModule_AddType(module, &program_type) < 0) return -1;
     PyObject *ops = name_tuple(op_names, kOpCount), *relations = name_tuple(relation_names, kRelationCount);
     int failed = PyModule_AddObjectRef(module, "OPCODES", ops) < 0 || PyModule_AddObjectRef(module, "RELATIONS", relations) < 0;

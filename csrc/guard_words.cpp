@@ -13,14 +13,17 @@
 //   version (versions are never used twice), of a container that has its type and size.
 // - A word that differs is no failure: the program is run.
 #include "guard_code.h"
+#include "dict_versions.h"
 #include "values.h"
-
-#if defined(__GNUC__)
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // ma_version_tag
-#endif
 
 namespace fw {
 namespace {
+
+// Of the eight bytes of a tensor around its dtype, the dtype's two; 0 where they stand elsewhere in the word (big-endian).
+uint64_t dtype_mask() {
+    const uint16_t one = 1;
+    return *reinterpret_cast<const uint8_t *>(&one) == 0 ? 0 : uint64_t(0xFFFF) << (8 * (layout.dtype & 7));
+}
 
 class Learner {
   public:
@@ -36,7 +39,7 @@ class Learner {
             const size_t next = block ? static_cast<size_t>(in.skip) : pc + 1;
             const size_t known = words_.size();
             if (!settle(in, pc)) {
-                words_.resize(known, Word{nullptr, 0, {0}});
+                words_.resize(known);
                 instructions(pc, next);
             }
             pc = next;
@@ -55,19 +58,17 @@ class Learner {
     PyObject *at(int32_t slot) const { return frame_.slots[static_cast<size_t>(slot)]; }
     bool settled(int32_t slot) const { return settled_[static_cast<size_t>(slot)] && at(slot) != nullptr; }
 
-    static Word step(uint64_t expected, int32_t from, int32_t to) {
-        Word made{nullptr, expected, {0}};
-        made.from = from;
-        made.to = to;
-        return made;
-    }
-
     template <typename T>
-    bool word(const T *address, uint64_t mask = ~uint64_t(0)) {
+    bool word(const T *address) {
         static_assert(sizeof(T) == sizeof(uint64_t), "a word has eight bytes");
         const uint64_t *place = reinterpret_cast<const uint64_t *>(address);
-        words_.push_back({place, *place & mask, {mask}});
+        words_.push_back(Word::memory(place, *place, kWord));
         return true;
+    }
+
+    bool version_of(PyObject *dict) {
+        const uint64_t *place = dict_version_place(dict);
+        return place != nullptr && *place != 0 && word(place);
     }
 
     // What stands in the slot is an object of the type that it has.
@@ -81,7 +82,7 @@ class Learner {
 
     bool function() {
         if (!function_known_) {
-            words_.push_back(step(reinterpret_cast<uint64_t>(arguments_.function), 0, kFunctionWord));
+            words_.push_back(Word::function(arguments_.function));
             word(&arguments_.function->ob_type);
             function_known_ = true;
         }
@@ -89,10 +90,10 @@ class Learner {
     }
 
     void instructions(size_t from, size_t to) {
-        if (!words_.empty() && words_.back().at == nullptr && words_.back().to >= 0 && words_.back().to == static_cast<int32_t>(from))
-            words_.back().to = static_cast<int32_t>(to);
+        if (!words_.empty() && words_.back().kind() == kRangeWord && words_.back().to() == from)
+            words_.back() = Word::range(words_.back().from(), to);
         else
-            words_.push_back(step(0, static_cast<int32_t>(from), static_cast<int32_t>(to)));
+            words_.push_back(Word::range(from, to));
     }
 
     bool settle(const Instruction &in, size_t pc) {
@@ -123,7 +124,7 @@ class Learner {
     bool local(const Instruction &in) {
         PyObject *object = at(in.slot);
         if (is_tensor(object) || _PyObject_GetDictPtr(object) == nullptr) return false;
-        words_.push_back(step(reinterpret_cast<uint64_t>(object), in.arg, kLocalWord));
+        words_.push_back(Word::local(in.arg, object));
         return true;
     }
 
@@ -131,9 +132,8 @@ class Learner {
         PyObject *object = at(in.base);
         PyObject **place = nullptr;
         if (PyType_Check(object)) {
-#if PY_VERSION_HEX < 0x030C0000
-            place = &reinterpret_cast<PyTypeObject *>(object)->tp_dict;
-#endif
+            if (PY_VERSION_HEX < 0x030C0000 || PyType_HasFeature(reinterpret_cast<PyTypeObject *>(object), Py_TPFLAGS_HEAPTYPE))
+                place = &reinterpret_cast<PyTypeObject *>(object)->tp_dict;
         } else if (!Py_IS_TYPE(object, &PyDictProxy_Type)) {
             place = _PyObject_GetDictPtr(object);
         }
@@ -201,22 +201,24 @@ class Learner {
         PyObject *object = at(slot);
         if (!PyDict_Check(object) && !PyList_Check(object) && !PyTuple_Check(object)) return false;
         type_of(slot);
-        if (PyDict_Check(object)) return word(&reinterpret_cast<PyDictObject *>(object)->ma_used);
+        if (PyDict_Check(object)) {
+            const bool empty = PyDict_GET_SIZE(object) == 0;  // a change of its content is then a change of its length
+            return (kVersionsApart && empty && version_of(object)) || word(&reinterpret_cast<PyDictObject *>(object)->ma_used);
+        }
         return word(&reinterpret_cast<PyVarObject *>(object)->ob_size);
     }
 
     bool tensor(const TensorCheck &check, int32_t slot) {
         constexpr int kInline = 5;
         if (!check.native || !layout.ready || check.requires_grad >= 0 || check.device_index != -2 || check.dim > kInline) return false;
-        const uint16_t one = 1;
-        if (*reinterpret_cast<const uint8_t *>(&one) == 0) return false;  // big-endian: the dtype's two bytes stand elsewhere in their word
+        if (dtype_mask() == 0) return false;
         PyObject *object = at(slot);
         const char *impl = tensor_impl(object);
         type_of(slot);
         word(reinterpret_cast<char **>(reinterpret_cast<char *>(object) + layout.impl));
         word(reinterpret_cast<const uint64_t *>(impl + layout.key_set));
-        const uint64_t dtype = 0xFFFF;
-        word(reinterpret_cast<const uint64_t *>(impl + (layout.dtype & ~7)), dtype << (8 * (layout.dtype & 7)));
+        const uint64_t *dtype = reinterpret_cast<const uint64_t *>(impl + (layout.dtype & ~7));
+        words_.push_back(Word::memory(dtype, *dtype & dtype_mask(), kDtypeWord));
         word(reinterpret_cast<const uint64_t *>(impl + layout.sizes));
         for (int i = 0; i < check.dim; i++) {
             if (check.sizes[static_cast<size_t>(i)] != kAny) word(tensor_sizes(impl) + i);
@@ -227,7 +229,6 @@ class Learner {
 
     // A block that the check has skipped, or has just passed: its dict's version stands for all that it reads.
     bool block(const Instruction &in, size_t pc) {
-#if PY_VERSION_HEX < 0x030D0000
         if (!settled(in.base) || (in.arg >= 0 && !settled(in.arg))) return false;
         PyObject *dict = at(in.base), *second = in.arg >= 0 ? at(in.arg) : nullptr;
         if (!PyDict_Check(dict) || PyODict_Check(dict) || (second != nullptr && (!PyDict_Check(second) || PyODict_Check(second)))) return false;
@@ -235,17 +236,13 @@ class Learner {
         if (version == 0 || frame_.versions[pc] != version) return false;
         if (second != nullptr && (dict_version(second) == 0 || frame_.versions[static_cast<size_t>(in.skip) - 1] != dict_version(second))) return false;
         type_of(in.base);
-        word(&reinterpret_cast<PyDictObject *>(dict)->ma_version_tag);
-        if (second != nullptr) word(&reinterpret_cast<PyDictObject *>(second)->ma_version_tag);
+        version_of(dict);
+        if (second != nullptr) version_of(second);
         for (size_t i = pc + 1; i < static_cast<size_t>(in.skip); i++) {
             const Instruction &inside = code_.instructions[i];
             if (inside.op <= OP_ATTRIBUTE) settled_[static_cast<size_t>(inside.slot)] = kept_[static_cast<size_t>(inside.slot)] = inside.base == in.base;
         }
         return true;
-#else
-        (void)in, (void)pc;
-        return false;
-#endif
     }
 };
 
@@ -257,18 +254,27 @@ Py_ssize_t check_words(const GuardProgram *self, Code &code, Frame &frame, const
     constexpr size_t kAhead = 12;
     const Word *words = code.words.data();
     const size_t n = code.words.size();
+    const uint64_t of_dtype = dtype_mask();
     for (size_t i = 0; i < n; i++) {
         const Word &one = words[i];
-        if (i + kAhead < n) __builtin_prefetch(words[i + kAhead].at);
-        if (one.at != nullptr) {
-            if ((*one.at & one.mask) != one.expected) return kChanged;
-        } else if (one.to == kLocalWord) {
-            if (one.from >= arguments.n || reinterpret_cast<uint64_t>(arguments.locals[one.from]) != one.expected) return kChanged;
-        } else if (one.to == kFunctionWord) {
-            if (reinterpret_cast<uint64_t>(arguments.function) != one.expected) return kChanged;
-        } else {
-            const Py_ssize_t failing = run_range(self, code, frame, arguments, static_cast<size_t>(one.from), static_cast<size_t>(one.to));
-            if (failing >= 0) return failing;
+        if (i + kAhead < n) __builtin_prefetch(words[i + kAhead].place());
+        switch (one.kind()) {
+            case kWord:
+                if (*one.place() != one.expected) return kChanged;
+                break;
+            case kDtypeWord:
+                if ((*one.place() & of_dtype) != one.expected) return kChanged;
+                break;
+            case kLocalWord:
+                if (one.number() >= arguments.n || reinterpret_cast<uint64_t>(arguments.locals[one.number()]) != one.expected) return kChanged;
+                break;
+            case kFunctionWord:
+                if (reinterpret_cast<uint64_t>(arguments.function) != one.expected) return kChanged;
+                break;
+            case kRangeWord: {
+                const Py_ssize_t failing = run_range(self, code, frame, arguments, one.from(), one.to());
+                if (failing >= 0) return failing;
+            }
         }
     }
     return -1;

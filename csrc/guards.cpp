@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "guard_code.h"
+#include "dict_versions.h"
 #include "values.h"
 
 namespace fw {

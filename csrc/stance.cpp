@@ -2,9 +2,10 @@
 //
 // torch.compiler.set_stance keeps its stance in a global of the module that implements it, which its first call imports. That module is looked for in
 // sys.modules, never imported here: as long as it is not there, nobody has set a stance. Always holds: what is remembered is good for one version of
-// the dict that it was read from; where dicts have no versions (CPython 3.13), it is read again.
+// the dict that it was read from; where a dict has no version, it is read again.
 #include "stance.h"
 
+#include "dict_versions.h"
 #include "values.h"
 
 namespace fw {

@@ -3,10 +3,6 @@
 
 #include <cstring>
 
-#if defined(__GNUC__)
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // ma_version_tag, deprecated in 3.12 and gone in 3.13
-#endif
-
 namespace fw {
 
 namespace {
@@ -88,15 +84,6 @@ bool constant_equal(PyObject *a, PyObject *b) {
     if (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
     if (PyType_HasFeature(Py_TYPE(a), Py_TPFLAGS_HEAPTYPE)) return false;
     return static_equal(a, b);
-}
-
-uint64_t dict_version(PyObject *dict) {
-#if PY_VERSION_HEX < 0x030D0000
-    return reinterpret_cast<PyDictObject *>(dict)->ma_version_tag;
-#else
-    (void)dict;
-    return 0;
-#endif
 }
 
 bool lookup_is_plain(PyObject *dict, PyObject *key) {

@@ -11,10 +11,6 @@ namespace fw {
 // Same type and same value: floats bit for bit, containers of constants element by element, instances of user classes by identity.
 bool constant_equal(PyObject *expected, PyObject *actual);
 
-// A dict's version: globally unique while it is not 0, so that an equal version means the same dict with the same content.
-// 0 where CPython keeps none (3.13 on).
-uint64_t dict_version(PyObject *dict);
-
 // Whether looking `key` up in `dict` runs no Python code (an exact str in a table of exact strs only).
 bool lookup_is_plain(PyObject *dict, PyObject *key);
 

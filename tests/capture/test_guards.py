@@ -837,6 +837,38 @@ def test_the_shortcut_sees_every_change():
     assert check_both(program, (twin,)) and check_both(program, (root,))
 
 
+def test_the_shortcut_lasts_while_attributes_get_the_values_that_they_have():
+    root = Holder()
+    root.value, root.hooks = ["v"], OrderedDict()
+    guards = [Guard("TYPE", SELF, Holder), Guard("IS", Item(InstanceDict(SELF), "value"), root.value), Guard("LENGTH", Item(InstanceDict(SELF), "hooks"), 0)]
+    program = build_program(guards, [])
+    for _ in range(3):
+        assert program.check((root,), function)
+    learnt = program.words
+    assert learnt > 0
+    for _ in range(5):
+        setattr(root, "value", root.value)
+        assert program.check((root,), function)
+        assert program.words == learnt  # none while it is made again
+    root.hooks["a"] = 1
+    assert not program.check((root,), function)
+    del root.hooks["a"]
+    assert program.check((root,), function)
+    root.value = ["v"]
+    assert not program.check((root,), function)
+
+
+def test_dicts_that_die_leave_no_version_to_those_that_take_their_place():
+    program = build_program([Guard("TYPE", SELF, Holder), Guard("EQUALS", Item(Item(InstanceDict(SELF), "table"), "k"), 1)], [])
+    root, places = Holder(), set()
+    for i in range(400):
+        root.table = {"k": 1 if i % 5 else 2}
+        places.add(id(root.table))
+        for _ in range(3):
+            assert program.check((root,), function) == bool(i % 5)
+    assert len(places) < 400
+
+
 def test_the_shortcut_is_not_taken_in_by_a_new_object_in_an_old_place():
     program = build_program([Guard("TYPE", SELF, Holder), Guard("EQUALS", Item(InstanceDict(SELF), "value"), 1)], [])
     places = set()
