@@ -111,7 +111,8 @@ class Product:
     """A batch of matrix products: at outer point (batch, row, column), local `local` is the float32 sum over k < length of left * right.
 
     `left` does not depend on the column, `right` not on the row. full: float32 operands are multiplied in full precision (not in TF32).
-    chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch by batch).
+    chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch by batch). most: rows, where their number is
+    none that is known; the kernel runs for 1 to `most`.
     """
 
     local: str
@@ -121,6 +122,7 @@ class Product:
     length: int
     full: bool = True
     chosen: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)

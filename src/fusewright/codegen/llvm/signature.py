@@ -86,19 +86,19 @@ class _Numberer:
 
 def _product(number: _Numberer, product: Product) -> Hashable:
     sides = [
-        (number.name(side.buffer), side.dtype, side.outer, side.inner, side.checks)
+        (number.name(side.buffer), side.dtype, number.dim(side.outer), number.dim(side.inner), side.checks)
         if side.value is None
         else (number.node(side.value), side.dtype)
         for side in (product.left, product.right)
     ]
     chosen = ((number.name(name), *map(number.name, buffers)) for name, buffers in product.chosen)
-    return (number.local(product.local), *sides, product.k, product.length, product.full, *chosen)
+    return (number.local(product.local), *sides, product.k, product.length, product.full, product.most, *chosen)
 
 
 def signature(kernel: Kernel, by_place: bool = False) -> Hashable:
-    number = _Numberer(kernel, by_place and kernel.product is None)
-    product = None if kernel.product is None else _product(number, kernel.product)
+    number = _Numberer(kernel, by_place)
     outer = tuple(map(number.axis, kernel.outer))
+    product = None if kernel.product is None else _product(number, kernel.product)
     stages: list[Hashable] = []
     for stage in kernel.stages:
         axes = tuple(map(number.axis, stage.axes))
