@@ -306,7 +306,7 @@ PyObject *plan_timed(PyObject *self, PyObject *const *inputs, Py_ssize_t n) {
     PyObject *times = result == nullptr ? nullptr : PyList_New(0);
     for (size_t i = 0; times != nullptr && i < nanoseconds.size(); i++) {
         std::string name = computation(p, p.steps[i]);
-        if (name.empty()) continue;
+        if (name.empty() || nanoseconds[i] < 0) continue;
         PyObject *row = Py_BuildValue("(sL)", name.c_str(), static_cast<long long>(nanoseconds[i]));
         if (row == nullptr || PyList_Append(times, row) < 0) Py_CLEAR(times);
         Py_XDECREF(row);

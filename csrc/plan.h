@@ -135,7 +135,7 @@ struct Slot {
 
 using KernelFunction = void (*)(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status);
 
-enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate, Group, Launch };
+enum class StepKind : uint8_t { Kernel, Extern, Python, Allocate, Window, Release, Check, Gather, Mutate, Group, Launch, Skip };
 
 struct KernelStep {
     KernelFunction function;
@@ -212,6 +212,10 @@ struct GatherStep {
     std::vector<int32_t> sources;
 };
 
+struct SkipStep {
+    int32_t value, count;  // the next `count` steps are not performed where this value is 0
+};
+
 enum class OutputKind : uint8_t { Buffer, View, PrivateView, Size, Value };
 struct OutputSpec {
     OutputKind kind;
@@ -254,6 +258,7 @@ struct Program {
     std::vector<GatherStep> gathers;
     std::vector<GroupStep> groups;
     std::vector<LaunchStep> launches;
+    std::vector<SkipStep> skips;
     std::vector<int32_t> written_inputs;  // of launches: their memory must be aligned
     std::vector<OutputSpec> outputs;
     PyObject *constants = nullptr;
@@ -293,7 +298,7 @@ class Runner {
     ~Runner();
     // False with an exception. The GIL is held again afterwards.
     bool run();
-    std::vector<int64_t> *nanoseconds = nullptr;  // takes what each step took, if it is asked for
+    std::vector<int64_t> *nanoseconds = nullptr;  // takes what each step took (-1: it was skipped), if it is asked for
     PyObject *output(const OutputSpec &spec);  // new reference or null
     // Gives back everything that the call left in the frame. GIL held.
     static void clean(const Program &program, Frame &frame);

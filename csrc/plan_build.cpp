@@ -57,7 +57,7 @@ class Reader {
 };
 
 struct Limits {
-    int64_t values, slots, inputs, constants;
+    int64_t values, slots, inputs, constants, steps;
 };
 
 bool read_indices(PyObject *tuple, int64_t low, int64_t high, std::vector<int32_t> *out) {
@@ -219,7 +219,7 @@ bool read_python(Reader &r, const Limits &limits, PythonStep *step) {
 bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
     Reader r(tuple);
     Step step;
-    step.kind = static_cast<StepKind>(r.index(0, 11));
+    step.kind = static_cast<StepKind>(r.index(0, 12));
     if (!r.ok()) return false;
     switch (step.kind) {
         case StepKind::Kernel: {
@@ -277,6 +277,12 @@ bool read_step(PyObject *tuple, const Limits &limits, Program *p) {
             if (gather.first + static_cast<int64_t>(gather.sources.size()) > limits.slots) r.fail("a tensor list runs past the slots");
             step.operand = static_cast<int32_t>(p->gathers.size());
             p->gathers.push_back(std::move(gather));
+            break;
+        }
+        case StepKind::Skip: {
+            SkipStep skip{r.index(0, limits.values), r.index(0, limits.steps - static_cast<int64_t>(p->steps.size()))};
+            step.operand = static_cast<int32_t>(p->skips.size());
+            p->skips.push_back(skip);
             break;
         }
         default: step.operand = r.index(0, limits.slots);
@@ -409,7 +415,7 @@ std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     Reader reader(values);
     while (reader.ok() && !reader.done()) p->values.push_back(reader.integer());
     if (!reader.ok()) return nullptr;
-    Limits limits{static_cast<int64_t>(p->values.size()), PyTuple_GET_SIZE(slots), n_inputs, PyTuple_GET_SIZE(constants)};
+    Limits limits{static_cast<int64_t>(p->values.size()), PyTuple_GET_SIZE(slots), n_inputs, PyTuple_GET_SIZE(constants), PyTuple_GET_SIZE(steps)};
     if (arena < 0 || arena >= limits.values) {
         PyErr_SetString(PyExc_ValueError, "the arena's size is no value of the plan");
         return nullptr;

@@ -90,10 +90,16 @@ void drop_references(std::vector<PyObject *> &objects) {
 
 bool Runner::run() {
     if (!p.written_inputs.empty() && !check_alignment()) return false;
-    for (const Step &one : p.steps) {
-        if (nanoseconds == nullptr ? step(one) : timed(one)) continue;
-        hold_gil();
-        return false;
+    for (size_t i = 0; i < p.steps.size(); i++) {
+        if (!(nanoseconds == nullptr ? step(p.steps[i]) : timed(p.steps[i]))) {
+            hold_gil();
+            return false;
+        }
+        if (p.steps[i].kind != StepKind::Skip) continue;
+        const SkipStep &skip = p.skips[p.steps[i].operand];
+        if (v[skip.value] != 0) continue;
+        i += skip.count;
+        if (nanoseconds != nullptr) nanoseconds->insert(nanoseconds->end(), skip.count, -1);
     }
     hold_gil();
     return true;
@@ -119,6 +125,7 @@ bool Runner::step(Step one) {
         case StepKind::Release: release(one.operand); return true;
         case StepKind::Check: return check(one.operand);
         case StepKind::Mutate: return mutate(one.operand);
+        case StepKind::Skip: return true;  // `run` steps over what follows
         case StepKind::Gather: {
             const GatherStep &gather = p.gathers[one.operand];
             for (size_t i = 0; i < gather.sources.size(); i++) f.handles[gather.first + i] = f.handles[gather.sources[i]];

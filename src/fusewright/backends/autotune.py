@@ -257,7 +257,7 @@ def _results(site: Site, follower: Mapping[str, Kernel]) -> tuple[str, ...]:
 
 
 def _extents(site: Site) -> tuple[int, int, int, int]:
-    return site.batch, site.rows, site.columns, site.inner
+    return site.batch, site.known_rows, site.columns, site.inner
 
 
 def _title(site: Site) -> str:
@@ -302,8 +302,8 @@ def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> s
     factors = [(operand.dtype, str(operand.inner), len(operand.checks)) for operand in (site.left, site.right)]
     epilogue = [(origin, len(kernel.buffers)) for kernel in kernels.values() for origin in kernel.origins]
     facts = (
-        site.extern.name, whole.name, site.batch, power_of_two(site.rows), site.columns, site.inner, factors, site.result.dtype, epilogue,
-        site.kept, site.bias is not None,
+        site.extern.name, whole.name, site.batch, power_of_two(site.known_rows), site.columns, site.inner, factors, site.result.dtype,
+        epilogue, site.kept, site.bias is not None,
     )  # fmt: skip
     return f"class {hashlib.sha256(repr(facts).encode()).hexdigest()}"
 
@@ -626,7 +626,7 @@ def _group_question(
     assert product is not None
     site = group[0]
     contenders = [first]
-    extents = (len(group), site.rows, site.columns, site.inner)
+    extents = (len(group), site.known_rows, site.columns, site.inner)
     runs = (RunKernel(kernel.name), *(step for _, step in sorted(followers, key=lambda item: item[0])))
     for tile, _ in candidates(extents, site.left.dtype, product.full, processor, MOST_TILES, sliceable=False):
         contenders.append(Contender(f"together {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile}))

@@ -64,6 +64,10 @@ class Chooser:
         winner = _winners.get(_product(linear)) if self.races else None
         return own_products.is_likely_quick(linear) if winner is None else winner == OWN
 
+    def few_rows(self, linear: Linear) -> int:
+        """For how many rows a kernel of ours is to be beside the way that is chosen, where any number may come."""
+        return own_products.most_rows(linear)
+
     def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
         own = own_products.is_possible_for(linear)
         if own and not self.races and own_products.is_likely_quick(linear):

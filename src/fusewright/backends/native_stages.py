@@ -27,7 +27,7 @@ from fusewright.events import Hint, Raced, StageDone
 from fusewright.graph import bodies, passes
 from fusewright.graph.builder import env_of
 from fusewright.graph.grad_mode import run_with_grad_mode
-from fusewright.graph.linear_paths import Linear
+from fusewright.graph.linear_paths import Linear, no_rows
 from fusewright.graph.preparation import Preparation
 from fusewright.graph.printer import print_graph
 from fusewright.graph.seeds import seeds_outside
@@ -134,7 +134,8 @@ def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[
     if not to_compile.settings["pack_weights"]:
         return graph, None
     choose = chooser(to_compile)
-    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph, choose)
+    few = choose.few_rows if to_compile.settings["fusion"] else no_rows
+    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph, choose, few)
 
 
 def _nothing(linear: Linear) -> bool:
@@ -170,7 +171,9 @@ def generate(
             options = gpu.schedule_options(options, program)
         plan = run("schedule", "schedule", plan_text, schedule, program, options)
     if gpu is None and not half and to_compile.settings["fusion"]:
-        plan = run("products", "schedule", plan_text, own_products.with_own_products, plan, own_bytes, chooser(to_compile).takes_own)
+        choose = chooser(to_compile)
+        takes = choose.takes_own, choose.few_rows
+        plan = run("products", "schedule", plan_text, own_products.with_own_products, plan, own_bytes, *takes, options.examples)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}

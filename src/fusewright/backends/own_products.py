@@ -2,12 +2,14 @@
 
 Takes a scheduled plan and what says whether a product is quicker by a kernel of ours; gives the plan with such kernels in place, each with
 the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32 (in another order); sizes are numbers;
-a matrix whose inner dimension does not lie side by side stays with the library.
+a matrix whose inner dimension does not lie side by side stays with the library. Where any number of rows may come, both ways are in the
+plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -17,13 +19,16 @@ from fusewright.codegen.llvm.module import host_target
 from fusewright.codegen.llvm.product import LEAST_BITS, is_supported
 from fusewright.codegen.llvm.target import Target
 from fusewright.graph.linear_paths import Linear
+from fusewright.graph.sizes import Expr, evaluate, free_symbols
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
+from fusewright.records import replace
 from fusewright.runtime import launch
 from fusewright.runtime.machine_code import load_code
+from fusewright.schedule import few_rows as few_rows_ways
 from fusewright.schedule import products
 from fusewright.schedule.driver import with_memory
-from fusewright.schedule.plan import Plan, RunExtern, RunKernel
-from fusewright.schedule.products import Site
+from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel
+from fusewright.schedule.products import Replacement, Site
 
 MOST_ROWS = 16
 """With more, multiplying takes longer than reading the weights: a library's kernels, made for that, are quicker."""
@@ -33,6 +38,8 @@ MOST_ROWS_OF_FLOATS = 8
 
 MOST_ROWS_BESIDE_TILES = 2
 """Where the processor multiplies halves itself (AVX512-BF16, AMX), and the library uses that."""
+
+NO_EXAMPLES: Mapping[Expr, int] = MappingProxyType({})
 
 LITTLE_WORK = 1 << 20
 """Multiplications up to which any number of rows is quicker without a library's call."""
@@ -48,6 +55,17 @@ def is_likely_quick(linear: Linear, target: Target | None = None) -> bool:
     return rows <= (MOST_ROWS_BESIDE_TILES if _multiplies_halves(linear.dtype, target) else MOST_ROWS)
 
 
+def most_rows(linear: Linear, target: Target | None = None) -> int:
+    """For how many rows a kernel of ours beside the library's is worth compiling, where any number may come and `linear.rows` is an
+    example; 0 for none: where many rows usually come, few are rare."""
+    target, rows = target or host_target(), linear.rows
+    if rows is None or not is_possible_for(replace(linear, varies=False, rows=max(rows, 1)), target):
+        return 0
+    if linear.dtype is torch.float32:
+        return max(MOST_ROWS_OF_FLOATS, min(MOST_ROWS, LITTLE_WORK // (linear.inner * linear.columns)))
+    return MOST_ROWS_BESIDE_TILES if _multiplies_halves(linear.dtype, target) else MOST_ROWS
+
+
 def is_possible_for(linear: Linear, target: Target | None = None) -> bool:
     """Whether there is a kernel of ours for the layer, on `target` (this processor by default)."""
     rows = linear.rows
@@ -61,8 +79,39 @@ def _multiplies_halves(dtype: torch.dtype, target: Target) -> bool:
     return any(name in target.features.split(",") for name in names)
 
 
-def with_own_products(plan: Plan, own_bytes: int | None, takes: Callable[[Linear], bool]) -> Plan:
-    """The plan with kernels of ours for the products for which `takes` says so. own_bytes: of the plan's schedule."""
+def with_own_products(
+    plan: Plan,
+    own_bytes: int | None,
+    takes: Callable[[Linear], bool],
+    few_rows: Callable[[Linear], int] = most_rows,
+    examples: Mapping[Expr, int] = NO_EXAMPLES,
+) -> Plan:
+    """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of rows for as many as
+    `few_rows` says. own_bytes: of the plan's schedule; examples: of the symbols of its sizes."""
+    plan = with_memory(products.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
+    beside = _of_any_rows(plan, few_rows, examples)
+    return with_memory(few_rows_ways.beside(plan, beside), own_bytes) if beside else plan
+
+
+def _of_any_rows(plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int]) -> list[tuple[Site, Kernel]]:
+    claimed: set[int] = set()
+    chosen = []
+    for site in reversed(few_rows_ways.find(plan)):
+        if site.result.device.type != "cpu":
+            continue
+        site = replace(site, most=site.most or few_rows(described(site, examples)))
+        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        if variant is None:
+            site = products.alone(site)
+            variant = products.plain(plan, site)
+        product = variant.product.product
+        if site.most > 0 and product is not None and is_supported(product, variant.product.outer, host_target()):
+            claimed.add(site.following)
+            chosen.append((site, variant.product))
+    return chosen
+
+
+def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacement]:
     claimed: set[int] = set()
     chosen = []
     for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
@@ -76,13 +125,16 @@ def with_own_products(plan: Plan, own_bytes: int | None, takes: Callable[[Linear
         if product is not None and is_supported(product, variant.product.outer, host_target()):
             claimed.add(site.following)
             chosen.append(products.of_variant(site, variant))
-    return with_memory(products.replaced(plan, chosen), own_bytes) if chosen else plan
+    return chosen
 
 
-def described(site: Site) -> Linear:
+def described(site: Site, examples: Mapping[Expr, int] = NO_EXAMPLES) -> Linear:
     """The product as the passes that choose a way of the library's describe it."""
     by_rows = site.right.inner is products.inner_symbol(site.inner)
-    return Linear(site.result.dtype, site.rows, site.inner, site.columns, site.bias is not None, by_rows)
+    varies = not isinstance(site.rows, int)
+    known = examples.keys() >= free_symbols(site.rows)
+    rows = evaluate(site.rows, examples) if known else None
+    return Linear(site.result.dtype, rows, site.inner, site.columns, site.bias is not None, by_rows, varies=varies)
 
 
 def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], object]:

@@ -18,6 +18,7 @@ from fusewright.codegen.call_plan_types import (
     CallPlan,
     CCall,
     Gather,
+    Guarded,
     KernelCall,
     KernelGroup,
     LaunchCall,
@@ -35,7 +36,7 @@ from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.size_values import ValueTable
 from fusewright.graph.sizes import Dim, free_symbols
 from fusewright.loops.externs import references
-from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
+from fusewright.loops.ir import Buffer, BufferRef, Output
 from fusewright.records import dataclass, field, replace
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel
 
@@ -103,7 +104,7 @@ class _Builder:
                 self.returned.update(buffer for buffer in step.extern.outputs if buffer is not None)
         for index, step in enumerate(plan.steps):
             if isinstance(step, RunExtern):
-                self.extern(step.extern)
+                self.extern(step)
             elif not step.together:
                 others = takewhile(lambda other: isinstance(other, RunKernel) and other.together, plan.steps[index + 1 :])
                 self.region([step, *others])  # type: ignore[list-item]
@@ -228,12 +229,14 @@ class _Builder:
         for step in steps:
             kernel, code = self.plan.kernels[step.kernel], self.kernels[step.kernel]
             self.before_writing(sorted(kernel.written))
+            self.in_place_of_operators(sorted(kernel.written), step.when)
             buffers = tuple(self.pointer_slot(name) for name in code.buffers)
             sizes = tuple(self.values.of(size) for size in code.sizes)
             if isinstance(code, DeviceKernel):
                 self.launch(kernel, code, buffers, sizes)
             else:
-                calls.append(KernelCall(kernel.name, code.key, buffers, self.values.of(code.extent), code.grain, sizes))
+                extent = code.extent if step.when is None else code.extent * step.when
+                calls.append(KernelCall(kernel.name, code.key, buffers, self.values.of(extent), code.grain, sizes))
         if calls:
             self.steps.append(calls[0] if len(calls) == 1 else KernelGroup(tuple(calls)))
 
@@ -256,7 +259,16 @@ class _Builder:
         touched = (*buffers, *spills)
         self.steps.append(LaunchCall(kernel.name, code.key, device.index or 0, touched, by_value, written, grid, sizes, code.scratch > 0))
 
-    def extern(self, extern: Extern) -> None:
+    def in_place_of_operators(self, buffers: Sequence[str], when: Dim | None) -> None:
+        """Makes the results that an operator returns, where a kernel is to write them instead of it."""
+        slots = [slot for slot in map(self.slot_of, buffers) if self.slots[slot].kind == "returned"]
+        if slots:
+            if when is None:
+                raise ValueError("a kernel writes what an operator returns")
+            self.steps.append(Guarded(self.values.of(when), tuple(SlotStep("allocate", slot) for slot in slots)))
+
+    def extern(self, step: RunExtern) -> None:
+        extern = step.extern
         names = {ref.buffer for ref in references((extern.args, extern.kwargs))}
         names.update(buffer for buffer in extern.outputs if buffer is not None)
         devices = {self.plan.buffers[name].device.type for name in names}
@@ -268,11 +280,12 @@ class _Builder:
         self.before_writing(empty)  # no kernel writes what has no elements
         calls = encode_extern(extern, self, devices, self.available)
         touched = dict.fromkeys(slot for call in calls for slot in slots_of(call))
-        self.steps.extend(SlotStep("window", slot) for slot in touched if self.slots[slot].kind == "window")
-        self.steps.extend(calls)
+        made: list[StepSpec] = [SlotStep("window", slot) for slot in touched if self.slots[slot].kind == "window"]
+        made += calls
         for call in calls:
             results = call.results if isinstance(call, PythonCall) else c_results(call)
-            self.steps.extend(SlotStep("check", slot) for slot in results if slot >= 0 and self.slots[slot].name != "_")
+            made += [SlotStep("check", slot) for slot in results if slot >= 0 and self.slots[slot].name != "_"]
+        self.steps += made if step.when is None else [Guarded(self.values.of(step.when), tuple(made))]  # type: ignore[arg-type]
 
     def before_writing(self, buffers: Sequence[str]) -> None:
         """Makes what must exist, and marks what belongs to the caller, before a step writes these buffers."""
@@ -291,8 +304,9 @@ class _Builder:
         last: dict[int, int] = {}
         lists: dict[int, tuple[int, ...]] = {}  # a list borrows the handles of its sources: whoever reads the list reads them
         for position, step in enumerate(self.steps):
-            if isinstance(step, Gather):
-                lists[step.first] = step.sources
+            for inner in step.steps if isinstance(step, Guarded) else (step,):
+                if isinstance(inner, Gather):
+                    lists[inner.first] = inner.sources
             touched = [source for slot in slots_of(step) for source in (slot, *lists.get(slot, ()))]
             for slot in touched:
                 last[slot] = position

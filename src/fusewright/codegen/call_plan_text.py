@@ -12,6 +12,7 @@ from fusewright.codegen.call_plan_types import (
     CallPlan,
     CCall,
     Gather,
+    Guarded,
     KernelCall,
     KernelGroup,
     LaunchCall,
@@ -39,6 +40,7 @@ class _Printer:
             PythonCall: self.python_call,
             SlotStep: self.slot_step,
             Gather: self.gather,
+            Guarded: self.guarded,
         }
 
     def value(self, entry: int) -> str:
@@ -131,6 +133,10 @@ class _Printer:
     def gather(self, step: Gather) -> str:
         last = step.first + len(step.sources) - 1
         return f"list      #{step.first}..#{last} = {', '.join(map(self.slot, step.sources))}"
+
+    def guarded(self, step: Guarded) -> str:
+        inside = [f"  {self.step_lines[type(inner)](inner)}" for inner in step.steps]
+        return "\n".join([f"if        {self.value(step.value)}:", *inside])
 
     def output(self, output: OutputSpec) -> str:
         if output.kind == "value":

@@ -14,7 +14,7 @@ import torch
 from fusewright.records import dataclass
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
-STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group", "launch")
+STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group", "launch", "skip")
 INTEGER_KINDS = ("immediate", "value", "values", "pointer to values", "handle", "handles", "bytes", "pointer to bytes", "result", "scratch")
 ARGUMENT_KINDS = ("constant", "tensor", "value", "list", "tuple", "private tensor")
 OUTPUT_KINDS = ("buffer", "view", "private view", "size", "value")
@@ -118,7 +118,15 @@ class Gather:
     sources: tuple[int, ...]
 
 
-StepSpec = KernelCall | KernelGroup | LaunchCall | CCall | PythonCall | SlotStep | Gather
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """Steps that are performed unless the value entry `value` is 0. Kernels are not among them: their extent is 0 then."""
+
+    value: int
+    steps: tuple[CCall | PythonCall | SlotStep | Gather, ...]
+
+
+StepSpec = KernelCall | KernelGroup | LaunchCall | CCall | PythonCall | SlotStep | Gather | Guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,4 +187,6 @@ def slots_of(step: StepSpec) -> tuple[int, ...]:
         return arguments + tuple(slot for slot in step.results if slot >= 0)
     if isinstance(step, Gather):
         return (*range(step.first, step.first + len(step.sources)), *step.sources)
+    if isinstance(step, Guarded):
+        return tuple(slot for inner in step.steps for slot in slots_of(inner))
     return (step.slot,)

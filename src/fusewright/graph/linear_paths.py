@@ -59,6 +59,14 @@ class Linear:
 
 Choose = Callable[[Linear, Sequence[str]], str]
 
+FewRows = Callable[[Linear], int]
+"""For how many rows a kernel of ours is beside the library's way, where any number may come."""
+
+
+def no_rows(linear: Linear) -> int:
+    return 0
+
+
 PLAIN, TURNED, MKL, ONEDNN, CONVOLUTION, OWN = "plain", "turned", "mkl", "onednn", "convolution", "own"
 """The operator as it is; the same with each input's weights side by side; MKL's packed matrix, which is made for one number of rows (where
 the rows vary, for the one that usually comes; any other takes the weights turned); oneDNN's; oneDNN's convolution; a kernel of ours, which

@@ -257,13 +257,23 @@ class BufferRef:
 
 
 @dataclass(frozen=True, slots=True)
+class FewRows:
+    """Another way to the result of an extern that multiplies matrices, which may be taken for 1 to `most` rows: `target`, aten.mm or
+    aten.addmm, of other operands (a layer's weights as they are, where the extern reads them packed)."""
+
+    most: int
+    target: torch._ops.OpOverload
+    args: tuple[BufferRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
     """A call of a library operator. args/kwargs are nested tuples of BufferRef, Dim, and plain constants.
 
     outputs: the buffers that receive the results, in order (None for a result that nobody reads).
     placement "out": `target` is called in its out= form and writes into buffers that the memory plan places;
     "returned": the operator allocates its results. mutates: buffers written in place (e.g. a random generator's none, index_put_'s one).
-    ordered: must keep its order among other ordered externs (random numbers, side effects).
+    ordered: must keep its order among other ordered externs (random numbers, side effects). few: what its operands are besides, see there.
     """
 
     name: str
@@ -275,6 +285,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     ordered: bool = False
     locations: tuple[Location, ...] = ()
+    few: FewRows | None = None
 
 
 Operation = Pointwise | Reduction | Scan | Extern

@@ -227,6 +227,9 @@ def _extern(operation: Extern) -> list[str]:
     outputs = ", ".join(name or "_" for name in operation.outputs)
     notes = [note for note, holds in ((operation.placement, operation.placement == "out"), ("ordered", operation.ordered)) if holds]
     notes += [f"writes {name}" for name in operation.mutates]
+    if operation.few is not None:
+        few = ", ".join(print_argument(arg) for arg in operation.few.args)
+        notes.append(f"up to {operation.few.most} rows: {operation.few.target}({few})")
     tail = f"    [{', '.join(notes)}]" if notes else ""
     return [f"{outputs} = {operation.target}({', '.join(args)}){tail}{print_location(operation.locations)}"]
 

@@ -20,6 +20,7 @@ from fusewright.codegen.call_plan_types import (
     CallPlan,
     CCall,
     Gather,
+    Guarded,
     KernelCall,
     KernelGroup,
     LaunchCall,
@@ -33,7 +34,7 @@ from fusewright.graph.types import TensorType
 from fusewright.records import dataclass, fields
 
 MAGIC = b"FWCP"
-VERSION = 3
+VERSION = 4
 _HEADER = struct.Struct("<4sHI")
 
 
@@ -64,7 +65,7 @@ class CompiledGraph:
 
 _RECORDS: tuple[type, ...] = (
     CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph, KernelGroup,
-    LaunchCall, Preparation, Step, Ref, TensorType, Size,
+    LaunchCall, Preparation, Step, Ref, TensorType, Size, Guarded,
 )  # fmt: skip
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in fields(kind)) for kind in _RECORDS)
 _RECORD_NUMBERS: dict[type, tuple[int, tuple[str, ...]]] = {kind: (i, _FIELDS[i]) for i, kind in enumerate(_RECORDS)}

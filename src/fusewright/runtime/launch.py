@@ -21,6 +21,7 @@ from fusewright.codegen.call_plan_types import (
     CallPlan,
     CCall,
     Gather,
+    Guarded,
     KernelCall,
     KernelGroup,
     LaunchCall,
@@ -75,7 +76,7 @@ def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_li
         symbols=plan.symbols,
         instructions=plan.instructions,
         slots=tuple(map(_slot, plan.slots)),
-        steps=tuple(_step(step, addresses) for step in plan.steps),
+        steps=tuple(native for step in plan.steps for native in _steps(step, addresses)),
         outputs=tuple(map(_output, plan.outputs)),
         arena=plan.arena,
         constants=plan.constants,
@@ -171,6 +172,13 @@ def _step(step: StepSpec, addresses: Addresses) -> tuple[Any, ...]:
         return (STEP_KINDS.index(step.kind), *_slot_step(step, addresses))
     kind, convert = _STEPS[type(step)]
     return (STEP_KINDS.index(kind), *convert(step, addresses))
+
+
+def _steps(step: StepSpec, addresses: Addresses) -> list[tuple[Any, ...]]:
+    if not isinstance(step, Guarded):
+        return [_step(step, addresses)]
+    inside = [_step(inner, addresses) for inner in step.steps]
+    return [(STEP_KINDS.index("skip"), step.value, len(inside)), *inside]
 
 
 def _output(output: OutputSpec) -> tuple[Any, ...]:

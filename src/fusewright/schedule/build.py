@@ -385,14 +385,14 @@ def build_kernel(
         buffers=tuple(touched),
         dtypes=tuple(buffers[buffer].dtype for buffer in touched),
         written=frozenset(written),
-        sizes=_sizes_used(group.outer, stages, emitter.scratch, sizes) if sizes else (),
+        sizes=sizes_used(group.outer, stages, emitter.scratch, sizes) if sizes else (),
         scratch=tuple(emitter.scratch),
         locations=tuple(dict.fromkeys(location for nest in group.nests for location in nest.operation.locations)),
         origins=tuple(nest.operation.name for nest in group.nests),
     )
 
 
-def _sizes_used(
+def sizes_used(
     outer: Sequence[Dim], stages: Sequence[Stage], scratch: Sequence[Scratch], sizes: Collection[Expr]
 ) -> tuple[Expr, ...]:
     """The program's size symbols that stand anywhere in the kernel. In order of first use, so that kernels which differ in their sizes

@@ -64,7 +64,8 @@ def buffer_refs(argument: Any) -> Iterator[BufferRef]:
 
 
 def extern_reads(extern: Extern) -> list[str]:
-    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs)))]
+    few = () if extern.few is None else extern.few.args
+    return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), few))]
 
 
 @lru_cache(maxsize=1 << 10)
@@ -224,7 +225,9 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
                 return type(argument)(renamed_ref(item) for item in argument)
             return argument
 
-        return replace(operation, args=renamed_ref(operation.args), kwargs=tuple((k, renamed_ref(v)) for k, v in operation.kwargs))
+        few = None if operation.few is None else replace(operation.few, args=renamed_ref(operation.few.args))
+        kwargs = tuple((k, renamed_ref(v)) for k, v in operation.kwargs)
+        return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, few=few)
 
     def load(node: ir.Load) -> Expression | None:
         if node.buffer not in renamed:

@@ -151,15 +151,20 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class RunKernel:
-    """together: it runs at the same time as the step before it, which is a kernel, in one parallel region."""
+    """together: it runs at the same time as the step before it, which is a kernel, in one parallel region. when: it runs only where this
+    size, which is 1 or 0, is 1."""
 
     kernel: str
     together: bool = False
+    when: Dim | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunExtern:
+    """when: as in RunKernel."""
+
     extern: Extern
+    when: Dim | None = None
 
 
 Step = RunKernel | RunExtern
@@ -179,7 +184,8 @@ class Plan:
 
     `placements` covers every temporary that a kernel or an out= extern writes; temporaries returned by an extern own their memory and
     are freed after the step numbered in `last_use`. Large temporaries of training own theirs too (see ScheduleOptions.own_bytes);
-    `takes_over` (written → read) names those whose memory passes to what a kernel writes in place of them.
+    `takes_over` (written → read) names those whose memory passes to what a kernel writes in place of them. Where sizes decide how something
+    is computed, the steps of both ways are here, each with its `when`.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)

@@ -178,7 +178,8 @@ def plan_text(plan: Plan, locations: bool = True) -> str:
         places = [f"{name} at {plan.placements[name].offset}" for name in fresh if name in plan.placements]
         freed = [name for name, last in plan.last_use.items() if last == number]
         beside = " (together with the step before)" if isinstance(step, RunKernel) and step.together else ""
-        lines.append(f"{number}{beside}: {text}")
+        only = "" if step.when is None else f" (if {step.when})"
+        lines.append(f"{number}{beside}{only}: {text}")
         if places:
             lines.append(f"  # arena: {', '.join(places)}")
         if freed:

@@ -3,13 +3,14 @@
 Takes a scheduled `Plan`; gives a `Site` for each library product (matrix products, batched ones, convolutions over channels-last images),
 and for a site its `Variant`s: kernels that do what the library's operator does, with the pointwise kernel that follows as their last
 part (`fused`), with the inner dimension cut into slices that the following kernel adds up (`sliced`), or alone (`plain`).
-`replaced` puts a variant into a plan. Always holds: a variant computes what the steps that it stands for compute, products summed in
-float32; sizes are numbers; nothing between the operator and the kernel that follows reads the result or writes an operand.
+`replaced` puts a variant into a plan (few_rows.py: beside what it stands for). Always holds: a variant computes what the steps that it
+stands for compute, products summed in float32; sizes are numbers, but for the rows of few_rows.py; nothing between the operator and the
+kernel that follows reads the result or writes an operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
@@ -19,9 +20,10 @@ from fusewright.loops import ir
 from fusewright.loops.externs import references, schema_name
 from fusewright.loops.ir import Axis, Buffer, BufferRef, Expression, Extern, Load, Store
 from fusewright.records import dataclass, replace
+from fusewright.schedule.build import sizes_used
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import Rewriter, survey
-from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, RunExtern, RunKernel, Stage, Statement, roots
+from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, RunExtern, RunKernel, Stage, Statement, Step, roots
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 LEAST_INNER = 16
@@ -39,14 +41,15 @@ class Site:
     step: its number in the plan; following: that of the kernel, -1 where there is none that a variant may take over. batch, rows, columns,
     inner: of the product. left, right: over the outer symbols of `axes` and `k`. result: the buffer. bias: what is added, over the same
     symbols, with its factor; scale: the product's. kept: the result has other readers than the kernel that follows. relayout: a kernel
-    that must run first (a convolution's weight, window by window), and its buffer.
+    that must run first (a convolution's weight, window by window), and its buffer. most: rows that a variant is for, where their number is
+    not known; 0 where it is, or where that is for whoever found the site to say.
     """
 
     step: int
     following: int
     extern: Extern
     batch: int
-    rows: int
+    rows: Dim
     columns: int
     inner: int
     left: Operand
@@ -57,6 +60,13 @@ class Site:
     scale: float = 1.0
     kept: bool = False
     relayout: tuple[Kernel, Buffer] | None = None
+    most: int = 0
+
+    @property
+    def known_rows(self) -> int:
+        """The number of rows, of a site whose sizes are numbers."""
+        assert isinstance(self.rows, int)
+        return self.rows
 
     @property
     def axes(self) -> tuple[Axis, Axis, Axis]:
@@ -65,7 +75,7 @@ class Site:
     @property
     def work(self) -> int:
         """Multiplications."""
-        return self.batch * self.rows * self.columns * self.inner
+        return self.batch * self.known_rows * self.columns * self.inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +91,8 @@ class Variant:
         return next(kernel for kernel in self.kernels if kernel.product is not None)
 
 
-def _axes(batch: int, rows: int, columns: int) -> tuple[Axis, Axis, Axis]:
-    extents = ((BATCH, batch), (ROW, rows), (COLUMN, columns))
+def _axes(batch: int, rows: Dim, columns: int) -> tuple[Axis, Axis, Axis]:
+    extents: tuple[tuple[str, Dim], ...] = ((BATCH, batch), (ROW, rows), (COLUMN, columns))
     return tuple(Axis(sizes.loop_symbol(name, extent), extent) for name, extent in extents)  # type: ignore[return-value]
 
 
@@ -100,20 +110,21 @@ def find(plan: Plan) -> list[Site]:
     for number, step in enumerate(plan.steps):
         if isinstance(step, RunExtern):
             describe = _OPERATORS.get(schema_name(step.extern.target) or "")
-            site = None if describe is None or not _is_static(plan, step.extern) else describe(plan, number, step.extern)
+            site = None if describe is None or not is_plain(plan, step.extern, static=True) else describe(plan, number, step.extern)
             if site is not None:
-                found.append(_with_following(plan, site))
+                found.append(with_following(plan, site))
     return found
 
 
-def _is_static(plan: Plan, extern: Extern) -> bool:
+def is_plain(plan: Plan, extern: Extern, static: bool) -> bool:
+    """Whether the call reads and writes floats of one type in one place. static: and all its sizes are numbers."""
     refs = references((extern.args, extern.kwargs))
     (output,) = extern.outputs if len(extern.outputs) == 1 else (None,)
     if output is None or extern.mutates:
         return False
     buffer = plan.buffers[output]
     shapes = [(*ref.shape, *ref.stride, ref.offset) for ref in refs] + [(*buffer.shape, *buffer.stride)]
-    if not all(isinstance(d, int) for shape in shapes for d in shape) or any(0 in ref.shape for ref in refs):
+    if (static and not all(isinstance(d, int) for shape in shapes for d in shape)) or any(0 in ref.shape for ref in refs):
         return False
     same_place = {plan.buffers[ref.buffer].device for ref in refs} == {buffer.device}
     return same_place and buffer.dtype in DTYPES and all(ref.dtype is buffer.dtype for ref in refs)
@@ -170,7 +181,8 @@ def _product(plan: Plan, step: int, extern: Extern, bias: int | None) -> Site | 
     rows, inner = left.shape[-2:]
     columns = right.shape[-1]
     batch = left.shape[0] if batched else 1
-    assert isinstance(rows, int) and isinstance(inner, int) and isinstance(columns, int) and isinstance(batch, int)
+    if not isinstance(inner, int) or not isinstance(columns, int) or not isinstance(batch, int):
+        return None
     if inner < LEAST_INNER or not _is_row_major(result, range(len(result.shape))):
         return None
     (b, m, n), k = (axis.symbol for axis in _axes(batch, rows, columns)), inner_symbol(inner)
@@ -261,10 +273,13 @@ def _window_by_window(step: int, weight: BufferRef, result: Buffer) -> tuple[Ker
     return Kernel(f"weight_of_{result.name}_{step}", axes, (stage,), names, dtypes, frozenset({name})), buffer
 
 
-_OPERATORS: dict[str, Callable[[Plan, int, Extern], Site | None]] = {
+MATRICES: dict[str, Callable[[Plan, int, Extern], Site | None]] = {
     "aten::mm": lambda plan, step, extern: _product(plan, step, extern, None),
-    "aten::bmm": lambda plan, step, extern: _product(plan, step, extern, None),
     "aten::addmm": lambda plan, step, extern: _product(plan, step, extern, 0),
+}
+_OPERATORS = {
+    **MATRICES,
+    "aten::bmm": lambda plan, step, extern: _product(plan, step, extern, None),
     "aten::baddbmm": lambda plan, step, extern: _product(plan, step, extern, 0),
     "aten::convolution": _convolution,
 }
@@ -286,9 +301,9 @@ def is_private(plan: Plan, name: str) -> bool:
     return plan.buffers[name].role == "temporary" and name not in given
 
 
-def _with_following(plan: Plan, site: Site) -> Site:
+def with_following(plan: Plan, site: Site) -> Site:
     """The site with the kernel that reads its result next, if a variant may stand in that place."""
-    operands = {ref.buffer for ref in references((site.extern.args, site.extern.kwargs))}
+    operands = {*extern_reads(site.extern)}
     kept = not is_private(plan, site.result.name)
     following = -1
     for number in range(site.step + 1, len(plan.steps)):
@@ -298,7 +313,10 @@ def _with_following(plan: Plan, site: Site) -> Site:
             continue
         if site.result.name in reads | written:
             step = plan.steps[number]
-            if not isinstance(step, RunKernel) or site.result.name in written or not _is_movable(plan, plan.kernels[step.kernel], operands):
+            static = isinstance(site.rows, int)
+            if not isinstance(step, RunKernel) or site.result.name in written or step.when is not None:
+                break
+            if not _is_movable(plan, plan.kernels[step.kernel], operands, static):
                 break
             following = number
         elif written & operands:
@@ -306,13 +324,14 @@ def _with_following(plan: Plan, site: Site) -> Site:
     return replace(site, following=following, kept=kept)
 
 
-def _is_movable(plan: Plan, kernel: Kernel, operands: set[str]) -> bool:
-    """Whether the kernel may become part of a product: it runs in the same place, over sizes that are numbers, and writes to memory that
-    nobody else sees yet."""
+def _is_movable(plan: Plan, kernel: Kernel, operands: set[str], static: bool) -> bool:
+    """Whether the kernel may become part of a product: it runs in the same place, over sizes that are numbers (unless not `static`), and
+    writes to memory that nobody else sees yet."""
     device = {plan.buffers[name].device for name in kernel.buffers}
     fresh = all(plan.buffers[name].role in ("temporary", "output") and name not in operands for name in kernel.written)
     extents = [axis.extent for axis in kernel.outer] + [axis.extent for stage in kernel.stages for axis in stage.axes]
-    return len(device) == 1 and fresh and not kernel.sizes and all(isinstance(extent, int) for extent in extents)
+    known = not kernel.sizes and all(isinstance(extent, int) for extent in extents)
+    return len(device) == 1 and fresh and (known or not static)
 
 
 # --- variants ---------------------------------------------------------------------------------------------------------------
@@ -346,20 +365,31 @@ def _place(site: Site) -> Dim:
 
 
 def _kernel(
-    site: Site, name: str, axes: Sequence[Axis], statements: Sequence[Statement], product: Product | None, like: Kernel | None
+    site: Site,
+    name: str,
+    axes: Sequence[Axis],
+    statements: Sequence[Statement],
+    product: Product | None,
+    like: Kernel | None,
+    symbols: Collection[Expr] = (),
 ) -> Kernel:
-    """A pointwise kernel, after a product where one is given."""
+    """A pointwise kernel, after a product where one is given. `symbols`: of the plan's sizes."""
     stage = Stage((), tuple(statements))
     dtypes: dict[str, torch.dtype] = {}
     if product is not None:
         for side in (product.left, product.right):
             dtypes |= {side.buffer: side.dtype} if side.value is None else {load.buffer: load.dtype for load in survey([side.value]).loads}
     dtypes |= {load.buffer: load.dtype for load in survey(_roots((stage,))).loads}
+    used: tuple[Expr, ...] = ()
+    if not isinstance(site.rows, int):
+        operands = () if product is None else (product.left.outer, product.right.outer)
+        used = sizes_used([*(axis.extent for axis in axes), *operands], [stage], (), symbols)
     return Kernel(
         name,
         tuple(axes),
         (stage,),
         *_parameters(dtypes, statements, like, site),
+        sizes=used,
         locations=tuple(dict.fromkeys((*site.extern.locations, *(like.locations if like else ())))),
         origins=tuple(dict.fromkeys((site.extern.name, *(like.origins if like else ())))),
         product=product,
@@ -390,7 +420,7 @@ def _is_full() -> bool:
 
 def whole(site: Site) -> Product:
     """All of the site's product, in one part."""
-    return Product(LOCAL, site.left, site.right, inner_symbol(site.inner), site.inner, _is_full())
+    return Product(LOCAL, site.left, site.right, inner_symbol(site.inner), site.inner, _is_full(), most=site.most)
 
 
 def _before(site: Site) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:
@@ -408,7 +438,7 @@ def _follower(plan: Plan, site: Site) -> Kernel | None:
 def plain(plan: Plan, site: Site) -> Variant:
     """The product alone."""
     store = Store(site.result.name, _place(site), _value(site, ir.local_value(LOCAL, torch.float32)))
-    kernel = _kernel(site, f"product_{site.result.name}_{site.step}", site.axes, [store], whole(site), None)
+    kernel = _kernel(site, f"product_{site.result.name}_{site.step}", site.axes, [store], whole(site), None, plan.size_symbols)
     before, added = _before(site)
     follower = _follower(plan, site)
     return Variant("plain", (*before, kernel, *([follower] if follower is not None else [])), added)
@@ -430,7 +460,7 @@ def fused(plan: Plan, site: Site) -> Variant | None:
     statements = [_rewritten(rewriter, statement) for stage in kernel.stages for statement in stage.statements]
     if site.kept:
         statements.insert(0, Store(site.result.name, _place(site), value))
-    made = _kernel(site, f"product_{kernel.name}_{site.step}", site.axes, statements, whole(site), kernel)
+    made = _kernel(site, f"product_{kernel.name}_{site.step}", site.axes, statements, whole(site), kernel, plan.size_symbols)
     before, added = _before(site)
     return Variant("fused", (*before, made), added)
 
@@ -464,10 +494,10 @@ def _points(site: Site, kernel: Kernel) -> dict[Expr, Dim] | None:
     return digits(index, [*kernel.outer, *stage.axes], _place(site), site.batch * site.rows * site.columns)
 
 
-def digits(index: Dim, axes: Sequence[Axis], place: Dim, total: int) -> dict[Expr, Dim] | None:
+def digits(index: Dim, axes: Sequence[Axis], place: Dim, total: Dim) -> dict[Expr, Dim] | None:
     """Each axis in terms of `place` (0..total-1), where `index` over the axes takes each of these values once: where the axes are the
     digits of a number."""
-    strides: list[tuple[int, int, Expr]] = []
+    strides: dict[Expr, Dim] = {}
     rest = index
     mapping: dict[Expr, Dim] = {}
     for axis in axes:
@@ -476,17 +506,20 @@ def digits(index: Dim, axes: Sequence[Axis], place: Dim, total: int) -> dict[Exp
             rest = sizes.substitute(rest, {axis.symbol: 0})
             continue
         stride = sizes.coefficient(index, axis.symbol)
-        if not isinstance(stride, int) or not isinstance(axis.extent, int) or stride <= 0:
+        if stride is None:
             return None
-        strides.append((stride, axis.extent, axis.symbol))
+        strides[axis.symbol] = stride
         rest = rest - axis.symbol * stride
-    expected = 1
-    for stride, extent, symbol in sorted(strides, key=lambda item: item[0]):
-        if stride != expected:
+    expected: Dim = 1
+    left = [axis for axis in axes if axis.symbol in strides]
+    while left:
+        digit = next((axis for axis in left if strides[axis.symbol] == expected), None)
+        if digit is None:
             return None
-        expected *= extent
-        value = place if stride == 1 else sizes.floor_div(place, stride)
-        mapping[symbol] = value if expected == total else sizes.modulo(value, extent)
+        left.remove(digit)
+        value = place if expected == 1 else sizes.floor_div(place, expected)
+        expected = expected * digit.extent
+        mapping[digit.symbol] = value if expected == total else sizes.modulo(value, digit.extent)
     return mapping if expected == total and isinstance(rest, int) and rest == 0 else None
 
 
@@ -680,7 +713,7 @@ def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
             if isinstance(step, RunKernel):
                 del kernels[step.kernel]
         kernels.update({kernel.name: kernel for kernel in one.kernels})
-    steps: list[RunKernel | RunExtern] = []
+    steps: list[Step] = []
     for number, step in enumerate(plan.steps):
         if number in put:
             steps.extend(RunKernel(kernel.name) for kernel in put[number])
@@ -688,6 +721,11 @@ def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
             if number - 1 in gone and isinstance(step, RunKernel):  # what it ran together with has gone
                 step = RunKernel(step.kernel)
             steps.append(step)
+    return without_memory(plan, kernels, buffers, steps)
+
+
+def without_memory(plan: Plan, kernels: dict[str, Kernel], buffers: dict[str, Buffer], steps: Sequence[Step]) -> Plan:
+    """The plan with other steps, and those buffers that they use."""
     used = set(plan.inputs)
     for made in kernels.values():
         used.update(made.buffers)

@@ -142,7 +142,7 @@ class _Unroller:
         for field in ("target", "placement", "ordered", "outputs"):
             if getattr(moved, field) != getattr(other, field):
                 raise Irregular(f"{one.name} and {other.name} differ")
-        if not _same(moved.args, other.args) or not _same(moved.kwargs, other.kwargs):
+        if not _same(moved.args, other.args) or not _same(moved.kwargs, other.kwargs) or moved.few != other.few:
             raise Irregular(f"{one.name} and {other.name} differ")
 
     def pair(self, ours: str, theirs: str) -> str:
@@ -254,6 +254,7 @@ def _renamed_extern(extern: Extern, rename: Rename) -> Extern:
         kwargs=_moved(extern.kwargs, rename),
         outputs=tuple(None if name is None else rename(name) for name in extern.outputs),
         mutates=tuple(map(rename, extern.mutates)),
+        few=None if extern.few is None else replace(extern.few, args=_moved(extern.few.args, rename)),
     )
 
 

@@ -150,17 +150,27 @@ def _first_writes(kernel: Kernel) -> set[str]:
 
 
 def _verify_order(plan: Plan) -> None:
-    filled = {name for name, buffer in plan.buffers.items() if buffer.role in ("input", "constant")}
+    # By buffer: under which conditions it was written.
+    filled: dict[str, set[Dim | None]] = {name: {None} for name, buffer in plan.buffers.items() if buffer.role in ("input", "constant")}
     for number, step in enumerate(plan.steps):
         reads, writes = _touched(plan, number)
         label = step.kernel if isinstance(step, RunKernel) else step.extern.name
-        missing = reads - filled
+        missing = [name for name in reads if not _is_filled(filled.get(name, set()), step.when)]
         _require(not missing, f"step {number} ({label}) reads {sorted(missing)} before anything wrote it")
-        filled |= writes
+        if isinstance(step, RunKernel):
+            product = plan.kernels[step.kernel].product
+            _require(product is None or not product.most or step.when is not None, f"{label} is for few rows, but runs for any")
+        for name in writes:
+            filled.setdefault(name, set()).add(step.when)
     for output in plan.outputs:
         if output.kind in ("buffer", "view"):
             name = output.buffer if output.kind == "buffer" or output.ref is None else output.ref.buffer
-            _require(name in filled, f"output {name} is never written")
+            _require(_is_filled(filled.get(name, set()), None), f"output {name} is never written")
+
+
+def _is_filled(conditions: set[Dim | None], when: Dim | None) -> bool:
+    """Whether one of the writes happened whenever `when` holds."""
+    return None in conditions or when in conditions or any(1 - one in conditions for one in conditions if one is not None)
 
 
 def _verify_together(plan: Plan) -> None:

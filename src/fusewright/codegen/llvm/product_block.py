@@ -106,7 +106,8 @@ def _rows_loop(function: str, tile: Tile, label: str) -> list[str]:
         f"%sums_{label} = getelementptr i8, ptr %sums, i64 %slot_{label}",
         f"%only_{label} = icmp eq i64 %first_{label}, 0",
         f"%ahead_{label} = select i1 %only_{label}, i64 %ahead, i64 0",
-        f"call void @{function}(ptr %x_{label}, i64 %x_step, ptr %w, i64 %w_step, i64 %length, i64 %last, i64 %ahead_{label}, ptr %sums_{label})",
+        f"call void @{function}(ptr %x_{label}, i64 %x_step, ptr %w, i64 %w_step, i64 %length, i64 %last, i64 %ahead_{label}, "
+        f"ptr %sums_{label})",
         f"%next_{label} = add nsw i64 %first_{label}, {tile.rows}",
         f"%more_{label} = icmp slt i64 %next_{label}, %rows",
         f"br i1 %more_{label}, label %loop_{label}, label %done",
@@ -174,9 +175,10 @@ class _TileWriter:
         before.lines.append(f"  br i1 {enough.text}, label %{inside.label}, label %{joined.label}")
         last.lines.append(f"  br label %{joined.label}")
         b.scope.cursor.block = joined
+        kinds = [type_text(old.type, old.lanes) for old in carried]
         return [
-            b.value(f"phi {type_text(old.type, old.lanes)} [ {old.text}, %{before.label} ], [ {new.text}, %{last.label} ]", old.type, old.lanes)
-            for old, new in zip(carried, after)
+            b.value(f"phi {kind} [ {old.text}, %{before.label} ], [ {new.text}, %{last.label} ]", old.type, old.lanes)
+            for kind, old, new in zip(kinds, carried, after)
         ]
 
     # --- sums

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch.fx
 
 from fusewright.errors import CannotFunctionalise
-from fusewright.graph.linear_paths import Choose, likely
+from fusewright.graph.linear_paths import Choose, FewRows, likely, no_rows
 from fusewright.graph.passes.attention_backward import attention_backward
 from fusewright.graph.passes.biased_linear import biased_linear
 from fusewright.graph.passes.canonicalise import canonicalise
@@ -122,18 +122,20 @@ def finish_backward(graph: torch.fx.Graph) -> torch.fx.Graph:
     return run_passes(graph, BACKWARD)
 
 
-def pack_parameters(graph: torch.fx.Graph, choose: Choose = likely) -> tuple[torch.fx.Graph, Preparation | None]:
+def pack_parameters(
+    graph: torch.fx.Graph, choose: Choose = likely, few_rows: FewRows = no_rows
+) -> tuple[torch.fx.Graph, Preparation | None]:
     """Run PACKING on a functional inference graph whose parameters are marked, and split off what depends on them alone. `choose`: which
-    of the library's ways a linear layer takes."""
-    packed = run_passes(graph, _with(PACKING, pack, choose))
+    of the library's ways a linear layer takes; `few_rows`: whether a kernel of ours is beside it."""
+    packed = run_passes(graph, _with(PACKING, pack, choose, few_rows))
     return packed, split_preparation(packed)
 
 
-def _with(pipeline: list[tuple[Pass, str]], one: Callable[..., torch.fx.Graph], argument: object) -> list[tuple[Pass, str]]:
-    """The pipeline with a third argument for one of its passes."""
+def _with(pipeline: list[tuple[Pass, str]], one: Callable[..., torch.fx.Graph], *arguments: object) -> list[tuple[Pass, str]]:
+    """The pipeline with further arguments for one of its passes."""
 
     def told(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
-        return one(graph, rewrites, argument)
+        return one(graph, rewrites, *arguments)
 
     told.__name__ = one.__name__
     return [(told if function is one else function, sentence) for function, sentence in pipeline]

@@ -18,7 +18,24 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.linear_paths import CONVOLUTION, FEW_ROWS, MKL, ONEDNN, OWN, PLAIN, SMALLEST, TURNED, Choose, Linear, likely, ways_for
+from fusewright.graph.few_rows import FEW_ROWS
+from fusewright.graph.linear_paths import (
+    CONVOLUTION,
+    LARGEST_TWICE,
+    MKL,
+    ONEDNN,
+    OWN,
+    PLAIN,
+    SMALLEST,
+    TURNED,
+    Choose,
+    FewRows,
+    Linear,
+    likely,
+    no_rows,
+    ways_for,
+)
+from fusewright.graph.linear_paths import FEW_ROWS as PLAIN_ROWS
 from fusewright.graph.passes.prepare import may_be_kept
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.stable import stable_nodes
@@ -49,9 +66,9 @@ ACTIVATIONS: dict[Any, str] = {aten.silu.default: "swish", aten.hardswish.defaul
 """Activations that the library fuses exactly, and their names there."""
 
 
-def pack(graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose = likely) -> torch.fx.Graph:
-    """`choose`: which of the library's ways a linear layer takes."""
-    run = _Packing(graph, rewrites, choose)
+def pack(graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose = likely, few_rows: FewRows = no_rows) -> torch.fx.Graph:
+    """`choose`: which of the library's ways a linear layer takes; `few_rows`: for how many rows a kernel of ours is beside it."""
+    run = _Packing(graph, rewrites, choose, few_rows)
     for node in list(graph.nodes):
         if node.op != "call_function" or node._erased:  # a convolution has taken it in
             continue
@@ -62,10 +79,11 @@ def pack(graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose = likely) -> 
 
 
 class _Packing:
-    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose) -> None:
+    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose, few_rows: FewRows) -> None:
         self.graph = graph
         self.rewrites = rewrites
         self.choose = choose
+        self.few_rows = few_rows
         self.build = Builder(graph)
         self.stable = stable_nodes(graph)
         self.usual = UsualSizes(graph, self.build.env)
@@ -139,8 +157,23 @@ class _Packing:
             product = self.new(aten.mm.default, (x, weight), self.dense_result(node), node)
             self.replace(node, self.within(aten.add.Tensor, product, bias, at=node))
             node, bias = product, None
+        twice = not by_rows and inner * columns * type_.dtype.itemsize > LARGEST_TWICE
+        most = self.few_rows(linear) if varies and not twice else 0
         if way != PLAIN and self.rewrites.allow(f"packed weight ({way}): {node.name}"):
-            _WAYS[way](self, node, x, weight, bias, linear)
+            node = _WAYS[way](self, node, x, weight, bias, linear)
+            if not most:
+                self.fuse_activation(node)
+        elif by_rows:
+            return  # for a kernel of ours the operator is as good as it is
+        if most and self.rewrites.allow(f"few rows: {node.name}"):
+            self.beside(node, x, weight, bias, linear, most)
+
+    def beside(self, product: Node, x: Node, weight: Node, bias: Node | None, linear: Linear, most: int) -> None:
+        """Says of the library's product how a kernel of ours makes it for few rows: from each output's weights side by side."""
+        if not linear.by_rows:
+            weight = self.call(aten.t.default, self.by_rows(weight, product), at=product)
+        noted = self.new(FEW_ROWS, (product, x, weight, bias, most), product.meta["type"], product.next)
+        product.replace_all_uses_with(noted, delete_user_cb=lambda user: user is not noted)
 
     def ways(self, linear: Linear, rows: Dim) -> tuple[str, ...]:
         """The ways that the product may take. A matrix for the rows that usually come needs sizes that the call has as inputs."""
@@ -149,16 +182,20 @@ class _Packing:
     def bias_apart(self, node: Node, bias: Node | None, rows: Dim) -> bool:
         """Whether the one kernel that reads the product `node` shall add its bias. Products take it as what they add to: each row of the
         result is written twice, and read once more. In half precision the sum is rounded after the bias alone."""
-        few = isinstance(rows, int) and rows < FEW_ROWS
+        few = isinstance(rows, int) and rows < PLAIN_ROWS
         return bias is not None and not few and node.meta["type"].dtype is torch.float32 and _is_read_by_a_loop(node)
 
-    def turned(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
-        node.replace_input_with(weight, self.by_inputs(weight, node))
+    # Each way gives the node of the product.
 
-    def own(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+    def turned(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> Node:
+        node.replace_input_with(weight, self.by_inputs(weight, node))
+        return node
+
+    def own(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> Node:
         """The operator as it is, which a kernel of ours replaces once the schedule is known."""
         if not linear.by_rows:
             node.replace_input_with(weight, self.call(aten.t.default, self.by_rows(weight, node), at=node))
+        return node
 
     def by_inputs(self, weight: Node, at: Node) -> Node:
         """The weights of a product with each input's side by side: inner x columns."""
@@ -201,7 +238,7 @@ class _Packing:
             self.stable.add(packed)
         return packed
 
-    def mkl(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+    def mkl(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> Node:
         """MKL's matrix, packed for one number of rows. The operator multiplies any other number of rows by the weights that give it its
         sizes; where the rows vary, these are turned, and the packed ones are for the rows that usually come."""
         rows: Dim | None = linear.rows
@@ -211,13 +248,15 @@ class _Packing:
             plain = self.by_inputs(weight, node) if linear.by_rows else weight
         packed = self.reordered(torch.ops.mkl._mkl_reorder_linear_weight.default, weight, rows, node)
         arguments = (x, packed, self.within(aten.t.default, plain, at=node), bias, rows)
-        self.replace(node, self.new(torch.ops.mkl._mkl_linear.default, arguments, self.dense_result(node), node))
+        made = self.new(torch.ops.mkl._mkl_linear.default, arguments, self.dense_result(node), node)
+        self.replace(node, made)
+        return made
 
-    def onednn(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> None:
+    def onednn(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> Node:
         packed = self.reordered(torch.ops.mkldnn._reorder_linear_weight.default, weight, linear.rows, node)
         made = self.new(torch.ops.mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""), self.dense_result(node), node)
         self.replace(node, made)
-        self.fuse_activation(made, 3)
+        return made
 
     def dense_result(self, node: Node) -> TensorType:
         type_: TensorType = node.meta["type"]
@@ -258,8 +297,7 @@ class _Packing:
         if norm is not None:
             self.graph.erase_node(norm)
             self.graph.erase_node(node)
-        if made.target is torch.ops.mkldnn._convolution_pointwise.default:
-            self.fuse_activation(made, 7)
+        self.fuse_activation(made)
 
     def packed_convolution(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node:
         """oneDNN's convolution in place of `after`. `node`: the convolution in the user's program."""
@@ -327,7 +365,7 @@ class _Packing:
         made = self.within(aten.permute.default, back, [0, 3, 1, 2], at=after)
         self.replace(after, made)
         if way != PLAIN:
-            _WAYS[way](self, product, flat, turned, bias, linear)
+            self.fuse_activation(_WAYS[way](self, product, flat, turned, bias, linear))
         return made
 
     def norm_after(self, node: Node) -> Node | None:
@@ -391,8 +429,11 @@ class _Packing:
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 
-    def fuse_activation(self, node: Node, position: int) -> None:
-        """Gives the operator the activation that alone reads its result."""
+    def fuse_activation(self, node: Node) -> None:
+        """Gives an operator that takes one the activation that alone reads its result."""
+        position = _ACTIVATION_AT.get(node.target)
+        if position is None:
+            return
         reader = next(iter(node.users)) if len(node.users) == 1 else None
         name = None if reader is None else ACTIVATIONS.get(reader.target)
         if name is None or reader is None or reader.meta["type"] != node.meta["type"] or not self.rewrites.allow(f"fused: {name}"):
@@ -400,6 +441,11 @@ class _Packing:
         node.update_arg(position, name)
         self.replace(reader, node)
 
+
+_ACTIVATION_AT: dict[Any, int] = {
+    torch.ops.mkldnn._linear_pointwise.default: 3,
+    torch.ops.mkldnn._convolution_pointwise.default: 7,
+}
 
 _WAYS: dict[str, Any] = {TURNED: _Packing.turned, MKL: _Packing.mkl, ONEDNN: _Packing.onednn, OWN: _Packing.own}
 

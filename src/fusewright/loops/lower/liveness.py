@@ -24,7 +24,8 @@ def reads(operation: Operation) -> set[str]:
                     found |= loaded_buffers(value)
             return found
         case Extern():
-            return {ref.buffer for ref in references((operation.args, operation.kwargs))}
+            few = () if operation.few is None else operation.few.args
+            return {ref.buffer for ref in references((operation.args, operation.kwargs, few))}
         case _:
             return loaded_buffers(operation.value) | loaded_buffers(operation.finish)
 
