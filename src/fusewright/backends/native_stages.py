@@ -174,6 +174,7 @@ def generate(
         choose = chooser(to_compile)
         takes = choose.takes_own, choose.few_rows
         plan = run("products", "schedule", plan_text, own_products.with_own_products, plan, own_bytes, *takes, options.examples)
+        plan = run("attention", "schedule", plan_text, own_products.with_own_attention, plan, own_bytes)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}

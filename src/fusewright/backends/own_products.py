@@ -15,6 +15,7 @@ import torch
 
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.llvm import compile_kernels
+from fusewright.codegen.llvm.attention import is_supported as is_attention
 from fusewright.codegen.llvm.module import host_target
 from fusewright.codegen.llvm.product import LEAST_BITS, is_supported
 from fusewright.codegen.llvm.target import Target
@@ -24,8 +25,8 @@ from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
 from fusewright.records import replace
 from fusewright.runtime import launch
 from fusewright.runtime.machine_code import load_code
+from fusewright.schedule import attention, products
 from fusewright.schedule import few_rows as few_rows_ways
-from fusewright.schedule import products
 from fusewright.schedule.driver import with_memory
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel
 from fusewright.schedule.products import Replacement, Site
@@ -38,6 +39,11 @@ MOST_ROWS_OF_FLOATS = 8
 
 MOST_ROWS_BESIDE_TILES = 2
 """Where the processor multiplies halves itself (AVX512-BF16, AMX), and the library uses that."""
+
+MOST_WORK = 1 << 19
+"""Multiplications of queries by keys up to which attention is quicker by a kernel of ours. Twelve heads of 64, library and ours, us: 1
+query and 10, 40, 200, 1000 keys 54 and 6, 59 and 11, 94 and 57, 455 and 359; 16 queries and 40 keys 131 and 97; 4 and 400 212 and 489
+(float32; in bfloat16 without instructions for it 1.6 to 12 times as quick, up to 1000 keys)."""
 
 NO_EXAMPLES: Mapping[Expr, int] = MappingProxyType({})
 
@@ -91,6 +97,12 @@ def with_own_products(
     plan = with_memory(products.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
     beside = _of_any_rows(plan, few_rows, examples)
     return with_memory(few_rows_ways.beside(plan, beside), own_bytes) if beside else plan
+
+
+def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
+    """The plan with kernels of ours beside the library's attention over sizes that are not known. own_bytes: as above."""
+    sites = [site for site in attention.find(plan) if is_attention(site.attention, host_target())]
+    return with_memory(attention.beside(plan, sites, MOST_WORK), own_bytes) if sites else plan
 
 
 def _of_any_rows(plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int]) -> list[tuple[Site, Kernel]]:

@@ -126,10 +126,44 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """An operand of attention: rows of elements side by side, the first at buffer[outer], over the kernel's outer axes, and `step` elements
+    from one to the next (0: one row at each point)."""
+
+    buffer: str
+    dtype: torch.dtype
+    outer: Dim
+    step: Dim = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(query @ key^T * scale + mask) @ value at outer point (batch, head, row) of a kernel: a row of `features` elements, from a row
+    of the query and `columns` rows of key and value; mask: a row of `columns` elements. Scores, probabilities and sums are float32; a row
+    whose keys are all masked gives zeros. causal: row r sees columns 0 to r."""
+
+    query: Rows
+    key: Rows
+    value: Rows
+    mask: Rows | None
+    result: Rows
+    columns: Dim
+    features: int
+    scale: float
+    causal: bool
+
+    @property
+    def operands(self) -> tuple[Rows, ...]:
+        """All of them, the result last."""
+        return (self.query, self.key, self.value, *([] if self.mask is None else [self.mask]), self.result)
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One fused kernel. `buffers` lists every buffer it touches, in parameter order (reads first); `sizes` the size symbols it needs.
 
-    product: what a kernel for a GPU multiplies before its only stage, which is pointwise, starts; `outer` is then batch, row and column.
+    product: what the kernel multiplies before its only stage, which is pointwise, starts; `outer` is then batch, row and column.
+    attention: what the kernel computes; it then has no stage.
 
     inplace: buffers in this kernel whose memory may be the same (the memory plan reused an input's space for an output):
     pairs (read, written); each element is read before the same element is written, in the same iteration.
@@ -147,6 +181,7 @@ class Kernel:
     locations: tuple[Location, ...] = ()
     origins: tuple[str, ...] = ()
     product: Product | None = None
+    attention: Attention | None = None
 
 
 @dataclass(frozen=True, slots=True)

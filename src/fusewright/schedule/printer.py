@@ -24,7 +24,7 @@ from fusewright.loops.ir import (
     Masked,
     Store,
 )
-from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement
+from fusewright.schedule.plan import Attention, Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement
 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -124,9 +124,18 @@ def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, loc
     if kernel.product is not None:
         lines += [f"{indent}{name} is {', '.join(buffers)} by o0" for name, buffers in kernel.product.chosen]
         lines.append(indent + product_text(kernel.product))
+    if kernel.attention is not None:
+        lines.append(indent + attention_text(kernel.attention))
     for stage in kernel.stages:
         lines.extend(stage_lines(stage, indent))
     return "\n".join(lines)
+
+
+def attention_text(attention: Attention) -> str:
+    texts = [f"{rows.buffer}[{rows.outer}]" + (f" by {rows.step}" if rows.step != 0 else "") for rows in attention.operands[:-1]]
+    texts += [f"{attention.columns} columns of {attention.features}", f"scale {attention.scale:g}"]
+    texts += ["causal"] if attention.causal else []
+    return f"{attention.result.buffer}[{attention.result.outer}] = attention({', '.join(texts)})"
 
 
 def product_text(product: Product) -> str:

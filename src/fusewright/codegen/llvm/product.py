@@ -17,7 +17,7 @@ from fusewright.codegen.llvm.builder import Scope, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.kernel import SIGNATURE, KernelEmitter, KernelText
 from fusewright.codegen.llvm.memory import Pointer
-from fusewright.codegen.llvm.product_block import COLUMNS, STEP, rows_function, tile_for, tile_function
+from fusewright.codegen.llvm.product_block import COLUMNS, MOST_ROWS, STEP, rows_function, tile_for, tile_function
 from fusewright.codegen.llvm.strategy import Strategy
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
@@ -41,7 +41,7 @@ def is_supported(product: Product, outer: tuple[Axis, ...], target: Target) -> b
     """Whether there is a kernel for the product: one matrix by one matrix, both with the inner dimension side by side, of sizes that are
     numbers but for the rows, of which there must be few (`Product.most`) if they are none."""
     batch, rows, columns = (axis.extent for axis in outer)
-    known = rows > 0 if isinstance(rows, int) else product.most > 0
+    known = rows > 0 if isinstance(rows, int) else 0 < product.most <= MOST_ROWS
     sides = (product.left, outer[1]), (product.right, outer[2])
     plain = all(_is_plain(side, axis, product.k) for side, axis in sides) and product.left.dtype is product.right.dtype
     few = known and isinstance(columns, int) and batch == 1 and columns > 0
@@ -110,11 +110,11 @@ class ProductEmitter(KernelEmitter):
         if not isinstance(self.rows, int):
             rows = self.indexer.scalar(context, self.rows)
             inputs = self._place(context, product.left, self.row_axis, b.const(0, "i64"))
-            function = rows_function(dtype, self.most, self.target, b.declarations)
+            function = rows_function(dtype, product.length, self.target, b.declarations)
             b.call_void(function, [*inputs, *weights, length, last, weights[1], rows, Value(self.sums, "ptr")])
             return
         tile = tile_for(self.rows, self.target, dtype)
-        function = tile_function(dtype, tile, self.target, b.declarations)
+        function = tile_function(dtype, product.length, tile, self.target, b.declarations)
         for first in range(0, self.rows, tile.rows):
             at = min(first, self.rows - tile.rows)
             inputs = self._place(context, product.left, self.row_axis, b.const(at, "i64"))

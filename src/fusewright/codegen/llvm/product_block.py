@@ -11,13 +11,11 @@ of all sizes have one function, which is compiled once.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-
 import torch
 
-from fusewright.codegen.llvm.builder import FunctionBuilder, Value
+from fusewright.codegen.llvm.builder import Value
 from fusewright.codegen.llvm.memory import PREFETCH, SECOND_LEVEL
+from fusewright.codegen.llvm.shared import Writer, define
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.types import ELEMENT_TYPES, suffix, type_text
 from fusewright.records import dataclass
@@ -25,11 +23,11 @@ from fusewright.records import dataclass
 COLUMNS = 16
 """Columns of a block: with one row, what a thread reads before it looks at the next block is at least some kilobytes."""
 
+MOST_ROWS = 16
+"""Of products over a number of rows that is known at run time only."""
+
 STEP = {torch.float32: 1, torch.float16: 1, torch.bfloat16: 2}
 """Vectors of float32 that one load gives."""
-
-Body = Callable[[Value, list[Value]], list[Value]]
-"""The code of one turn of a loop: its index and what it carries, to what the next turn gets."""
 
 _ONE_ROW = 1.25
 """What a row costs alone, against a row among several: loads take longer than multiplications."""
@@ -51,9 +49,10 @@ def tile_for(rows: int, target: Target, dtype: torch.dtype) -> Tile:
     return _tile(_best(rows, (6 if dtype is torch.float32 else 5) if _many(target) else 3), target)
 
 
-def tiles_for_any(most: int, target: Target) -> dict[int, Tile]:
-    """The tile for each number of rows up to `most`, of few different ones: each is compiled."""
-    return {rows: _tile(_best(rows, 4 if _many(target) else 3), target) for rows in range(1, most + 1)}
+def tiles_for_any() -> dict[int, Tile]:
+    """The tile for each number of rows, of few different ones, and small ones: each is compiled."""
+    best = {rows: _best(rows, 3) for rows in range(1, MOST_ROWS + 1)}
+    return {rows: Tile(1, 4, 2) if count == 1 else Tile(count, 4) for rows, count in best.items()}
 
 
 def _many(target: Target) -> bool:
@@ -75,21 +74,22 @@ exists (the others repeat it). ahead: w_step where the second-level cache is to 
 COLUMNS."""
 
 
-def tile_function(dtype: torch.dtype, tile: Tile, target: Target, declarations: dict[str, str]) -> str:
-    """The function for as many rows as the tile has."""
-    return _define(_TileWriter(dtype, tile, target, declarations).text(), declarations)
+def tile_function(dtype: torch.dtype, length: int, tile: Tile, target: Target, declarations: dict[str, str]) -> str:
+    """The function for as many rows as the tile has, and the inner length `length` (and others)."""
+    return define("product", _TileWriter(dtype, length, tile, target, declarations).text(), declarations)
 
 
-def rows_function(dtype: torch.dtype, most: int, target: Target, declarations: dict[str, str]) -> str:
-    """The function for any number of rows from 1 to `most`, a further argument."""
-    tiles = tiles_for_any(most, target)
+def rows_function(dtype: torch.dtype, length: int, target: Target, declarations: dict[str, str]) -> str:
+    """The function for any number of rows from 1 to MOST_ROWS, a further argument."""
+    tiles = tiles_for_any()
     labels = {tile: f"tile{tile.rows}" for tile in tiles.values()}
     cases = " ".join(f"i64 {rows}, label %{labels[tile]}" for rows, tile in tiles.items())
     lines = [PARAMETERS.format(rows="i64 %rows, ") + " {", "entry:", f"  switch i64 %rows, label %done [ {cases} ]"]
     for tile, label in labels.items():
-        name = tile_function(dtype, tile, target, declarations)
+        name = tile_function(dtype, length, tile, target, declarations)
         lines += [f"{label}:", *(f"  {line}" for line in _rows_loop(name, tile, label))]
-    return _define("\n".join([*lines, "done:", "  ret void", "}"]), declarations)
+    declarations.setdefault("llvm.smin.i64", "declare i64 @llvm.smin.i64(i64, i64)")
+    return define("product", "\n".join([*lines, "done:", "  ret void", "}"]), declarations)
 
 
 def _rows_loop(function: str, tile: Tile, label: str) -> list[str]:
@@ -114,21 +114,14 @@ def _rows_loop(function: str, tile: Tile, label: str) -> list[str]:
     ]
 
 
-def _define(text: str, declarations: dict[str, str]) -> str:
-    """Adds a function to the module, under a name that says what it does: who calls it has other code when it changes."""
-    name = f"fw.product.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    declarations.setdefault("llvm.smin.i64", "declare i64 @llvm.smin.i64(i64, i64)")
-    declarations.setdefault(name, f"define internal void @{name}{text}")
-    return name
-
-
-class _TileWriter:
-    def __init__(self, dtype: torch.dtype, tile: Tile, target: Target, declarations: dict[str, str]) -> None:
-        self.b = FunctionBuilder(target, declarations)
+class _TileWriter(Writer):
+    def __init__(self, dtype: torch.dtype, length: int, tile: Tile, target: Target, declarations: dict[str, str]) -> None:
+        super().__init__(target, declarations)
         self.dtype, self.tile = dtype, tile
         self.element = ELEMENT_TYPES[dtype]
         self.lanes = target.lanes(4)
         self.step = self.lanes * STEP[dtype]
+        self.whole = length % (self.step * tile.chains) == 0  # most lengths are; then there is no second loop to be compiled
 
     def text(self) -> str:
         b, tile = self.b, self.tile
@@ -137,49 +130,11 @@ class _TileWriter:
         unrolled = b.op("and", Value("%length", "i64"), b.const(-chunk, "i64"))
         inputs = [self._address("%x", "%x_step", b.const(row, "i64")) for row in range(tile.rows)]
         self.ahead = b.op("mul nsw", Value("%ahead", "i64"), b.const(tile.columns, "i64")).text if tile.rows > 1 else ""
-        self._loop("groups", b.const(0, "i64"), b.const(COLUMNS, "i64"), tile.columns, [], lambda at, _: self._group(at, inputs, unrolled))
+        self.loop("groups", b.const(0, "i64"), b.const(COLUMNS, "i64"), tile.columns, [], lambda at, _: self._group(at, inputs, unrolled))
         for row in range(tile.rows):
             self._finish_row(row)
         b.emit("  ret void")
         return b.text(PARAMETERS.format(rows=""))
-
-    # --- loops
-
-    def _loop(self, stem: str, start: Value, stop: Value, step: int, carried: list[Value], body: Body) -> list[Value]:
-        """`body` from `start` to `stop`, at least once."""
-        b = self.b
-        before, loop = b.scope.cursor.block, b.block(stem)
-        before.lines.append(f"  br label %{loop.label}")
-        b.scope.cursor.block = loop
-        index, phis = Value(b.name(), "i64"), [Value(b.name(), value.type, value.lanes) for value in carried]
-        after = body(index, phis)
-        following = b.op("add nsw", index, b.const(step, "i64"))
-        more = b.compare("icmp slt", following, stop)
-        latch, done = b.scope.cursor.block, b.block(f"after_{stem}")
-        b.emit(f"  br i1 {more.text}, label %{loop.label}, label %{done.label}")
-        heads = [f"  {index.text} = phi i64 [ {start.text}, %{before.label} ], [ {following.text}, %{latch.label} ]"]
-        for phi, old, new in zip(phis, carried, after):
-            kind = type_text(phi.type, phi.lanes)
-            heads.append(f"  {phi.text} = phi {kind} [ {old.text}, %{before.label} ], [ {new.text}, %{latch.label} ]")
-        loop.lines[:0] = heads
-        b.scope.cursor.block = done
-        return after
-
-    def _loop_if_any(self, stem: str, start: Value, stop: Value, step: int, carried: list[Value], body: Body) -> list[Value]:
-        b = self.b
-        enough = b.compare("icmp slt", start, stop)
-        before, inside = b.scope.cursor.block, b.block(f"some_{stem}")
-        b.scope.cursor.block = inside
-        after = self._loop(stem, start, stop, step, carried, body)
-        last, joined = b.scope.cursor.block, b.block(f"joined_{stem}")
-        before.lines.append(f"  br i1 {enough.text}, label %{inside.label}, label %{joined.label}")
-        last.lines.append(f"  br label %{joined.label}")
-        b.scope.cursor.block = joined
-        kinds = [type_text(old.type, old.lanes) for old in carried]
-        return [
-            b.value(f"phi {kind} [ {old.text}, %{before.label} ], [ {new.text}, %{last.label} ]", old.type, old.lanes)
-            for kind, old, new in zip(kinds, carried, after)
-        ]
 
     # --- sums
 
@@ -219,11 +174,12 @@ class _TileWriter:
         def rest(at: Value, sums: list[Value]) -> list[Value]:
             return self._rest(at, sums, inputs, weights)
 
-        whole = self._loop_if_any("chunks", b.const(0, "i64"), unrolled, self.step * tile.chains, zeros, chunk)
-        sums = whole[:count]
+        run = self.loop if self.whole else self.loop_if_any
+        chains = run("chunks", b.const(0, "i64"), unrolled, self.step * tile.chains, zeros, chunk)
+        sums = chains[:count]
         for chain in range(1, tile.chains):
-            sums = [b.op("fadd", x, y) for x, y in zip(sums, whole[chain * count :])]
-        return self._loop_if_any("rest", unrolled, Value("%length", "i64"), self.step, sums, rest)
+            sums = [b.op("fadd", x, y) for x, y in zip(sums, chains[chain * count :])]
+        return sums if self.whole else self.loop_if_any("rest", unrolled, Value("%length", "i64"), self.step, sums, rest)
 
     def _chunk(self, at: Value, sums: list[Value], inputs: list[str], weights: list[str]) -> list[Value]:
         """A turn of the main loop: a step for each chain."""

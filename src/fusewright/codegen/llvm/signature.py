@@ -13,7 +13,7 @@ from typing import Any
 from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store, is_argument
-from fusewright.schedule.plan import Axis, Kernel, Product, Reduce, ScanStep
+from fusewright.schedule.plan import Attention, Axis, Kernel, Product, Reduce, ScanStep
 
 
 class _Numberer:
@@ -95,10 +95,19 @@ def _product(number: _Numberer, product: Product) -> Hashable:
     return (number.local(product.local), *sides, product.k, product.length, product.full, product.most, *chosen)
 
 
+def _attention(number: _Numberer, attention: Attention) -> Hashable:
+    operands = (attention.query, attention.key, attention.value, attention.mask, attention.result)
+    places = [
+        None if rows is None else (number.name(rows.buffer), rows.dtype, number.dim(rows.outer), number.dim(rows.step)) for rows in operands
+    ]
+    return (*places, number.dim(attention.columns), attention.features, attention.scale, attention.causal)
+
+
 def signature(kernel: Kernel, by_place: bool = False) -> Hashable:
     number = _Numberer(kernel, by_place)
     outer = tuple(map(number.axis, kernel.outer))
     product = None if kernel.product is None else _product(number, kernel.product)
+    attention = None if kernel.attention is None else _attention(number, kernel.attention)
     stages: list[Hashable] = []
     for stage in kernel.stages:
         axes = tuple(map(number.axis, stage.axes))
@@ -126,4 +135,5 @@ def signature(kernel: Kernel, by_place: bool = False) -> Hashable:
         tuple((scratch.dtype, number.dim(scratch.size)) for scratch in kernel.scratch),
         tuple((number.name(read), number.name(written)) for read, written in kernel.inplace),
         product,
+        attention,
     )
