@@ -366,3 +366,31 @@ def test_strides_of_the_gradient_of_a_padded_transform(name: str) -> None:
         found = [torch.autograd.grad(run(x).abs().square().sum(), x)[0] for run in (compiled, lambda x: transform(x, n=8, dim=1))]
         torch.testing.assert_close(*found)
         assert found[0].stride() == found[1].stride()
+
+
+SHORTER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "windows": lambda x: (x + 1).unfold(1, 2, 1).flatten(2),
+    "product": lambda x: x[:, 1:] @ x.new_ones(x.shape[2], 7),
+    "softmax": lambda x: x[:, 1:].softmax(-1),
+}
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "first": lambda whole: whole[:, :2],
+    "middle": lambda whole: whole[:, 1:3],
+    "last": lambda whole: whole[:, -2:],
+    "every other": lambda whole: whole[:, ::2],
+    "one": lambda whole: whole[:, 1],
+    "turned": lambda whole: whole[:, 1:3].transpose(1, 2),
+    "two": lambda whole: whole[:, 1:3, 2:4],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("made", SHORTER)
+def test_a_returned_part_of_what_has_a_size_less_one_is_a_view_of_the_whole(made: str, part: str) -> None:
+    """Of a size s - 1 ranges alone do not tell that it is not -1: strides that it is a factor of are forward as the type's are."""
+    compiled = fusewright.compile(lambda x: PARTS[part](SHORTER[made](x)), dynamic=True)
+    for shape in ((4, 5, 6), (3, 9, 7), (2, 4, 6)):
+        x = torch.randn(shape)
+        got, expected = compiled(x), PARTS[part](SHORTER[made](x))
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride() and got.storage_offset() == expected.storage_offset()

@@ -192,3 +192,25 @@ def test_many_rules_were_checked() -> None:
         logits.detach().add_(1).mul_(logits.detach()).copy_(logits.detach()).fill_(2).bernoulli_(0.5)
     missing = [str(op) for op in RULES if not SEEN[op]]
     assert len(SEEN) > 130, f"{len(SEEN)} rules compared; not {missing}"
+
+
+def test_indexing_of_the_first_dimensions() -> None:
+    """Broadcast index tensors, sizes of 1 and strides along them that are of no consequence elsewhere: the rule is eager's, stride by stride, or
+    leaves the question to the meta kernel."""
+    rng = random.Random(0)
+    rule, ruled = RULES[torch.ops.aten.index.Tensor], 0
+    for _ in range(2000):
+        common = [rng.choice((1, 2, 3, 4)) for _ in range(rng.randint(0, 4))]
+        strange = rng.random() < 0.3
+        shapes = [[rng.choice((1, 1, 2, 3, 5)) for _ in range(rng.randint(1, 4))]]
+        for _ in range(rng.randint(1, len(shapes[0]))):
+            shapes.append([rng.choice((size, 1)) for size in common[rng.randint(0, len(common)) :]])
+        x, *places = (torch.zeros(shape, dtype=torch.int64) for shape in shapes)
+        if strange:
+            places = [place.as_strided(place.shape, [7 if n == 1 else s for n, s in zip(place.shape, place.stride())]) for place in places]
+        said = rule(type_of(x), [type_of(place) for place in places])
+        if said is not NotImplemented:
+            ruled += 1
+            found = x[tuple(places)]
+            assert (said.shape, said.stride) == (tuple(found.shape), found.stride()), (shapes, places)  # type: ignore[attr-defined]
+    assert ruled > 1000

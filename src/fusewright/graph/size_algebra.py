@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from fusewright.graph import size_arithmetic as plain
 from fusewright.graph.size_arithmetic import INFINITY, Bound, Interval, floor_corner, interval_product, monomial_quotient, shared_atoms
 
 
@@ -116,6 +118,7 @@ Monomial = tuple[Expr, ...]
 
 _interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
 _intern_lock = threading.RLock()
+_recent: deque[Expr] = deque(maxlen=1 << 12)  # kept: what is asked of a size in between would else be found out again each time
 
 
 def intern(key: tuple[object, ...], build: Callable[[], Expr]) -> Expr:
@@ -125,6 +128,7 @@ def intern(key: tuple[object, ...], build: Callable[[], Expr]) -> Expr:
             found = _interned.get(key)
             if found is None:
                 found = _interned[key] = build()
+                _recent.append(found)
     return found
 
 
@@ -179,34 +183,23 @@ class Sum(Expr):
         return tuple(atom for monomial, _ in self._terms for atom in monomial)
 
     def _find_interval(self) -> Interval:
-        low: Bound = _least(self._constant)
-        high: Bound = _most(self._constant)
+        low: Bound = plain.least(self._constant)
+        high: Bound = plain.most(self._constant)
         for monomial, coefficient_ in self._terms:
             low_term, high_term = interval_product([(coefficient_, coefficient_), *(interval(atom) for atom in monomial)])
-            low, high = _least(low + _least(low_term)), _most(high + _most(high_term))
+            low, high = plain.least(low + plain.least(low_term)), plain.most(high + plain.most(high_term))
         shared = shared_atoms(self._terms) if len(self._terms) > 1 else ()
         if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
             counts = {monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
             quotient = _sum(counts, counts.pop((), 0))
             low_product, high_product = interval_product([interval(quotient), *(interval(atom) for atom in shared)])
-            low = max(low, _least(_least(low_product) + _least(self._constant)))
-            high = min(high, _most(_most(high_product) + _most(self._constant)))
-        if any(_is_relational(atom) for monomial, _ in self._terms for atom in monomial):
-            low = max(low, _tighten(self, want_high=False))
-            high = min(high, _tighten(self, want_high=True))
+            low = max(low, plain.least(plain.least(low_product) + plain.least(self._constant)))
+            high = min(high, plain.most(plain.most(high_product) + plain.most(self._constant)))
+        atoms = _replaceable(self._terms)
+        if atoms:
+            low = max(low, _tighten(self, atoms, want_high=False))
+            high = min(high, _tighten(self, atoms, want_high=True))
         return low, high
-
-
-_REACH = 1 << 256
-"""Products of many sizes reach further, and have no bound that is worth an integer (nor one that fits a float)."""
-
-
-def _least(bound: Bound) -> Bound:
-    return -INFINITY if bound < -_REACH else min(bound, _REACH)
-
-
-def _most(bound: Bound) -> Bound:
-    return INFINITY if bound > _REACH else max(bound, -_REACH)
 
 
 class _Binary(Expr):
@@ -721,12 +714,20 @@ def _is_relational(atom: Expr) -> bool:
     return not (isinstance(atom, Mod) and isinstance(atom.right, int))
 
 
-def _tighten(e: Expr, want_high: bool) -> Bound:
-    """A bound of `e` found by replacing one atom by an expression that bounds it (and so on, recursively)."""
-    seen = {atom for monomial, _ in e.terms for atom in monomial if _is_relational(atom)}
+def _replaceable(terms: Sequence[tuple[Monomial, int]]) -> list[Expr]:
+    """The atoms that an expression which bounds them may replace, the first to be tried first."""
+    seen = {atom for monomial, _ in terms for atom in monomial if _is_relational(atom)}
+    kept = [atom for atom in seen if not isinstance(atom, FloorDiv) or plain.is_undone(atom, atom.right, terms)]
+    if len(kept) < 2:
+        return kept
     # Replace first what no other atom's range mentions: its own range mentions the others, and then cancels against them.
     inner = {s for atom in seen for s in _range_symbols(atom)}
-    for atom in sorted(seen, key=lambda a: (a in inner, sort_key(a))):
+    return sorted(kept, key=lambda a: (a in inner, sort_key(a)))
+
+
+def _tighten(e: Expr, atoms: Sequence[Expr], want_high: bool) -> Bound:
+    """A bound of `e` found by replacing one of `atoms` by an expression that bounds it (and so on, recursively)."""
+    for atom in atoms:
         scale, rest = split_atom(e, atom)
         if scale is None:
             continue

@@ -57,3 +57,22 @@ def floor_corner(a: Bound, b: Bound) -> Bound:
     if abs(b) == INFINITY:
         return 0 if a == 0 or (a > 0) == (b > 0) else -1
     return a // b
+
+
+_REACH = 1 << 256
+"""Products of many sizes reach further, and have no bound that is worth an integer (nor one that fits a float)."""
+
+
+def least(bound: Bound) -> Bound:
+    return -INFINITY if bound < -_REACH else min(bound, _REACH)
+
+
+def most(bound: Bound) -> Bound:
+    return INFINITY if bound > _REACH else max(bound, -_REACH)
+
+
+def is_undone(atom: object, divisor: object, terms: Sequence[tuple[Monomial, int]]) -> bool:
+    """Whether the terms multiply a quotient by its divisor again, by nothing else: most do not, and it has no bound but its interval."""
+    if not isinstance(divisor, int) or divisor < 0:
+        return False
+    return all(len(monomial) == 1 and count % divisor == 0 for monomial, count in terms if atom in monomial)

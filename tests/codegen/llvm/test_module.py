@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -10,10 +11,10 @@ import torch
 
 from fusewright.codegen.llvm import compile_kernels, load_object
 from fusewright.codegen.llvm.signature import signature
-from fusewright.graph.sizes import evaluate, loop_symbol
+from fusewright.graph.sizes import evaluate, loop_symbol, symbol
 from fusewright.graph.types import Location
-from fusewright.loops.ir import Axis, Store, apply, constant, load
-from fusewright.schedule.plan import Kernel, Stage
+from fusewright.loops.ir import Axis, Store, apply, constant, load, local_value
+from fusewright.schedule.plan import Kernel, Reduce, Stage
 from tests.codegen.llvm.harness import kernel_of, loaded
 
 F32 = torch.float32
@@ -74,3 +75,21 @@ def test_extent_and_grain() -> None:
 def test_importing_the_package_does_not_import_llvmlite() -> None:
     check = "import sys, fusewright.codegen.llvm; sys.exit('llvmlite' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_an_address_is_one_number_to_llvms_loop_passes() -> None:
+    """What a loop around another one knows of an address is added to the buffer there, and frozen: loop strength reduction took 90 of the
+    100 ms of bicubic resampling, whose 16 addresses are sums of minima of indices, before that."""
+    width = symbol("s0", 0, None)
+    row, column = loop_symbol("o0", 700), loop_symbol("i0", width)
+    value = apply("mul", load("a", row * width + column, F32), load("b", row * width + column, F32), dtype=F32)
+    stage = Stage((Axis(column, width),), (Reduce("r0", "sum", value),))
+    result = Stage((), (Store("c", row, local_value("r0", F32)),))
+    kernel = kernel_of("k0", [Axis(row, 700)], [stage, result], dict.fromkeys("abc", F32), ["c"], sizes=(width,))
+    blocks = re.split(r"\n(?=\w+:\n)", compile_kernels([kernel]).codes["k0"].source)
+    inside = [block for block in blocks if "load <" in block]
+    assert len(inside) == 2, "the loop over several vectors and that over one"
+    for block in inside:
+        (counter,) = re.findall(r"(%\w+) = phi i64", block)
+        bases = re.findall(rf"getelementptr float, ptr (%\w+), i64 {counter}\b", block)
+        assert len(set(bases)) == 2 and all(f"{base} = freeze ptr" in "\n".join(blocks) for base in bases), block

@@ -18,6 +18,8 @@ from fusewright.graph import sizes
 from fusewright.graph.sizes import Dim, Expr
 
 Bound = Mapping[Expr, Value]
+Term = tuple[tuple[Expr, ...], int]
+Part = tuple[Scope, Value]
 NONE: Bound = {}
 
 
@@ -51,14 +53,7 @@ class Indexer:
         if isinstance(d, int):
             return None, d
         b = self.b
-        groups: dict[int, list[tuple[tuple[Expr, ...], int]]] = {}
-        late: list[tuple[tuple[Expr, ...], int]] = []
-        for monomial, count in d.terms:
-            symbols = set().union(*(sizes.free_symbols(atom) for atom in monomial))
-            if bound and not symbols.isdisjoint(bound):
-                late.append((monomial, count))
-            else:
-                groups.setdefault(max(map(ctx.level, symbols), default=0), []).append((monomial, count))
+        groups, late = self._by_level(ctx, d, bound)
         result: Value | None = None
         done: tuple[object, ...] = ("index",)
         saved = b.scope
@@ -74,7 +69,56 @@ class Indexer:
             result = self._sum(ctx, result, late, bound)
         return result, d.constant
 
-    def _sum(self, ctx: Context, result: Value | None, terms: list[tuple[tuple[Expr, ...], int]], bound: Bound) -> Value:
+    def parts(self, ctx: Context, d: Dim, bound: Bound = NONE) -> tuple[list[Part], int]:
+        """(the sum of the terms that become known in each scope of the chain, outermost first; constant), for a context without lanes."""
+        if isinstance(d, int):
+            return [], d
+        b = self.b
+        groups, bound_terms = self._by_level(ctx, d, bound)
+        homes = {id(scope): level for level, scope in enumerate(ctx.chain)}
+        bounds: dict[int, list[Term]] = {}
+        for monomial, count in bound_terms:
+            bounds.setdefault(max(self._home(ctx, atom, bound, homes) for atom in monomial), []).append((monomial, count))
+        found: list[Part] = []
+        constant = d.constant
+        saved = b.scope
+        for level in sorted({*groups, *bounds}):
+            b.scope = ctx.chain[level]
+            terms = groups.get(level, [])
+            late = bounds.get(level, [])
+            values = tuple(bound[symbol].text for symbol in bound) if late else ()
+            key = ("part", *terms, *late, *values)
+            result = b.scope.memo.get(key)
+            if result is None:
+                result = b.scope.memo[key] = self._sum(ctx, None, [*terms, *late], bound if late else NONE)
+            if result.home is None:  # the index of a loop that is written out
+                constant += int(result.text)
+            else:
+                found.append((b.scope, result))
+        b.scope = saved
+        return found, constant
+
+    def _home(self, ctx: Context, atom: Expr, bound: Bound, homes: Mapping[int, int]) -> int:
+        """The level at which an atom is known; the innermost one where values of indirect indexing are not simply its parts."""
+        value = bound.get(atom)
+        if value is not None:
+            return 0 if value.home is None else homes.get(id(value.home), len(ctx.chain) - 1)
+        symbols = sizes.free_symbols(atom)
+        return max(map(ctx.level, symbols), default=0) if symbols.isdisjoint(bound) else len(ctx.chain) - 1
+
+    def _by_level(self, ctx: Context, d: Expr, bound: Bound) -> tuple[dict[int, list[Term]], list[Term]]:
+        """The terms of `d` by the level at which they are known, and those that need values of indirect indexing."""
+        groups: dict[int, list[Term]] = {}
+        late: list[Term] = []
+        for monomial, count in d.terms:
+            symbols = set().union(*(sizes.free_symbols(atom) for atom in monomial))
+            if bound and not symbols.isdisjoint(bound):
+                late.append((monomial, count))
+            else:
+                groups.setdefault(max(map(ctx.level, symbols), default=0), []).append((monomial, count))
+        return groups, late
+
+    def _sum(self, ctx: Context, result: Value | None, terms: list[Term], bound: Bound) -> Value:
         b = self.b
         for monomial, count in terms:
             term: Value | None = None
@@ -260,16 +304,14 @@ class Indexer:
             return None
         return 0 if isinstance(atom, sizes.FloorDiv) else step
 
-    def first_lane(self, ctx: Context, d: Dim, bound: Bound) -> tuple[Value | None, int]:
-        """Lane 0 of `d`, as (value, constant to add); only for a `d` that has a stride."""
+    def first_lane(self, ctx: Context, d: Dim, bound: Bound) -> tuple[list[Part], int]:
+        """Lane 0 of `d`, as `parts`; only for a `d` that has a stride."""
         axis = ctx.vector
-        if axis is None or axis not in sizes.free_symbols(d):
-            return self.scalar_parts(ctx.uniform, d, bound)
-        if ctx.offset:
+        if ctx.offset and axis is not None and axis in sizes.free_symbols(d):
             d = sizes.substitute(d, {axis: axis + ctx.offset}) if sizes.coefficient(d, axis) is not None else d
             if sizes.coefficient(d, axis) is None:
-                return self.scalar_parts(ctx.uniform, d, {**bound, axis: self.base(ctx)})
-        return self.scalar_parts(ctx.uniform, d, bound)
+                bound = {**bound, axis: self.base(ctx)}
+        return self.parts(ctx.uniform, d, bound)
 
 
 def fits_i32(d: Dim) -> bool:

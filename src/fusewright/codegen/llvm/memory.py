@@ -11,7 +11,7 @@ import torch
 from fusewright.codegen.llvm.builder import FunctionBuilder, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.expressions import extreme
-from fusewright.codegen.llvm.indexing import Bound, Indexer, vector_of_pointers
+from fusewright.codegen.llvm.indexing import Bound, Indexer, Part, vector_of_pointers
 from fusewright.codegen.llvm.transpose import transpose
 from fusewright.codegen.llvm.types import ELEMENT_TYPES, ElementType, literal, suffix, type_text
 from fusewright.graph.sizes import Dim
@@ -58,27 +58,44 @@ class Memory:
             pointer = b.value(f"getelementptr {memory}, ptr {pointer}, i64 {constant}", "ptr").text
         return pointer
 
+    def _step(self, pointer: Pointer, base: str, parts: list[Part], constant: int) -> str:
+        """The address `base`[sum of `parts` + constant], a step for each scope that knows a part. What an outer scope knows is frozen: loop
+        strength reduction then sees one number. It looks through sums and products of sizes and minima of indices, and tries the ways
+        to share their terms between addresses: up to three quarters of LLVM's time for a kernel with many."""
+        b, memory = self.b, pointer.element.memory
+        for scope, part in parts[:-1]:
+            key = ("address", memory, base, part.text)
+            found = scope.memo.get(key)
+            if found is None:
+                saved, b.scope = b.scope, scope
+                text = self._at(memory, base, part, 0)
+                if not pointer.interleaved:
+                    text = b.value(f"freeze ptr {text}", "ptr").text
+                found = scope.memo[key] = Value(text, "ptr", 1, scope)
+                b.scope = saved
+            base = found.text
+        return self._at(memory, base, parts[-1][1] if parts else None, constant)
+
     def _locate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound) -> tuple[str, Dim | None, str, Value | None]:
         """(kind, stride, address of lane 0, vector of indices): kind is "one" address, "row" of strided ones, or "any"."""
         b, memory = self.b, pointer.element.memory
         base = pointer.text
         if pointer.start is not None and ctx.lanes > 1:
-            value, constant = self.indexer.scalar_parts(ctx.uniform, d * pointer.interleaved, bound)
+            start = self._step(pointer, base, *self.indexer.parts(ctx.uniform, d * pointer.interleaved, bound))
             column = b.op("sub nsw", self.indexer.base(ctx), pointer.start)
-            return "row", 1, self._at(memory, self._at(memory, base, value, constant), column, 0), None
+            return "row", 1, self._at(memory, start, column, 0), None
         if pointer.interleaved and ctx.lanes > 1:
             assert pointer.copies is not None
             base = pointer.copies[ctx.offset]
             if not self.indexer.varies(ctx, d, bound):
-                value, constant = self.indexer.scalar_parts(ctx.uniform, d * ctx.lanes, bound)
-                return "row", 1, self._at(memory, base, value, constant), None
+                parts, constant = self.indexer.parts(ctx.uniform, d * ctx.lanes, bound)
+                return "row", 1, self._step(pointer, base, parts, constant), None
             index = b.op("mul", self.indexer.lanes_i64(ctx, d, bound), b.const(ctx.lanes, "i64"))
             return "any", None, base, b.op("add", index, self.indexer.iota(ctx.lanes, "i64"))
         stride = self.indexer.stride(ctx, d, bound)
         if stride is None:
             return "any", None, base, self.indexer.lanes(ctx, d, bound)
-        value, constant = self.indexer.first_lane(ctx, d, bound)
-        address = self._at(memory, base, value, constant)
+        address = self._step(pointer, base, *self.indexer.first_lane(ctx, d, bound))
         return ("one" if isinstance(stride, int) and stride == 0 else "row"), stride, address, None
 
     def _row_pointers(self, ctx: Context, memory: str, address: str, stride: Dim) -> Value:
@@ -155,8 +172,7 @@ class Memory:
 
     def address(self, ctx: Context, pointer: Pointer, d: Dim) -> str:
         """Of one element, in a context without lanes."""
-        value, constant = self.indexer.scalar_parts(ctx, d)
-        return self._at(pointer.element.memory, pointer.text, value, constant)
+        return self._step(pointer, pointer.text, *self.indexer.parts(ctx, d))
 
     def _load_one(self, element: ElementType, address: str, mask: Value | None) -> Value:
         b = self.b

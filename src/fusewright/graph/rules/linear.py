@@ -21,7 +21,7 @@ from fusewright.graph.rules.common import (
 )
 from fusewright.graph.rules.views import _transpose
 from fusewright.graph.sizes import Dim, floor_div, maximum
-from fusewright.graph.types import TensorType
+from fusewright.graph.types import TensorType, contiguous_strides
 from fusewright.records import replace
 
 aten = torch.ops.aten
@@ -282,14 +282,21 @@ def _index_select(self: TensorType, dim: int, index: TensorType) -> object:
     return fresh((*self.shape[:axis], index.shape[0], *self.shape[axis + 1 :]), self)
 
 
+def _is_dense(t: TensorType) -> bool:
+    return t.stride == contiguous_strides(t.shape)
+
+
 def _index(self: TensorType, indices: Sequence[TensorType | None]) -> object:
-    """Only the plain case: one index tensor for the first dimension."""
-    only = indices[0] if len(indices) == 1 else None
-    if only is None or only.dtype != torch.int64 or not self.shape or not is_contiguous(self) or not is_contiguous(only):
+    """Index tensors for the first dimensions, dense as all the rest is (strides of dimensions of 1 included): the iterator that eager walks
+    by then keeps the dimensions' order."""
+    places: list[TensorType] = []
+    for place in indices:
+        if place is None or place.dtype != torch.int64 or place.device != self.device or not _is_dense(place):
+            return NotImplemented
+        places.append(place)
+    if not places or len(places) > self.ndim or 0 in self.shape or not _is_dense(self):
         return NotImplemented
-    if only.device != self.device or 0 in self.shape:
-        return NotImplemented
-    return fresh((*only.shape, *self.shape[1:]), self)
+    return fresh((*broadcast(*(place.shape for place in places)), *self.shape[len(places) :]), self)
 
 
 def _triangle(self: TensorType, diagonal: int = 0) -> object:

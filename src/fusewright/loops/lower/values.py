@@ -115,7 +115,7 @@ def window(value: Value) -> BufferRef | None:
     load = value.expression
     if not isinstance(load, Load) or load.bindings or load.dtype != value.dtype:
         return None
-    found = _affine(load.index, value.shape)
+    found = _affine(load.index, value.shape, value.type.stride)
     if found is None:
         return None
     strides, offset = found
@@ -137,19 +137,19 @@ def _is_forward(stride: Dim, shape: Shape) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _affine(index: Dim, shape: Shape) -> tuple[tuple[Dim | None, ...], Dim] | None:
+def _affine(index: Dim, shape: Shape, natural: Shape) -> tuple[tuple[Dim | None, ...], Dim] | None:
     """(strides, None where the size is 1; offset) of an index over the canonical loop variables of `shape`, if it is affine in them and
-    never steps backwards."""
+    never steps backwards. `natural`: the strides of the value's type, which no tensor has below 0."""
     symbols = axis_symbols(shape)
     loops = frozenset(sym for sym in symbols if isinstance(sym, Expr))
     strides: list[Dim | None] = []
     zeros: dict[Expr, Dim] = {}
-    for sym in symbols:
+    for sym, usual in zip(symbols, natural, strict=True):
         if isinstance(sym, int):
             strides.append(None)
             continue
         stride = coefficient(index, sym)
-        if stride is None or not _is_forward(stride, shape) or not loops.isdisjoint(free_symbols(stride)):
+        if stride is None or not (stride == usual or _is_forward(stride, shape)) or not loops.isdisjoint(free_symbols(stride)):
             return None
         strides.append(stride)
         zeros[sym] = 0

@@ -189,21 +189,22 @@ def _split(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim], result: 
 @lowers("slice.Tensor", view=True)
 def slice_(call: Call, self: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1) -> Value:
     dim = normalize_dim(dim, self.ndim)
-    first = slice_start(start, self.shape[dim])
+    first = slice_start(start, self.shape[dim], call.type.shape[dim])
     source = list(call.axes)
     source[dim] = first + source[dim] * step
     return viewed(call, self, source)
 
 
-def slice_start(start: Dim | None, size: Dim) -> Dim:
-    """The first index of a slice: negative values count from the end, what is out of range is clamped."""
+def slice_start(start: Dim | None, size: Dim, length: Dim) -> Dim:
+    """The first index of a slice of `length`: negative values count from the end, what is out of range is clamped. Only a slice without
+    elements can start beyond the end: how capture typed it says whether it does (of a size s - 1 nothing here tells that it is not -1)."""
     if start is None:
         return 0
     low, high = bounds(start)
     if high is not None and high < 0:
         return maximum(start + size, 0)
     if low is not None and low >= 0:
-        return minimum(start, size)
+        return minimum(start, size) if length == 0 else start
     raise Fallback("a slice that starts at an index of unknown sign")
 
 
@@ -306,9 +307,9 @@ def slice_scatter(
     low = call.lowering
     dim = normalize_dim(dim, self.ndim)
     size = self.shape[dim]
-    if same_shape(self.shape, src.shape) and known_eq(slice_start(start, size), 0):
+    if same_shape(self.shape, src.shape) and known_eq(slice_start(start, size, src.shape[dim]), 0):
         return call.result(low.read(src, call.axes))
-    first = slice_start(start, size)
+    first = slice_start(start, size, src.shape[dim])
     axis = call.axes[dim]
     last = first + src.shape[dim] * step
     conditions = []
