@@ -160,3 +160,18 @@ class Evaluator:
         ahead = self.store_ahead.get(store.buffer, 0)
         self.memory.store(ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode, ahead)
         b.scope, b.mask = saved
+
+    def store_pair(self, first: Context, second: Context, store: Store, low: Value, high: Value) -> None:
+        """The same for two vectors side by side without masks: of bfloat16, one instruction takes the high halves of both."""
+        b = self.b
+        saved = b.scope, b.mask
+        b.scope, b.mask = second.here, None
+        pieces = [b.high_halves.get(value.text) for value in (low, high)]
+        done = False
+        if pieces[0] is not None and pieces[1] is not None and pieces[0].lanes == pieces[1].lanes == first.lanes:
+            ahead = self.store_ahead.get(store.buffer, 0)
+            done = self.memory.store_pair(first, self.pointers[store.buffer], self.view.dim(store.index), pieces[0], pieces[1], ahead)
+        b.scope, b.mask = saved
+        if not done:
+            self.store(first, store, low)
+            self.store(second, store, high)

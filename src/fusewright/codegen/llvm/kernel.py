@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -38,6 +39,7 @@ SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
 SHORT_BODY, LONG_BODY = 12, 60  # operations of a body that is written twice to save turns, and of one to give the processor two chains
 LARGE_POINTS = 1 << 20
+Pending = list[tuple[Store, Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +307,9 @@ class KernelEmitter:
             "and", b.compare("icmp sge", rows_left, b.const(count, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64"))
         )
         is_whole = b.convert("zext", fits, "i64")
-        partial = b.op("xor", is_whole, b.const(1, "i64"))
+        rest = b.op("xor", is_whole, b.const(1, "i64"))
         self.loops.maybe(context, is_whole, [], whole)
-        self.loops.maybe(context, partial, [], ragged)
+        self.loops.maybe(context, rest, [], ragged)
         b.scope = saved
 
     def _stage_tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> dict[Expression, Staged]:
@@ -502,11 +504,14 @@ class KernelEmitter:
         self.b.scope = saved
         return value
 
-    def statements(self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool) -> list[Value]:
-        """One point (or vector of points) of a stage: all values are computed before anything is stored."""
+    def statements(
+        self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool, stores: Pending | None = None
+    ) -> list[Value]:
+        """One point (or vector of points) of a stage: all values are computed before anything is stored. stores: takes what is to be
+        stored, which the caller then does."""
         b, evaluator = self.b, self.evaluator
         after: list[Value] = []
-        stores: list[tuple[Store, Value]] = []
+        pending: Pending = [] if stores is None else stores
         at = 0
         for statement in view.stage.statements:
             value = evaluator.value(ctx, statement.value)
@@ -514,7 +519,7 @@ class KernelEmitter:
             if isinstance(statement, Define):
                 self._bind(view, ctx, statement.local, statement.value, value)
             elif isinstance(statement, Store):
-                stores.append((statement, value))
+                pending.append((statement, value))
             elif isinstance(statement, Reduce):
                 count = reductions.width(statement)
                 position = None
@@ -539,23 +544,47 @@ class KernelEmitter:
                 self.define(ctx.here, statement.local, new[0])
                 if statement.position is not None:
                     self.define(ctx.here, statement.position, new[1])
-        for store, value in stores:
-            evaluator.store(ctx, store, value)
+        if stores is None:
+            for store, value in pending:
+                evaluator.store(ctx, store, value)
         return after
 
     def side_by_side(
         self, view: StageView, contexts: list[Context], groups: list[list[Value]], ordered: bool, masked: bool = True
     ) -> list[list[Value]]:
         """`statements` for vectors side by side, their instructions in turns where what one stores no other one loads."""
+        stores = {self.shape.aliases[statement.buffer] for statement in view.stage.statements if isinstance(statement, Store)}
+        together = len(contexts) > 1 and not any(view.facts(value).volatile & stores for value in values_of(view.stage))
+        pairs = bool(stores) and together and self._stores_pairs(view, contexts)
+        held: list[tuple[Context, Pending]] = []
 
-        def part(ctx: Context, group: list[Value]) -> Callable[[], list[Value]]:
-            return lambda: self.statements(view, ctx, group, ctx.mask_at(len(ctx.chain) - 1) if masked else None, ordered)
+        def part(ctx: Context, group: list[Value]) -> list[Value]:
+            mask = ctx.mask_at(len(ctx.chain) - 1) if masked else None
+            if not pairs:
+                return self.statements(view, ctx, group, mask, ordered)
+            pending: Pending = []
+            after = self.statements(view, ctx, group, mask, ordered, pending)
+            held.append((ctx, pending))
+            if len(held) == 2:
+                (first, low), (second, high) = held
+                for (store, left), (_, right) in zip(low, high):
+                    self.evaluator.store_pair(first, second, store, left, right)
+                held.clear()
+            return after
 
-        parts = [part(ctx, group) for ctx, group in zip(contexts, groups)]
-        stores = any(isinstance(statement, Store) for statement in view.stage.statements)
-        if len(parts) == 1 or (stores and any(view.facts(value).volatile for value in values_of(view.stage))):
-            return [make() for make in parts]
-        return self.b.interleave(contexts[0].here.cursor, parts)
+        parts = [partial(part, ctx, group) for ctx, group in zip(contexts, groups)]
+        return self.b.interleave(contexts[0].here.cursor, parts) if together else [make() for make in parts]
+
+    def _stores_pairs(self, view: StageView, contexts: list[Context]) -> bool:
+        """Whether vectors are stored two at a time: rounding to bfloat16 leaves halves of words, which two vectors fill."""
+        stores = [statement for statement in view.stage.statements if isinstance(statement, Store)]
+        dtypes = dict(zip(self.kernel.buffers, self.kernel.dtypes))
+        return (
+            self.target.masks and not self.target.bf16 and len(contexts) % 2 == 0
+            and all(ctx.lanes > 1 and ctx.mask_at(len(ctx.chain) - 1) is None for ctx in contexts)
+            and len({store.buffer for store in stores}) == len(stores)
+            and all(dtypes.get(store.buffer) is torch.bfloat16 and store.mode == "write" and not store.bindings for store in stores)
+        )  # fmt: skip
 
     def _bind(self, view: StageView, ctx: Context, name: str, expr: Expression, value: Value) -> None:
         self.define(ctx.chain[ctx.home(view.facts(expr))], name, value)

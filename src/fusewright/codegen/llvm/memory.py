@@ -222,6 +222,23 @@ class Memory:
             assert stride is not None
             self._scatter(element, self._row_pointers(ctx, element.memory, address, stride), value, mask)
 
+    def store_pair(self, ctx: Context, pointer: Pointer, d: Dim, low: Value, high: Value, ahead: int = 0) -> bool:
+        """`buffer[d]` of bfloat16 for the context's vector and the one after it, in one instruction: `low` and `high` are i32 whose high
+        halves are stored. Returns False, and writes nothing, where they do not lie side by side."""
+        b = self.b
+        kind, stride, address, _ = self._locate(ctx, pointer, d, {})
+        if kind != "row" or stride != 1:
+            return False
+        lanes, halves = ctx.lanes, 2 * ctx.lanes
+        pieces = [b.value(f"bitcast {value.typed} to <{halves} x i16>", "i16", halves).text for value in (low, high)]
+        order = ", ".join(f"i32 {2 * lane + 1}" for lane in range(halves))
+        vector = f"<{halves} x i16>"
+        packed = b.value(f"shufflevector {vector} {pieces[0]}, {vector} {pieces[1]}, <{2 * lanes} x i32> <{order}>", "i16", halves)
+        if ahead:
+            self._fetch(address, ahead, to_write=1)
+        self._store_row(pointer.element, address, packed, None)
+        return True
+
     def _accumulate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str) -> Value:
         b, element = self.b, pointer.element
         old = self.load(ctx, pointer, d, bound, mask)
