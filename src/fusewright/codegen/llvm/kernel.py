@@ -22,7 +22,7 @@ from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
 from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
 from fusewright.codegen.llvm.nans import rounds_as_they_are
-from fusewright.codegen.llvm.prefetch import distances, store_distances
+from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
 from fusewright.codegen.llvm.target import Target
 from fusewright.codegen.llvm.transpose import Staged, staged_loads
@@ -409,6 +409,7 @@ class KernelEmitter:
         """What is evaluated from here on belongs to stage `number`."""
         self.evaluator.view = self.shape.views[number]
         self.evaluator.ahead = distances(self.shape, self.strategy, number)
+        self.evaluator.next_rows = gathered_rows(self.shape, self.strategy, number)
         self.evaluator.store_ahead = store_distances(self.shape, self.strategy, number)
 
     def _stage_in_place(self, view: StageView, contexts: list[Context]) -> None:

@@ -134,6 +134,13 @@ class Memory:
         near = locality or (FIRST_LEVEL if ahead <= NEAR else SECOND_LEVEL)
         b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 {to_write}, i32 {near}, i32 1)")
 
+    def fetch_row(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound) -> None:
+        """Brings the line of a vector of elements side by side to the first-level cache; once for vectors that share it."""
+        if ctx.offset * pointer.element.size % LINE == 0:
+            kind, stride, address, _ = self._locate(ctx, pointer, d, bound)
+            if kind == "row" and stride == 1:
+                self._fetch(address, 0)
+
     def load_tile_row(self, tile: str, dtype: torch.dtype, index: Value, lanes: int) -> Value:
         """A vector from a tile on the stack."""
         element = ELEMENT_TYPES[dtype]
