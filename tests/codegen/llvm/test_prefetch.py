@@ -39,7 +39,7 @@ def test_reductions_of_large_data_fetch_ahead(name: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "reads", "writes"), [("pointwise", True, True), ("softmax", True, True), ("transposed", False, False)])
+@pytest.mark.parametrize(("name", "reads", "writes"), [("pointwise", True, True), ("softmax", True, True), ("transposed", True, True)])
 def test_streams_of_large_data_fetch_ahead(name: str, reads: bool, writes: bool, dtype: torch.dtype) -> None:
     functions: dict[str, Function] = {
         "pointwise": lambda x: torch.relu(x) + 1,
@@ -50,7 +50,7 @@ def test_streams_of_large_data_fetch_ahead(name: str, reads: bool, writes: bool,
     got, text = run(functions[name], large)
     torch.testing.assert_close(got, functions[name](large))
     assert ("i32 0, i32 2, i32 1)" in text or "i32 0, i32 3, i32 1)" in text) == reads
-    assert ("i32 1, i32 3, i32 1)" in text) == writes
+    assert ("i32 1, i32 2, i32 1)" in text or "i32 1, i32 3, i32 1)" in text) == writes
     assert "llvm.prefetch" not in run(functions[name], small)[1]
 
 

@@ -13,19 +13,18 @@ from functools import partial
 
 import torch
 
-from fusewright.codegen.llvm import online, reductions, scans
+from fusewright.codegen.llvm import online, reductions, scans, staging
 from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of, scans_of, values_of
 from fusewright.codegen.llvm.builder import Block, Cursor, FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.cost import grain_of
 from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
-from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
+from fusewright.codegen.llvm.memory import LINE, ZEROS, ZEROS_DEFINITION, Pointer
 from fusewright.codegen.llvm.nans import rounds_as_they_are
 from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
 from fusewright.codegen.llvm.target import Target
-from fusewright.codegen.llvm.transpose import Staged, staged_loads
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.codegen.llvm.wide import WideTile
 from fusewright.graph import sizes
@@ -73,6 +72,7 @@ class KernelEmitter:
         self.indexer = self.evaluator.indexer
         self.loops = Loops(self.b, self.indexer)
         self.freed: list[str] = []
+        self.tiles: dict[Expression, str] = {}  # where staged loads lie, see staging.py
 
     # --- the function
 
@@ -172,13 +172,29 @@ class KernelEmitter:
                     text = b.name()
                     b.blocks[0].lines.insert(0, f"  {text} = alloca [{on_stack} x i8], align 64")
                 else:
-                    size = self.indexer.scalar(entry, sizes.maximum(one, 1))
-                    made = b.call("malloc", [size], "ptr")
-                    self._branch_out_allocation(made, finish)
-                    text = made.text
-                    self.freed.append(text)
+                    text = self._allocate(self.indexer.scalar(entry, sizes.maximum(one, 1)), finish)
                 texts[copy * lanes] = text
             self.pointers[scratch.name] = Pointer(texts[0], scratch.dtype, lanes if lanes > 1 else 0, texts if lanes > 1 else None)
+
+        for load, _, size in staging.place(self):
+            if size is None:
+                self.tiles[load] = b.name()
+                b.blocks[0].lines.insert(0, f"  {self.tiles[load]} = alloca [{staging.SMALL} x i8], align 64")
+            else:
+                self.tiles[load] = self._aligned(self._allocate(b.const(size + LINE, "i64"), finish))
+
+    def _allocate(self, size: Value, finish: Block) -> str:
+        made = self.b.call("malloc", [size], "ptr")
+        self._branch_out_allocation(made, finish)
+        self.freed.append(made.text)
+        return made.text
+
+    def _aligned(self, pointer: str) -> str:
+        """The first line of the cache that begins at `pointer` or after it."""
+        b = self.b
+        address = b.value(f"ptrtoint ptr {pointer} to i64", "i64")
+        rest = b.op("and", b.op("sub", b.const(0, "i64"), address), b.const(LINE - 1, "i64"))
+        return b.value(f"getelementptr i8, ptr {pointer}, i64 {rest.text}", "ptr").text
 
     def _branch_out_allocation(self, made: Value, finish: Block) -> None:
         """Out of memory: what was allocated is freed, and the call falls back to eager."""
@@ -274,7 +290,7 @@ class KernelEmitter:
         self._tile(context, strategy.rows, axis, block, first, start)
 
     def _tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> None:
-        """Rows of vectors: where the tile is whole, through a transposed copy on the stack; else by gathering."""
+        """Rows of vectors through a transposed copy; of a tile that is not whole by gathering, where the processor has no masks."""
         b, count = self.b, self.strategy.tile_rows
 
         def walk(inside: Context, extent: Dim, full: bool) -> None:
@@ -285,7 +301,7 @@ class KernelEmitter:
             self.loops.counted([inside], rows.symbol, row_start, self._clipped(inside, row_start, count, extent), [], row, runs=True)
 
         def whole(inside: Context, _: list[Value]) -> list[Value]:
-            self.evaluator.staged = self._stage_tile(inside, rows, axis, block, row_start, start)
+            self.evaluator.staged = staging.fill(self, inside, axis, row_start, start, (count, block))
             walk(inside, count, full=True)
             self.evaluator.staged = {}
             return []
@@ -296,6 +312,15 @@ class KernelEmitter:
 
         if sizes.is_multiple(rows.extent, count) and sizes.is_multiple(axis.extent, block):
             whole(context, [])
+            return
+        if self.target.masks:
+            saved, b.scope = b.scope, context.here
+            height = b.op("sub nsw", self._clipped(context, row_start, count, rows.extent), row_start)
+            width = b.op("sub nsw", self._clipped(context, start, block, axis.extent), start)
+            b.scope = saved
+            self.evaluator.staged = staging.fill(self, context, axis, row_start, start, (height, width))
+            walk(context, rows.extent, full=False)
+            self.evaluator.staged = {}
             return
         if sizes.known_lt(rows.extent, count) or sizes.known_lt(axis.extent, block):
             ragged(context, [])
@@ -311,36 +336,6 @@ class KernelEmitter:
         self.loops.maybe(context, is_whole, [], whole)
         self.loops.maybe(context, rest, [], ragged)
         b.scope = saved
-
-    def _stage_tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> dict[Expression, Staged]:
-        b, memory, lanes, count = self.b, self.evaluator.memory, self.strategy.lanes, self.strategy.tile_rows
-        origin = Scope(context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start})
-        inside = context.enter(origin)
-        saved, b.scope = b.scope, origin
-        staged: dict[Expression, Staged] = {}
-        for view, load in staged_loads(self.shape, axis, rows):
-            pointer = self.pointers[load.buffer]
-            tile = b.name()
-            b.blocks[0].lines.insert(0, f"  {tile} = alloca [{count * block} x {pointer.element.memory}], align 64")
-            index = view.dim(load.index)
-            column, line = sizes.loop_symbol("tile", block), sizes.loop_symbol("line", count)
-
-            def square(contexts: list[Context], _: list[Value]) -> list[Value]:
-                at = contexts[0]
-                b.scope = at.here
-                moved = [{axis.symbol: axis.symbol + column + k, rows.symbol: rows.symbol + line} for k in range(lanes)]  # noqa: B023
-                addresses = [memory.address(at, pointer, sizes.substitute(index, places)) for places in moved]  # noqa: B023
-                first = self.indexer.scalar(at, line * block + column)  # noqa: B023
-                memory.fill_tile(tile, block, pointer, addresses, first)  # noqa: B023
-                return []
-
-            def lines(contexts: list[Context], _: list[Value]) -> list[Value]:
-                return self.loops.counted(contexts, line, 0, count, [], square, step=lanes)  # noqa: B023
-
-            self.loops.counted([inside], column, 0, block, [], lines, step=lanes)
-            staged[load] = Staged(tile, block, rows, row_start, start)
-        b.scope = saved
-        return staged
 
     def _clipped(self, context: Context, first: Value, count: int, extent: Dim) -> Value:
         """min(first + count, extent)."""

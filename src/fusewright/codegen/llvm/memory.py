@@ -153,12 +153,35 @@ class Memory:
             self._fetch(address, ahead, locality=SECOND_LEVEL)
         return self._load_row(ELEMENT_TYPES[dtype], address, lanes, mask)
 
-    def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first: Value) -> None:
-        """Turns a square: vector k, read at address rows[k], becomes a column of the tile, from its element `first` + k downwards."""
-        element, lanes = pointer.element, len(rows)
-        turned = transpose(self.b, [self._load_row(element, address, lanes, None) for address in rows])
-        for row, value in enumerate(turned):
-            self._store_row(element, self._at(element.memory, tile, first, row * columns), value, None)
+    def fill_tile(
+        self,
+        tile: tuple[str, int, Value],
+        pointer: Pointer,
+        source: tuple[Context, Dim, Value],
+        count: int,
+        last: Value | None,
+        mask: Value | None,
+        fetch: bool,
+    ) -> None:
+        """Turns a square of `count` rows and columns: row k becomes a column of the tile.
+
+        tile: (its address, elements from one of its rows to the next, the element where the square begins). source: (a context without
+        lanes, the first element, elements from one row to the next). last: the last row that is there, which stands for those after it;
+        mask: the elements of a row that are. fetch: brings what lies below the square to the second-level cache.
+        """
+        b, element = self.b, pointer.element
+        (text, pitch, begin), (ctx, first, stride) = tile, source
+        base = self.address(ctx, pointer, first)
+        vectors = []
+        for k in range(count):
+            row = b.const(k, "i64") if last is None else b.intrinsic("smin", b.const(k, "i64"), last)
+            address = self._at(element.memory, base, b.op("mul nsw", row, stride), 0) if k else base
+            vectors.append(self._load_row(element, address, count, mask))
+            if fetch:
+                below = self._at(element.memory, address, b.op("mul nsw", b.const(count, "i64"), stride), 0)
+                self._fetch(below, 0, locality=SECOND_LEVEL)
+        for row_, value in enumerate(transpose(b, vectors)):
+            self._store_row(element, self._at(element.memory, text, begin, row_ * pitch), value, None)
 
     def address(self, ctx: Context, pointer: Pointer, d: Dim) -> str:
         """Of one element, in a context without lanes."""

@@ -16,10 +16,12 @@ from fusewright.codegen.llvm.strategy import Strategy
 from fusewright.codegen.llvm.transpose import unmasked
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph import sizes
+from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Axis, CheckedIndex, Expression, Load
 from fusewright.schedule.plan import Store
 
 FAR = 4096  # bytes ahead in a stream: a page
+ROWS_OF_TILE = 4  # rows ahead in a transposing tile
 ROWS = 8  # rows ahead where a tile of columns passes over them
 LEAST = 4 << 20  # bytes of a buffer that caches may hold whole
 
@@ -41,6 +43,13 @@ def store_distances(shape: Shape, strategy: Strategy, number: int) -> dict[str, 
     view = shape.views[number]
     if strategy.wide:
         return _stores_of_next_row(shape, strategy, view)
+    if strategy.rows is not None:
+        return {
+            statement.buffer: ROWS_OF_TILE * row * ELEMENT_TYPES[statement.value.dtype].size
+            for statement in view.stage.statements
+            if isinstance(statement, Store) and not statement.bindings and _bytes_used(shape, statement.buffer, view) >= LEAST
+            and (row := _row_of_tile(strategy, view.dim(statement.index), ELEMENT_TYPES[statement.value.dtype].size))
+        }  # fmt: skip
     axis = strategy.stage_axes[number] or _streaming_axis(strategy, view)
     if axis is None:
         return {}
@@ -147,6 +156,8 @@ def _along_columns(shape: Shape, strategy: Strategy, number: int, load: Load) ->
     axis = _streaming_axis(strategy, view)
     if axis is not None:
         return FAR // ELEMENT_TYPES[load.dtype].size if sizes.coefficient(index, axis.symbol) == 1 else 0
+    if strategy.rows is not None:
+        return ROWS_OF_TILE * _row_of_tile(strategy, index, ELEMENT_TYPES[load.dtype].size)
     if strategy.vector is None or not view.axes or not reductions_of(view.stage):
         return 0
     row = sizes.coefficient(index, view.axes[-1].symbol)
@@ -155,6 +166,14 @@ def _along_columns(shape: Shape, strategy: Strategy, number: int, load: Load) ->
     if strategy.wide and _read_before(shape, number, load.buffer):
         return strategy.wide  # this tile lies in the caches: the next one beside it
     return ROWS * row if row * ELEMENT_TYPES[load.dtype].size >= FAR // 4 else 0
+
+
+def _row_of_tile(strategy: Strategy, index: Dim, size: int) -> int:
+    """Elements to the same columns of the next row in a transposing tile that takes long pieces of rows; 0 in others."""
+    assert strategy.rows is not None and strategy.vector is not None
+    row = sizes.coefficient(index, strategy.rows.symbol)
+    is_long = strategy.domain[-1][1] * size >= FAR // 4 and sizes.coefficient(index, strategy.vector.symbol) == 1
+    return row if is_long and isinstance(row, int) else 0
 
 
 def _read_before(shape: Shape, number: int, buffer: str) -> bool:
