@@ -74,8 +74,16 @@ class Scope:
 class FunctionBuilder:
     """One function under construction. Instructions go to `scope`'s cursor."""
 
-    def __init__(self, target: Target, declarations: dict[str, str], halves: bool = False, plain_nans: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        declarations: dict[str, str],
+        halves: bool = False,
+        plain_nans: bool = False,
+        passed_over: frozenset[str] = frozenset(),
+    ) -> None:
         self.target = target
+        self.passed_over = passed_over  # maxima that may be those of the numbers alone, see nans.py
         self.plain_nans = plain_nans  # every NaN may be rounded to bfloat16 as if it were a number, see nans.py
         self.halves = halves  # all floats that are stored are halves: some functions need less precision
         self.high_halves: dict[str, Value] = {}  # name of a bfloat16 in an i16 -> the i32 whose high half it is

@@ -21,7 +21,7 @@ from fusewright.codegen.llvm.cost import grain_of
 from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
 from fusewright.codegen.llvm.memory import LINE, ZEROS, ZEROS_DEFINITION, Pointer
-from fusewright.codegen.llvm.nans import rounds_as_they_are
+from fusewright.codegen.llvm.nans import passed_over, rounds_as_they_are
 from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
 from fusewright.codegen.llvm.target import Target
@@ -63,7 +63,8 @@ class KernelEmitter:
         self.strategy = strategy
         self.target = target
         written = {dtype for name, dtype in zip(shape.kernel.buffers, shape.kernel.dtypes) if name in shape.kernel.written}
-        self.b = FunctionBuilder(target, declarations, bool(written) and written <= {torch.bfloat16}, rounds_as_they_are(shape))
+        halves = bool(written) and written <= {torch.bfloat16}
+        self.b = FunctionBuilder(target, declarations, halves, rounds_as_they_are(shape), passed_over(shape))
         self.b.declarations.setdefault(ZEROS, ZEROS_DEFINITION)
         self.pointers: dict[str, Pointer] = {}
         self.evaluator = Evaluator(self.b, self.pointers)
