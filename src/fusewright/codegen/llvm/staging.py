@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SMALL = 16 << 10
 """Bytes of a tile up to which it lies on the stack."""
-WIDEST = 32
+WIDEST = 16
 """Rows of a square: so many vectors are in registers at once."""
 
 
