@@ -291,7 +291,8 @@ class KernelEmitter:
         self._tile(context, strategy.rows, axis, block, first, start)
 
     def _tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> None:
-        """Rows of vectors through a transposed copy; of a tile that is not whole by gathering, where the processor has no masks."""
+        """Rows of vectors through a transposed copy. A tile that is not whole is read under masks if it is large; a small one is gathered,
+        which compiles faster."""
         b, count = self.b, self.strategy.tile_rows
 
         def walk(inside: Context, extent: Dim, full: bool) -> None:
@@ -314,7 +315,7 @@ class KernelEmitter:
         if sizes.is_multiple(rows.extent, count) and sizes.is_multiple(axis.extent, block):
             whole(context, [])
             return
-        if self.target.masks:
+        if self.target.masks and any(size is not None for _, _, size in staging.place(self)):
             saved, b.scope = b.scope, context.here
             height = b.op("sub nsw", self._clipped(context, row_start, count, rows.extent), row_start)
             width = b.op("sub nsw", self._clipped(context, start, block, axis.extent), start)

@@ -1,7 +1,7 @@
 """Transposing tiles: what is strided along the vector axis is read row by row, turned in registers, and kept beside the vector loop.
 
 Takes the emitter of a kernel whose strategy has `rows`; gives, for a tile, a table from `Load` to its place. Always holds: no element
-outside a buffer is read. At the edges of the axes squares are read under masks, and rows that are not there are the last one.
+outside a buffer is read. At the edges of the axes squares of large tiles are read under masks, and rows beyond the end are the last one.
 
 Tiles of tensors beyond the caches take a kibibyte and more of each row on either side, and lie in the second-level cache: every row lies on
 a page of its own, and a processor that reads four lines of each waits for addresses.
