@@ -47,7 +47,7 @@ def check(
 
 @pytest.mark.parametrize("target", [torch.int8, torch.uint8, torch.int16, BF16, torch.float16, BOOL, torch.int32])
 @pytest.mark.parametrize("source", [F32, F64, torch.int32, I64])
-@pytest.mark.parametrize("count", [5, 9, 17, 33])
+@pytest.mark.parametrize("count", [5, 9, 17, 33, 1025, 3073])
 def test_narrowing_writes_no_byte_beyond_the_end(source: torch.dtype, target: torch.dtype, count: int) -> None:
     """LLVM stored four bytes where one lane of int16 was left."""
     i = loop_symbol("o0", count)
@@ -57,7 +57,7 @@ def test_narrowing_writes_no_byte_beyond_the_end(source: torch.dtype, target: to
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, torch.float16, torch.int8, torch.int32, I64])
-@pytest.mark.parametrize("count", [1, 3, 15, 16, 17, 64, 100, 1024, 2500])
+@pytest.mark.parametrize("count", [1, 3, 15, 16, 17, 31, 33, 64, 100, 1024, 1025, 2500])
 def test_flat_pointwise(dtype: torch.dtype, count: int) -> None:
     i = loop_symbol("o0", count)
     compute = F32 if dtype in (BF16, torch.float16) else dtype
@@ -226,7 +226,7 @@ def test_scans(kind: str, rows: int, columns: int, along: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL])
-@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (65, 63), (16, 200), (200, 17), (3, 5)])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (65, 63), (16, 200), (200, 17), (3, 5), (1, 70), (2049, 2065), (2304, 2048)])
 def test_transpose(dtype: torch.dtype, rows: int, columns: int) -> None:
     i, j = loop_symbol("o0", rows), loop_symbol("o1", columns)
     x, y = load("x", j * rows + i, dtype), load("y", i * columns + j, dtype)

@@ -60,3 +60,37 @@ def test_what_may_make_other_bits() -> None:
     assert not _kernel(narrow(ir.apply("cast", other, dtype=torch.float32)), x=torch.float16)
     assert not _kernel(narrow(ir.apply("log1p", wide, dtype=torch.float32)), x=BF16)
     assert not _kernel(narrow(ir.apply("add", wide, ir.constant(float("nan"), torch.float32), dtype=torch.float32)), x=BF16)
+
+
+def _powers(x: torch.Tensor, d: int) -> tuple[torch.Tensor, ...]:
+    """The powers leave by themselves: rows with NaN are NaN throughout, though nothing divides by their sum."""
+    powers = (x.float() - x.float().amax(d, keepdim=True)).exp()
+    return powers, powers.sum(d)
+
+
+def _top_too(x: torch.Tensor, d: int) -> tuple[torch.Tensor, ...]:
+    top = x.float().amax(d, keepdim=True)
+    powers = (x.float() - top).exp()
+    return powers / powers.sum(d, keepdim=True), top
+
+
+def _selected(x: torch.Tensor, d: int) -> tuple[torch.Tensor, ...]:
+    powers = (x.float() - x.float().amax(d, keepdim=True)).exp()
+    total = powers.sum(d, keepdim=True)
+    return (torch.where(powers > 0.5, powers / total, 0.0),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float64])
+@pytest.mark.parametrize("shape", [(7, 5), (40, 128), (33, 1000), (128, 4100)])
+@pytest.mark.parametrize("d", [0, 1])
+def test_a_maximum_below_which_exponentials_are_summed(dtype: torch.dtype, shape: tuple[int, int], d: int) -> None:
+    x = torch.randn(shape).to(dtype)
+    lines = x if d else x.t()
+    lines[0, 3], lines[1, -1], lines[2], lines[3] = float("nan"), float("inf"), -float("inf"), float("nan")
+    lines[4, :2], lines[4, 2] = -float("inf"), float("nan")
+    programs = [
+        lambda x: (x.softmax(d), x.log_softmax(d)), lambda x: x.softmax(d), lambda x: x.log_softmax(d), lambda x: x.logsumexp(d),
+        lambda x: (x * 2).softmax(d).sum(d), *(lambda x, f=f: f(x, d) for f in (_powers, _top_too, _selected)),
+    ]  # fmt: skip
+    for program in programs:
+        torch.testing.assert_close(fusewright.compile(program)(x), program(x), equal_nan=True, rtol=2e-2 if dtype is BF16 else 1e-5, atol=1e-2 if dtype is BF16 else 1e-5)  # fmt: skip

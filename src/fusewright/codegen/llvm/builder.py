@@ -74,13 +74,23 @@ class Scope:
 class FunctionBuilder:
     """One function under construction. Instructions go to `scope`'s cursor."""
 
-    def __init__(self, target: Target, declarations: dict[str, str], halves: bool = False, plain_nans: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        declarations: dict[str, str],
+        halves: bool = False,
+        plain_nans: bool = False,
+        passed_over: frozenset[str] = frozenset(),
+    ) -> None:
         self.target = target
+        self.passed_over = passed_over  # maxima that may be those of the numbers alone, see nans.py
         self.plain_nans = plain_nans  # every NaN may be rounded to bfloat16 as if it were a number, see nans.py
         self.halves = halves  # all floats that are stored are halves: some functions need less precision
+        self.high_halves: dict[str, Value] = {}  # name of a bfloat16 in an i16 -> the i32 whose high half it is
         self.declarations = declarations  # symbol -> its declaration or definition, shared by the functions of a module
         self.blocks: list[Block] = []
         self._names = 0
+        self._slot: str | None = None
         self.scope = Scope(Cursor(self.block("entry")))
         self.entry = self.scope
         self.mask: Value | None = None  # the lanes that count where the next instruction goes
@@ -216,6 +226,14 @@ class FunctionBuilder:
         flag = self.any_lane(bad)
         before = self.value("load i1, ptr %failed", "i1")
         self.emit(f"  store i1 {self.op('or', before, flag).text}, ptr %failed")
+
+    def unknown(self, value: Value) -> Value:
+        """The same i64, of which LLVM knows nothing."""
+        if self._slot is None:
+            self._slot = self.name()
+            self.blocks[0].lines.insert(0, f"  {self._slot} = alloca i64, align 8")
+        self.emit(f"  store volatile i64 {value.text}, ptr {self._slot}, align 8")
+        return self.value(f"load volatile i64, ptr {self._slot}, align 8", "i64")
 
     # --- shorthands that math.py and the emitters read well with
 

@@ -84,3 +84,14 @@ class Context:
 
     def under_mask(self, level: int, scope: Scope) -> Context:
         return Context((*self.chain[: level + 1], scope), self.lanes, self.vector, self.offset)
+
+    def elsewhere(self, at: int, symbol: Expr, value: Value, key: object) -> Context:
+        """The same point but for `symbol`, which the scope `at` of the chain defines: there it is `value`. What is known of that point is
+        known in scopes of its own; equal keys share the outermost of them."""
+        base = self.chain[at]
+        moved = base.children.get(key)
+        if moved is None:
+            moved = base.children[key] = Scope(base.cursor, set(base.defines), {**base.values, symbol: value}, mask=base.mask)
+            value.home = moved
+        below = (Scope(s.cursor, set(s.defines), dict(s.values), lane=s.lane, mask=s.mask, barrier=s.barrier) for s in self.chain[at + 1 :])
+        return Context((*self.chain[:at], moved, *below), self.lanes, self.vector, self.offset)

@@ -21,7 +21,7 @@ from fusewright.codegen.llvm.transpose import Staged
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.graph.sizes import Expr
 from fusewright.loops import ir
-from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
 
 _COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 
@@ -37,6 +37,7 @@ class Evaluator:
         self.view: StageView
         self.ahead: dict[Expression, int] = {}  # see prefetch.py
         self.store_ahead: dict[str, int] = {}
+        self.next_rows: dict[Expression, Axis] = {}
         self.maxima: dict[str, tuple[StageView, Expression]] = {}  # locals that are maxima, and of what
         self.staged: dict[Expression, Staged] = {}  # loads to be taken from a transposed tile
         self._handlers: dict[type, Callable[[Context, int, Expression], Value]] = {
@@ -142,7 +143,27 @@ class Evaluator:
             return self._load_staged(ctx, expr, staged)
         at = ctx if ctx.chain[level].lane else ctx.uniform
         bound = self.bindings(ctx, expr.bindings)
+        if expr in self.next_rows and self.b.mask is None:
+            self._fetch_next_row(at, expr, self.next_rows[expr])
         return self.memory.load(at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask, self.ahead.get(expr, 0))
+
+    def _fetch_next_row(self, ctx: Context, expr: Load, axis: Axis) -> None:
+        """What the load takes at the next point of the outer `axis` (at the last one: what it takes now), its index unchecked."""
+        b, ((symbol, checked),) = self.b, expr.bindings
+        assert isinstance(checked, CheckedIndex)
+        at = ctx.level(axis.symbol)
+        base, saved = ctx.chain[at], b.scope
+        key = ("next row", axis.symbol)
+        following = base.children[key].values[axis.symbol] if key in base.children else None
+        if following is None:
+            b.scope = base
+            last = b.op("sub nsw", self.indexer.scalar(ctx.uniform, axis.extent), b.const(1, "i64"))
+            following = b.intrinsic("smin", b.op("add nsw", base.values[axis.symbol], b.const(1, "i64")), last)
+            b.scope = saved
+        moved = ctx.elsewhere(at, axis.symbol, following, key)
+        index = self._as_index(self.value(moved, checked.value), checked.value.dtype)
+        self.memory.fetch_row(moved, self.pointers[expr.buffer], self.view.dim(expr.index), {symbol: index})
+        b.scope = saved
 
     def _load_staged(self, ctx: Context, expr: Load, staged: Staged) -> Value:
         b = self.b
@@ -160,3 +181,18 @@ class Evaluator:
         ahead = self.store_ahead.get(store.buffer, 0)
         self.memory.store(ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode, ahead)
         b.scope, b.mask = saved
+
+    def store_pair(self, first: Context, second: Context, store: Store, low: Value, high: Value) -> None:
+        """The same for two vectors side by side without masks: of bfloat16, one instruction takes the high halves of both."""
+        b = self.b
+        saved = b.scope, b.mask
+        b.scope, b.mask = second.here, None
+        pieces = [b.high_halves.get(value.text) for value in (low, high)]
+        done = False
+        if pieces[0] is not None and pieces[1] is not None and pieces[0].lanes == pieces[1].lanes == first.lanes:
+            ahead = self.store_ahead.get(store.buffer, 0)
+            done = self.memory.store_pair(first, self.pointers[store.buffer], self.view.dim(store.index), pieces[0], pieces[1], ahead)
+        b.scope, b.mask = saved
+        if not done:
+            self.store(first, store, low)
+            self.store(second, store, high)

@@ -391,11 +391,17 @@ def _narrow_half(b: Builder, value: Value, target: torch.dtype) -> Value:
         narrow = b.value(f"fptrunc {value.typed} to {type_text('bfloat', value.lanes)}", "bfloat", value.lanes)
         return b.value(f"bitcast {narrow.typed} to {type_text('i16', value.lanes)}", "i16", value.lanes)
     bits = b.convert("bitcast", value, "i32")
-    odd = b.op("and", b.op("lshr", bits, b.const(16, "i32")), b.const(1, "i32"))
-    rounded = b.op("lshr", b.op("add", b.op("add", bits, b.const(0x7FFF, "i32")), odd), b.const(16, "i32"))
+    below = b.op("add", bits, b.const(0x7FFF, "i32"))
+    if b.target.masks and value.lanes > 1:  # three instructions, where the shift below takes four
+        odd = b.compare("icmp ne", b.op("and", bits, b.const(1 << 16, "i32")), b.const(0, "i32"))
+        rounded = b.select(odd, b.op("add", bits, b.const(0x8000, "i32")), below)
+    else:
+        rounded = b.op("add", below, b.op("and", b.op("lshr", bits, b.const(16, "i32")), b.const(1, "i32")))
     if not b.plain_nans:
-        rounded = b.select(b.compare("fcmp uno", value, value), b.const(0x7FC0, "i32"), rounded)
-    return b.convert("trunc", rounded, "i16")
+        rounded = b.select(b.compare("fcmp uno", value, value), b.const(0x7FC00000, "i32"), rounded)
+    result = b.convert("trunc", b.op("lshr", rounded, b.const(16, "i32")), "i16")
+    b.high_halves[result.text] = rounded
+    return result
 
 
 def _cast(b: Builder, node: Apply, args: list[Value]) -> Value:

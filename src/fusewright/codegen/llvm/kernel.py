@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from fusewright.codegen.llvm import online, reductions, scans
+from fusewright.codegen.llvm import online, reductions, scans, staging
 from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of, scans_of, values_of
 from fusewright.codegen.llvm.builder import Block, Cursor, FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.cost import grain_of
 from fusewright.codegen.llvm.evaluate import Evaluator
 from fusewright.codegen.llvm.loops import Loops
-from fusewright.codegen.llvm.memory import ZEROS, ZEROS_DEFINITION, Pointer
-from fusewright.codegen.llvm.nans import rounds_as_they_are
-from fusewright.codegen.llvm.prefetch import distances, store_distances
+from fusewright.codegen.llvm.memory import LINE, ZEROS, ZEROS_DEFINITION, Pointer
+from fusewright.codegen.llvm.nans import passed_over, rounds_as_they_are
+from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
 from fusewright.codegen.llvm.target import Target
-from fusewright.codegen.llvm.transpose import Staged, staged_loads
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.codegen.llvm.wide import WideTile
 from fusewright.graph import sizes
@@ -38,6 +38,7 @@ SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
 SHORT_BODY, LONG_BODY = 12, 60  # operations of a body that is written twice to save turns, and of one to give the processor two chains
 LARGE_POINTS = 1 << 20
+Pending = list[tuple[Store, Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class KernelEmitter:
         self.strategy = strategy
         self.target = target
         written = {dtype for name, dtype in zip(shape.kernel.buffers, shape.kernel.dtypes) if name in shape.kernel.written}
-        self.b = FunctionBuilder(target, declarations, bool(written) and written <= {torch.bfloat16}, rounds_as_they_are(shape))
+        halves = bool(written) and written <= {torch.bfloat16}
+        self.b = FunctionBuilder(target, declarations, halves, rounds_as_they_are(shape), passed_over(shape))
         self.b.declarations.setdefault(ZEROS, ZEROS_DEFINITION)
         self.pointers: dict[str, Pointer] = {}
         self.evaluator = Evaluator(self.b, self.pointers)
@@ -71,6 +73,7 @@ class KernelEmitter:
         self.indexer = self.evaluator.indexer
         self.loops = Loops(self.b, self.indexer)
         self.freed: list[str] = []
+        self.tiles: dict[Expression, str] = {}  # where staged loads lie, see staging.py
 
     # --- the function
 
@@ -170,13 +173,29 @@ class KernelEmitter:
                     text = b.name()
                     b.blocks[0].lines.insert(0, f"  {text} = alloca [{on_stack} x i8], align 64")
                 else:
-                    size = self.indexer.scalar(entry, sizes.maximum(one, 1))
-                    made = b.call("malloc", [size], "ptr")
-                    self._branch_out_allocation(made, finish)
-                    text = made.text
-                    self.freed.append(text)
+                    text = self._allocate(self.indexer.scalar(entry, sizes.maximum(one, 1)), finish)
                 texts[copy * lanes] = text
             self.pointers[scratch.name] = Pointer(texts[0], scratch.dtype, lanes if lanes > 1 else 0, texts if lanes > 1 else None)
+
+        for load, _, size in staging.place(self):
+            if size is None:
+                self.tiles[load] = b.name()
+                b.blocks[0].lines.insert(0, f"  {self.tiles[load]} = alloca [{staging.SMALL} x i8], align 64")
+            else:
+                self.tiles[load] = self._aligned(self._allocate(b.const(size + LINE, "i64"), finish))
+
+    def _allocate(self, size: Value, finish: Block) -> str:
+        made = self.b.call("malloc", [size], "ptr")
+        self._branch_out_allocation(made, finish)
+        self.freed.append(made.text)
+        return made.text
+
+    def _aligned(self, pointer: str) -> str:
+        """The first line of the cache that begins at `pointer` or after it."""
+        b = self.b
+        address = b.value(f"ptrtoint ptr {pointer} to i64", "i64")
+        rest = b.op("and", b.op("sub", b.const(0, "i64"), address), b.const(LINE - 1, "i64"))
+        return b.value(f"getelementptr i8, ptr {pointer}, i64 {rest.text}", "ptr").text
 
     def _branch_out_allocation(self, made: Value, finish: Block) -> None:
         """Out of memory: what was allocated is freed, and the call falls back to eager."""
@@ -272,7 +291,8 @@ class KernelEmitter:
         self._tile(context, strategy.rows, axis, block, first, start)
 
     def _tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> None:
-        """Rows of vectors: where the tile is whole, through a transposed copy on the stack; else by gathering."""
+        """Rows of vectors through a transposed copy. A tile that is not whole is read under masks if it is large; a small one is gathered,
+        which compiles faster."""
         b, count = self.b, self.strategy.tile_rows
 
         def walk(inside: Context, extent: Dim, full: bool) -> None:
@@ -283,7 +303,7 @@ class KernelEmitter:
             self.loops.counted([inside], rows.symbol, row_start, self._clipped(inside, row_start, count, extent), [], row, runs=True)
 
         def whole(inside: Context, _: list[Value]) -> list[Value]:
-            self.evaluator.staged = self._stage_tile(inside, rows, axis, block, row_start, start)
+            self.evaluator.staged = staging.fill(self, inside, axis, row_start, start, (count, block))
             walk(inside, count, full=True)
             self.evaluator.staged = {}
             return []
@@ -295,6 +315,15 @@ class KernelEmitter:
         if sizes.is_multiple(rows.extent, count) and sizes.is_multiple(axis.extent, block):
             whole(context, [])
             return
+        if self.target.masks and any(size is not None for _, _, size in staging.place(self)):
+            saved, b.scope = b.scope, context.here
+            height = b.op("sub nsw", self._clipped(context, row_start, count, rows.extent), row_start)
+            width = b.op("sub nsw", self._clipped(context, start, block, axis.extent), start)
+            b.scope = saved
+            self.evaluator.staged = staging.fill(self, context, axis, row_start, start, (height, width))
+            walk(context, rows.extent, full=False)
+            self.evaluator.staged = {}
+            return
         if sizes.known_lt(rows.extent, count) or sizes.known_lt(axis.extent, block):
             ragged(context, [])
             return
@@ -305,40 +334,10 @@ class KernelEmitter:
             "and", b.compare("icmp sge", rows_left, b.const(count, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64"))
         )
         is_whole = b.convert("zext", fits, "i64")
-        partial = b.op("xor", is_whole, b.const(1, "i64"))
+        rest = b.op("xor", is_whole, b.const(1, "i64"))
         self.loops.maybe(context, is_whole, [], whole)
-        self.loops.maybe(context, partial, [], ragged)
+        self.loops.maybe(context, rest, [], ragged)
         b.scope = saved
-
-    def _stage_tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> dict[Expression, Staged]:
-        b, memory, lanes, count = self.b, self.evaluator.memory, self.strategy.lanes, self.strategy.tile_rows
-        origin = Scope(context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start})
-        inside = context.enter(origin)
-        saved, b.scope = b.scope, origin
-        staged: dict[Expression, Staged] = {}
-        for view, load in staged_loads(self.shape, axis, rows):
-            pointer = self.pointers[load.buffer]
-            tile = b.name()
-            b.blocks[0].lines.insert(0, f"  {tile} = alloca [{count * block} x {pointer.element.memory}], align 64")
-            index = view.dim(load.index)
-            column, line = sizes.loop_symbol("tile", block), sizes.loop_symbol("line", count)
-
-            def square(contexts: list[Context], _: list[Value]) -> list[Value]:
-                at = contexts[0]
-                b.scope = at.here
-                moved = [{axis.symbol: axis.symbol + column + k, rows.symbol: rows.symbol + line} for k in range(lanes)]  # noqa: B023
-                addresses = [memory.address(at, pointer, sizes.substitute(index, places)) for places in moved]  # noqa: B023
-                first = self.indexer.scalar(at, line * block + column)  # noqa: B023
-                memory.fill_tile(tile, block, pointer, addresses, first)  # noqa: B023
-                return []
-
-            def lines(contexts: list[Context], _: list[Value]) -> list[Value]:
-                return self.loops.counted(contexts, line, 0, count, [], square, step=lanes)  # noqa: B023
-
-            self.loops.counted([inside], column, 0, block, [], lines, step=lanes)
-            staged[load] = Staged(tile, block, rows, row_start, start)
-        b.scope = saved
-        return staged
 
     def _clipped(self, context: Context, first: Value, count: int, extent: Dim) -> Value:
         """min(first + count, extent)."""
@@ -407,6 +406,7 @@ class KernelEmitter:
         """What is evaluated from here on belongs to stage `number`."""
         self.evaluator.view = self.shape.views[number]
         self.evaluator.ahead = distances(self.shape, self.strategy, number)
+        self.evaluator.next_rows = gathered_rows(self.shape, self.strategy, number)
         self.evaluator.store_ahead = store_distances(self.shape, self.strategy, number)
 
     def _stage_in_place(self, view: StageView, contexts: list[Context]) -> None:
@@ -502,11 +502,14 @@ class KernelEmitter:
         self.b.scope = saved
         return value
 
-    def statements(self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool) -> list[Value]:
-        """One point (or vector of points) of a stage: all values are computed before anything is stored."""
+    def statements(
+        self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool, stores: Pending | None = None
+    ) -> list[Value]:
+        """One point (or vector of points) of a stage: all values are computed before anything is stored. stores: takes what is to be
+        stored, which the caller then does."""
         b, evaluator = self.b, self.evaluator
         after: list[Value] = []
-        stores: list[tuple[Store, Value]] = []
+        pending: Pending = [] if stores is None else stores
         at = 0
         for statement in view.stage.statements:
             value = evaluator.value(ctx, statement.value)
@@ -514,7 +517,7 @@ class KernelEmitter:
             if isinstance(statement, Define):
                 self._bind(view, ctx, statement.local, statement.value, value)
             elif isinstance(statement, Store):
-                stores.append((statement, value))
+                pending.append((statement, value))
             elif isinstance(statement, Reduce):
                 count = reductions.width(statement)
                 position = None
@@ -539,23 +542,47 @@ class KernelEmitter:
                 self.define(ctx.here, statement.local, new[0])
                 if statement.position is not None:
                     self.define(ctx.here, statement.position, new[1])
-        for store, value in stores:
-            evaluator.store(ctx, store, value)
+        if stores is None:
+            for store, value in pending:
+                evaluator.store(ctx, store, value)
         return after
 
     def side_by_side(
         self, view: StageView, contexts: list[Context], groups: list[list[Value]], ordered: bool, masked: bool = True
     ) -> list[list[Value]]:
         """`statements` for vectors side by side, their instructions in turns where what one stores no other one loads."""
+        stores = {self.shape.aliases[statement.buffer] for statement in view.stage.statements if isinstance(statement, Store)}
+        together = len(contexts) > 1 and not any(view.facts(value).volatile & stores for value in values_of(view.stage))
+        pairs = bool(stores) and together and self._stores_pairs(view, contexts)
+        held: list[tuple[Context, Pending]] = []
 
-        def part(ctx: Context, group: list[Value]) -> Callable[[], list[Value]]:
-            return lambda: self.statements(view, ctx, group, ctx.mask_at(len(ctx.chain) - 1) if masked else None, ordered)
+        def part(ctx: Context, group: list[Value]) -> list[Value]:
+            mask = ctx.mask_at(len(ctx.chain) - 1) if masked else None
+            if not pairs:
+                return self.statements(view, ctx, group, mask, ordered)
+            pending: Pending = []
+            after = self.statements(view, ctx, group, mask, ordered, pending)
+            held.append((ctx, pending))
+            if len(held) == 2:
+                (first, low), (second, high) = held
+                for (store, left), (_, right) in zip(low, high):
+                    self.evaluator.store_pair(first, second, store, left, right)
+                held.clear()
+            return after
 
-        parts = [part(ctx, group) for ctx, group in zip(contexts, groups)]
-        stores = any(isinstance(statement, Store) for statement in view.stage.statements)
-        if len(parts) == 1 or (stores and any(view.facts(value).volatile for value in values_of(view.stage))):
-            return [make() for make in parts]
-        return self.b.interleave(contexts[0].here.cursor, parts)
+        parts = [partial(part, ctx, group) for ctx, group in zip(contexts, groups)]
+        return self.b.interleave(contexts[0].here.cursor, parts) if together else [make() for make in parts]
+
+    def _stores_pairs(self, view: StageView, contexts: list[Context]) -> bool:
+        """Whether vectors are stored two at a time: rounding to bfloat16 leaves halves of words, which two vectors fill."""
+        stores = [statement for statement in view.stage.statements if isinstance(statement, Store)]
+        dtypes = dict(zip(self.kernel.buffers, self.kernel.dtypes))
+        return (
+            self.target.masks and not self.target.bf16 and len(contexts) % 2 == 0
+            and all(ctx.lanes > 1 and ctx.mask_at(len(ctx.chain) - 1) is None for ctx in contexts)
+            and len({store.buffer for store in stores}) == len(stores)
+            and all(dtypes.get(store.buffer) is torch.bfloat16 and store.mode == "write" and not store.bindings for store in stores)
+        )  # fmt: skip
 
     def _bind(self, view: StageView, ctx: Context, name: str, expr: Expression, value: Value) -> None:
         self.define(ctx.chain[ctx.home(view.facts(expr))], name, value)

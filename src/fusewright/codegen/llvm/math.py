@@ -27,6 +27,8 @@ _LN2_LOW = math.log(2.0) - _LN2_HIGH
 # (exp(r) - 1 - r) / r^2 on |r| <= ln(2)/2, relative to exp and to expm1
 _EXP = (0.4999999403953552, 0.1666651964187622, 0.04166826233267784, 0.008368857204914093, 0.001382144633680582)
 _EXPM1 = (0.4999999701976776, 0.1666654348373413, 0.04166746884584427, 0.008366592228412628, 0.0013867863453924656)
+# One term less where only halves are stored: 1.1e-7 of exp; the low part of ln 2 is left out there as well (2.4e-7 at 88).
+_EXP_OF_HALVES = (0.499992311000824, 0.16667114198207855, 0.041890114545822144, 0.008312525227665901)
 # (2^r - 1) / r on |r| <= 1/2
 _EXP2 = (0.6931471824645996, 0.24022647738456726, 0.05550359562039375, 0.009618500247597694, 0.0013390971580520272, 0.0001532892492832616)
 # (log(1+f) - f + f^2/2) / f^3 on sqrt(1/2) <= 1+f < sqrt(2)
@@ -122,6 +124,10 @@ def exp(b: Builder, x: Value, at_most_zero: bool = False) -> Value:
         x = minimum_number(b, 89.0, x)
     if not (b.target.scalef and x.lanes == 16):  # whose mask alone keeps what is below out
         x = maximum_number(b, -104.0, x)
+    if b.halves:
+        t, n = _round(b, x, _LOG2_E)
+        r = b.fma(n, b.constant_like(-_LN2_HIGH, x), x)
+        return _scale(b, polynomial(b, r, (1.0, 1.0, *_EXP_OF_HALVES)), t, n, keep)
     t, n, r = _reduce_exp(b, x)
     return _scale(b, _exp_reduced(b, r), t, n, keep)
 

@@ -151,6 +151,13 @@ class Memory:
         near = locality or (FIRST_LEVEL if ahead <= NEAR else SECOND_LEVEL)
         b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 {to_write}, i32 {near}, i32 1)")
 
+    def fetch_row(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound) -> None:
+        """Brings the line of a vector of elements side by side to the first-level cache; once for vectors that share it."""
+        if ctx.offset * pointer.element.size % LINE == 0:
+            kind, stride, address, _ = self._locate(ctx, pointer, d, bound)
+            if kind == "row" and stride == 1:
+                self._fetch(address, 0)
+
     def load_tile_row(self, tile: str, dtype: torch.dtype, index: Value, lanes: int) -> Value:
         """A vector from a tile on the stack."""
         element = ELEMENT_TYPES[dtype]
@@ -163,12 +170,35 @@ class Memory:
             self._fetch(address, ahead, locality=SECOND_LEVEL)
         return self._load_row(ELEMENT_TYPES[dtype], address, lanes, mask)
 
-    def fill_tile(self, tile: str, columns: int, pointer: Pointer, rows: list[str], first: Value) -> None:
-        """Turns a square: vector k, read at address rows[k], becomes a column of the tile, from its element `first` + k downwards."""
-        element, lanes = pointer.element, len(rows)
-        turned = transpose(self.b, [self._load_row(element, address, lanes, None) for address in rows])
-        for row, value in enumerate(turned):
-            self._store_row(element, self._at(element.memory, tile, first, row * columns), value, None)
+    def fill_tile(
+        self,
+        tile: tuple[str, int, Value],
+        pointer: Pointer,
+        source: tuple[Context, Dim, Value],
+        count: int,
+        last: Value | None,
+        mask: Value | None,
+        fetch: bool,
+    ) -> None:
+        """Turns a square of `count` rows and columns: row k becomes a column of the tile.
+
+        tile: (its address, elements from one of its rows to the next, the element where the square begins). source: (a context without
+        lanes, the first element, elements from one row to the next). last: the last row that is there, which stands for those after it;
+        mask: the elements of a row that are. fetch: brings what lies below the square to the second-level cache.
+        """
+        b, element = self.b, pointer.element
+        (text, pitch, begin), (ctx, first, stride) = tile, source
+        base = self.address(ctx, pointer, first)
+        vectors = []
+        for k in range(count):
+            row = b.const(k, "i64") if last is None else b.intrinsic("smin", b.const(k, "i64"), last)
+            address = self._at(element.memory, base, b.op("mul nsw", row, stride), 0) if k else base
+            vectors.append(self._load_row(element, address, count, mask))
+            if fetch:
+                below = self._at(element.memory, address, b.op("mul nsw", b.const(count, "i64"), stride), 0)
+                self._fetch(below, 0, locality=SECOND_LEVEL)
+        for row_, value in enumerate(transpose(b, vectors)):
+            self._store_row(element, self._at(element.memory, text, begin, row_ * pitch), value, None)
 
     def address(self, ctx: Context, pointer: Pointer, d: Dim) -> str:
         """Of one element, in a context without lanes."""
@@ -237,6 +267,23 @@ class Memory:
         else:
             assert stride is not None
             self._scatter(element, self._row_pointers(ctx, element.memory, address, stride), value, mask)
+
+    def store_pair(self, ctx: Context, pointer: Pointer, d: Dim, low: Value, high: Value, ahead: int = 0) -> bool:
+        """`buffer[d]` of bfloat16 for the context's vector and the one after it, in one instruction: `low` and `high` are i32 whose high
+        halves are stored. Returns False, and writes nothing, where they do not lie side by side."""
+        b = self.b
+        kind, stride, address, _ = self._locate(ctx, pointer, d, {})
+        if kind != "row" or stride != 1:
+            return False
+        lanes, halves = ctx.lanes, 2 * ctx.lanes
+        pieces = [b.value(f"bitcast {value.typed} to <{halves} x i16>", "i16", halves).text for value in (low, high)]
+        order = ", ".join(f"i32 {2 * lane + 1}" for lane in range(halves))
+        vector = f"<{halves} x i16>"
+        packed = b.value(f"shufflevector {vector} {pieces[0]}, {vector} {pieces[1]}, <{2 * lanes} x i32> <{order}>", "i16", halves)
+        if ahead:
+            self._fetch(address, ahead, to_write=1)
+        self._store_row(pointer.element, address, packed, None)
+        return True
 
     def _accumulate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str) -> Value:
         b, element = self.b, pointer.element

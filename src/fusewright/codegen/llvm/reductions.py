@@ -1,7 +1,8 @@
 """Accumulators of reductions: their start, a step, the merging of two, and the collapse of a vector to one value.
 
 Takes `Reduce` statements; gives lists of values (one for most kinds, value and position for argmax and argmin). Always holds: max and min
-propagate NaN; argmax and argmin give the first extreme, or the first NaN; lanes that do not count leave the accumulator as it is.
+propagate NaN (not the maxima that nans.py passes over); argmax and argmin give the first extreme, or the first NaN; lanes that do not
+count leave the accumulator as it is.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def step(b: Builder, reduce: Reduce, state: State, value: Value, position: Value
     """The state after `value`. `ordered`: positions grow from step to step, so that an equal value never replaces."""
     lanes = max(state[0].lanes, value.lanes)
     value = b.splat(value, lanes)
-    if position is None:
+    if reduce.local in b.passed_over:
+        new = [b.select(b.compare("fcmp ogt", value, state[0]), value, state[0])]
+    elif position is None:
         new = [combine(b, reduce.kind, element_of(reduce), state[0], value)]
     else:
         position = b.splat(position, lanes)
@@ -167,7 +170,7 @@ def _value_across(b: Builder, reduce: Reduce, value: Value) -> Value:
     kind = {"argmax": "max", "argmin": "min"}.get(reduce.kind, reduce.kind)
     if kind in ("max", "min"):
         if element.kind == "float":
-            return _float_extreme_across(b, kind, value)
+            return _float_extreme_across(b, kind, value, numbers=reduce.local in b.passed_over)
         if element.kind == "bool":
             return b.intrinsic("vector.reduce." + ("or" if kind == "max" else "and"), value, type_="i1", lanes=1)
         return b.intrinsic(f"vector.reduce.{'s' if element.signed else 'u'}{kind}", value, type_=value.type, lanes=1)
@@ -179,8 +182,10 @@ def _value_across(b: Builder, reduce: Reduce, value: Value) -> Value:
     return b.intrinsic("vector.reduce." + name, value, type_=value.type, lanes=1)
 
 
-def _float_extreme_across(b: Builder, kind: str, value: Value) -> Value:
-    """NaNs are set aside, so that the tree is one maxps a level."""
+def _float_extreme_across(b: Builder, kind: str, value: Value, numbers: bool) -> Value:
+    """NaNs are set aside, so that the tree is one maxps a level. numbers: there are none."""
+    if numbers:
+        return b.intrinsic(f"vector.reduce.f{kind}", value, type_=value.type, lanes=1, flags="nnan")
     nans = b.compare("fcmp uno", value, value)
     neutral = b.const(-math.inf if kind == "max" else math.inf, value.type)
     clean = b.select(nans, neutral, value)

@@ -28,6 +28,7 @@ TILE_VECTORS = 4  # vectors side by side in a transposing tile
 # Bytes of a line that a transposing tile reads before it goes on to the next one, which lies on another page: four lines of the cache read
 # 3 times as fast as a half (bfloat16, 128 MiB).
 TILE_LINE = 256
+TILE_MEMORY = 256 << 10  # bytes of transposing tiles: a part of a second-level cache
 # Vectors side by side, for bodies of so few operations, where there are so many tiles: a sum over the columns of 128 MiB reaches 90% of a
 # copy's rate, with four vectors 57%.
 WIDE, LIGHT, LEAST_TILES = 8, 4, 16
@@ -121,6 +122,7 @@ def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: li
         rows = _transposed_rows(shape, vector, others) if not serial else None
         # Where other axes run in order inside an iteration, this axis is all the parallelism there is.
         block = TILE_VECTORS * lanes if rows is not None or serial else max(BLOCK, lanes)
+        block = block if rows is None else _tile_columns(shape, vector, rows, others, block, threads)
     else:
         copies = _tile_copies(shape, vector, lanes)
         block = copies * lanes
@@ -206,6 +208,21 @@ def _tile_copies(shape: Shape, vector: Axis, lanes: int) -> int:
 def _transposed_rows(shape: Shape, vector: Axis, others: list[Axis]) -> Axis | None:
     """An axis along which loads that are strided along `vector` are contiguous: walking it inside a tile uses whole cache lines."""
     return next((axis for axis in others if staged_loads(shape, vector, axis)), None)
+
+
+def _tile_columns(shape: Shape, vector: Axis, rows: Axis, others: list[Axis], least: int, threads: int) -> int:
+    """Points of `vector` in a transposing tile: as many as the second-level cache remembers where tensors lie beyond the caches and there
+    are tiles enough for the threads."""
+    loads = staged_loads(shape, vector, rows)
+    axes = [vector, *others]
+    size = max(ELEMENT_TYPES[load.dtype].size for _, load in loads)
+    if not all(isinstance(axis.extent, int) for axis in axes) or _points(axes) * size < BEYOND_CACHES:
+        return least
+    columns = TILE_MEMORY // (TILE_LINE * (1 << (len(loads) - 1).bit_length()))
+    tiles = _points([axis for axis in others if axis is not rows]) * estimate(rows.extent) * size / TILE_LINE
+    while columns > least and (estimate(vector.extent) < columns or tiles * (estimate(vector.extent) // columns) < LEAST_TILES * threads):
+        columns //= 2
+    return max(columns, least)
 
 
 def _tile_rows(shape: Shape, vector: Axis, rows: Axis, lanes: int) -> int:

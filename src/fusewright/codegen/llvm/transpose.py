@@ -33,7 +33,7 @@ def staged_loads(shape: Shape, vector: Axis, rows: Axis) -> list[tuple[StageView
     """Loads that are contiguous along `rows` and strided along `vector`, performed at every point."""
     found: dict[Load, StageView] = {}
     for view in shape.views:
-        for expr in _unmasked(values_of(view.stage)):
+        for expr in unmasked(values_of(view.stage)):
             if not isinstance(expr, Load) or expr.bindings or expr.buffer in shape.aliases:
                 continue
             index = view.dim(expr.index)
@@ -43,7 +43,7 @@ def staged_loads(shape: Shape, vector: Axis, rows: Axis) -> list[tuple[StageView
     return [(view, load) for load, view in found.items()]
 
 
-def _unmasked(roots: list[Expression]) -> list[Expression]:
+def unmasked(roots: list[Expression]) -> list[Expression]:
     """The expressions below `roots` that are evaluated at every point."""
     seen: dict[Expression, None] = {}
     pending = list(roots)

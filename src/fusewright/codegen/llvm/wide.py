@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fusewright.codegen.llvm import reductions
 from fusewright.codegen.llvm.analysis import StageView, reductions_of
-from fusewright.codegen.llvm.builder import Scope, Value
+from fusewright.codegen.llvm.builder import Value
 from fusewright.codegen.llvm.context import Context
 from fusewright.codegen.llvm.memory import Memory
 from fusewright.codegen.llvm.types import TYPE_BITS
@@ -110,14 +110,12 @@ class WideTile:
         b, base = self.b, ctx.chain[at]
         key = ("row", k)
         moved = base.children.get(key)
-        if moved is None:
-            saved, b.scope = b.scope, base
-            value = b.op("add nsw", base.values[rows.symbol], b.const(k, "i64"))
-            moved = base.children[key] = Scope(base.cursor, set(base.defines), {**base.values, rows.symbol: value}, mask=base.mask)
-            value.home = moved
-            b.scope = saved
-        below = (Scope(s.cursor, set(s.defines), dict(s.values), lane=s.lane, mask=s.mask, barrier=s.barrier) for s in ctx.chain[at + 1 :])
-        return Context((*ctx.chain[:at], moved, *below), ctx.lanes, ctx.vector, ctx.offset)
+        if moved is not None:
+            return ctx.elsewhere(at, rows.symbol, moved.values[rows.symbol], key)
+        saved, b.scope = b.scope, base
+        value = b.op("add nsw", base.values[rows.symbol], b.const(k, "i64"))
+        b.scope = saved
+        return ctx.elsewhere(at, rows.symbol, value, key)
 
     def _columns(self, context: Context, body: Callable[[list[Context]], None]) -> None:
         strategy = self.emitter.strategy
