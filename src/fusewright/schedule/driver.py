@@ -10,6 +10,7 @@ from fusewright.records import replace
 from fusewright.schedule.build import build_kernel
 from fusewright.schedule.dependencies import Dependencies, analyse, buffer_refs
 from fusewright.schedule.fuse import Group, fuse
+from fusewright.schedule.in_place import write_in_place
 from fusewright.schedule.memory import plan_memory
 from fusewright.schedule.names import kernel_name
 from fusewright.schedule.options import ScheduleOptions
@@ -26,7 +27,7 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: 
     """Fuses the program's operations into kernels, orders them, and places temporaries in one arena. With `repeat` the plan has so many
     bodies more than the program; raises Irregular where that cannot be told from those that it has."""
     if options.fusion:
-        program = split_reductions(program, options)
+        program = split_reductions(write_in_place(program), options)
     dependencies = analyse(program)
     groups = order_groups(fuse(dependencies, program.buffers, options), dependencies, program.buffers)
     kernels: dict[str, Kernel] = {}

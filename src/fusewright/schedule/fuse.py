@@ -197,6 +197,8 @@ class Fuser:
             return False
         if self.dependencies.shared and (self._meets(a, b) or self._meets(b, a)):
             return False
+        if (self._checks(a) and self._updates(b)) or (self._checks(b) and self._updates(a)):
+            return False  # a kernel that fails a check has written part of what it writes
         names = a.touching.keys() | b.touching.keys()
         tiny = a.flat and b.flat and max(hint(product(a.outer)), hint(product(b.outer))) <= options.tiny_points
         most = options.max_buffers * (4 if tiny else 1)  # where hardly any data moves, only the launch counts
@@ -204,6 +206,14 @@ class Fuser:
             return True
         inside = set(a.positions) | set(b.positions)
         return sum(1 for name in names if not self._internal(name, inside)) <= most
+
+    def _checks(self, group: Group) -> bool:
+        surveys = (self.dependencies.touches[position].survey for position in group.positions)
+        return any(found is not None and found.checks for found in surveys)
+
+    def _updates(self, group: Group) -> bool:
+        """Whether the group writes to what exists before the call."""
+        return any(self.buffers[name].role in ("input", "constant") for name in group.written)
 
     def _meets(self, writer: Group, other: Group) -> bool:
         """Whether one writes memory that the other knows by another name (the result of an in-place library call)."""

@@ -29,7 +29,7 @@ from fusewright.graph.nodes import add_call
 from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.passes.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.schema import facts, functional_form
-from fusewright.graph.types import Location, TensorType, same_strides
+from fusewright.graph.types import Location, TensorType, same_strides, with_sizes
 from fusewright.records import dataclass, field, replace
 
 aten = torch.ops.aten
@@ -123,7 +123,9 @@ class _Functionaliser:
     def __init__(self, old: torch.fx.Graph) -> None:
         self.old = old
         self.new = torch.fx.Graph()
-        self.build = Builder(self.new, env_of(old))
+        env = env_of(old)
+        self.build = Builder(self.new, env)
+        self.known = env if env is not None and env.has_equalities else None
         self.refs: dict[torch.fx.Node, _Ref] = {}  # recorded tensors
         self.plain: dict[torch.fx.Node, torch.fx.Node] = {}  # recorded tuples and sizes
         self.inputs: list[_Storage] = []
@@ -310,7 +312,7 @@ class _Functionaliser:
 
     def _conform(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
         """`value` with the dtype, shape and (where a fresh tensor can have them) strides of the tensor that it is written to."""
-        type_: TensorType = value.meta["type"]
+        type_, like = self._known(value.meta["type"]), self._known(like)
         if not torch.can_cast(type_.dtype, like.dtype):
             raise CannotFunctionalise(f"a result of {type_.dtype} is written to a tensor of {like.dtype}")  # eager raises, mostly
         if type_.dtype != like.dtype or type_.device != like.device:
@@ -318,9 +320,19 @@ class _Functionaliser:
             if type_.device != like.device:
                 changes["device"] = like.device
             value = self.build.call(aten._to_copy.default, value, **changes)
-        if value.meta["type"].shape != like.shape:
+        if type_.shape != like.shape:
             value = self.build.call(aten.expand.default, value, list(like.shape))
-        return self.build.restride(value, like) if is_dense(like) else value
+        return self._laid_out(value, like)
+
+    def _known(self, type_: TensorType) -> TensorType:
+        """The type with what guards have told of its sizes: a cache's and those of what is written to it have symbols of their own."""
+        return type_ if self.known is None else with_sizes(type_, self.known.simplify)  # type: ignore[return-value]
+
+    def _laid_out(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
+        """`value` with the strides of `like`, where a fresh tensor can have them."""
+        if not is_dense(like) or same_strides(self._known(value.meta["type"]), self._known(like)):
+            return value
+        return self.build.restride(value, like)
 
     def _write(self, ref: _Ref, value: torch.fx.Node) -> None:
         storage = ref.storage
@@ -336,9 +348,9 @@ class _Functionaliser:
                 raise CannotFunctionalise(f"a write through {ref.step.op}")
             base = scatter(self.build, ref.step, self._read(ref.parent), value)
             parent = ref.parent.type
-            self._write(ref.parent, self.build.restride(base, parent) if is_dense(parent) else base)
-        type_ = value.meta["type"]
-        if same_strides(type_, ref.type):  # else a later read takes the view, whose strides are the recorded ones
+            self._write(ref.parent, self._laid_out(base, parent))
+        # Else a later read takes the view, whose strides are the recorded ones.
+        if same_strides(self._known(value.meta["type"]), self._known(ref.type)):
             ref.value, ref.version = value, storage.version
 
     # --- reading
@@ -366,7 +378,7 @@ class _Functionaliser:
         assert ref.parent is not None and ref.step is not None
         here, self.build.location = self.build.location, ref.location
         try:
-            if _layout(base.meta["type"]) == _layout(ref.parent.type):
+            if _layout(self._known(base.meta["type"])) == _layout(self._known(ref.parent.type)):
                 return ref.step.apply(self.build, base, ref.type)
             if ref.step.op is aten.as_strided.default:
                 raise CannotFunctionalise("an as_strided view of a tensor whose new value is laid out differently")
