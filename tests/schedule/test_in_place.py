@@ -176,3 +176,15 @@ def test_sizes_that_are_known_late_need_no_other_layout(caplog):
     torch.testing.assert_close(*caches)
     graphs = [record.getMessage() for record in caplog.records if record.name == "fusewright.aot_graphs"]
     assert graphs and "index_copy" in graphs[0] and not any("clone" in graph for graph in graphs)
+
+
+def test_an_input_that_takes_over_another():
+    def f(a, b):
+        a.copy_(b)
+        return a + 1
+
+    compiled = fusewright.compile(f, dynamic=False)
+    a, b = torch.zeros(4), torch.randn(4)
+    with torch.no_grad():
+        assert torch.equal(compiled(a, b), b + 1)
+    assert torch.equal(a, b)

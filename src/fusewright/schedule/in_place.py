@@ -66,7 +66,7 @@ def _start(program: LoopProgram, uses: _Uses, changed: str, target: str, end: in
     """The position of the copy that `changed` starts as, if it can be `target` itself. end: of the copy back."""
     operations = program.operations
     copy, original = program.buffers[changed], program.buffers[target]
-    writers = uses.writers[changed]
+    writers = uses.writers.get(changed, [])
     if copy.role != "temporary" or _memory(copy) != _memory(original) or uses.writers[target] != [end] or len(writers) < 2:
         return None
     start, first = writers[:2]
