@@ -19,3 +19,21 @@ def stage_texts(*stages: str) -> Iterator[list[str]]:
 
     with events.STREAM.listening(listen):
         yield texts
+
+
+@contextmanager
+def kernel_names() -> Iterator[list[str]]:
+    """The names of the kernels made inside, in order."""
+    names: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.KernelMade):
+            names.append(event.name)
+
+    with events.STREAM.listening(listen):
+        yield names
+
+
+def products(kernels: list[str]) -> int:
+    """How many of the kernels multiply matrices."""
+    return sum(name.startswith("product_") for name in kernels)

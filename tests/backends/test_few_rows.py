@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,27 +12,21 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
-from fusewright import events
 from fusewright.backends import native_stages, own_products
 from fusewright.codegen.call_plan_types import CallPlan, Guarded, SlotSpec, SlotStep, slots_of
 from fusewright.runtime.artifact import dump, load_plan
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.verify import PlanError, verify
+from tests.backends.rounding import ROUNDING, assert_as_near_as_eager
+from tests.listening import kernel_names, products
 
-ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 DTYPES = list(ROUNDING)
 ROWS = (4, 1, 2, 5, 8, 9, 16, 17, 200, 0, 3)
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the kernels made; each plan with two ways is verified."""
-    made: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.KernelMade):
-            made.append(event.name)
-
     given = own_products.with_own_attention
 
     def verified(plan: Plan, own_bytes: int | None) -> Plan:
@@ -41,13 +35,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             verify(whole)
         return whole
 
-    monkeypatch.setattr(events.STREAM, "subscribers", [*events.STREAM.subscribers, listen])
     monkeypatch.setattr(native_stages.own_products, "with_own_attention", verified)
-    return made
-
-
-def products(kernels: list[str]) -> int:
-    return sum(name.startswith("product_") for name in kernels)
+    with kernel_names() as made:
+        yield made
 
 
 def agrees(run: Callable[..., Any], eager: Callable[..., Any], exact: Callable[..., Any], *given: torch.Tensor) -> None:
@@ -58,8 +48,7 @@ def agrees(run: Callable[..., Any], eager: Callable[..., Any], exact: Callable[.
     assert got.dtype is expected.dtype and got.shape == expected.shape
     if got.numel():
         assert got.stride() == expected.stride()
-        allowed = 2 * (expected.double() - reference).abs().max() + (2e-6 + ROUNDING[got.dtype]) * (1 + reference.abs().max())
-        assert (got.double() - reference).abs().max() <= allowed
+        assert_as_near_as_eager(got, expected, reference, 2e-6)
 
 
 class Block(nn.Module):

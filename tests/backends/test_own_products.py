@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
-from fusewright import events
 from fusewright.backends import linear_choice, own_products
 from fusewright.codegen.llvm.product import tile_for
 from fusewright.codegen.llvm.target import Target
 from fusewright.graph.linear_paths import OWN, PLAIN, Linear, ways_for
+from tests.backends.rounding import ROUNDING, assert_as_near_as_eager
+from tests.listening import kernel_names, products
 
-HALF_ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-DTYPES = list(HALF_ROUNDING)
+DTYPES = list(ROUNDING)
 
 
 MULTIPLIES_HALVES = own_products._multiplies_halves
@@ -32,20 +32,10 @@ def without_halves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def kernels() -> Iterator[list[str]]:
     """Names of the kernels made, products among them."""
-    made: list[str] = []
-
-    def listen(event: events.Event) -> None:
-        if isinstance(event, events.KernelMade):
-            made.append(event.name)
-
-    monkeypatch.setattr(events.STREAM, "subscribers", [*events.STREAM.subscribers, listen])
-    return made
-
-
-def products(kernels: list[str]) -> int:
-    return sum(name.startswith("product_") for name in kernels)
+    with kernel_names() as made:
+        yield made
 
 
 def agrees(compiled: Callable[..., Any], net: Callable[..., Any], exact: Callable[..., Any], *xs: torch.Tensor) -> None:
@@ -55,8 +45,7 @@ def agrees(compiled: Callable[..., Any], net: Callable[..., Any], exact: Callabl
         reference = exact(*(x.double() for x in xs))
     assert got.dtype is eager.dtype and got.shape == eager.shape and got.stride() == eager.stride()
     if got.numel():
-        allowed = 2 * (eager.double() - reference).abs().max() + (1e-6 + HALF_ROUNDING[got.dtype]) * (1 + reference.abs().max())
-        assert (got.double() - reference).abs().max() <= allowed
+        assert_as_near_as_eager(got, eager, reference, 1e-6)
 
 
 def compiled(net: nn.Module, **options: Any) -> Any:

@@ -1,9 +1,9 @@
 """Matrix products of few rows on a CPU by kernels of our own: where they take the library's place, and a kernel of one to be tried.
 
 Takes a scheduled plan and what says whether a product is quicker by a kernel of ours; gives the plan with such kernels in place, each with
-the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32 (in another order); sizes are numbers;
-a matrix whose inner dimension does not lie side by side stays with the library. Where any number of rows may come, both ways are in the
-plan.
+the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32 (in another order); sizes but the
+number of rows are numbers, and where any number of rows may come, both ways are in the plan; a matrix whose inner dimension does not lie
+side by side stays with the library.
 """
 
 from __future__ import annotations
