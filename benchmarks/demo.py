@@ -7,16 +7,21 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.compare import measure, table
+from benchmarks.compare import first_calls, steady_states, table
 
 
 def main() -> None:
+    engines = ["fusewright", "torch.compile"]
     rows = []
     for model in ("bert", "resnet50"):
-        for engine in ("fusewright", "torch.compile"):
-            print(f"measuring {model} with {engine} ...", flush=True)
-            with tempfile.TemporaryDirectory() as caches:
-                rows.append(measure(model, engine, "float32", 4.0, caches))
+        with tempfile.TemporaryDirectory() as caches:
+            first = []
+            for engine in engines:
+                print(f"measuring the first call of {model} with {engine} ...", flush=True)
+                first.append(first_calls(model, "float32", engine, Path(caches), warm=False))
+            print(f"measuring {model} with both and eager in turn ...", flush=True)
+            steady = steady_states(model, "float32", engines, Path(caches), 4.0)
+            rows += [a | b for a, b in zip(first, steady, strict=True)]
     print()
     print(table(rows))
     wrong = [row for row in rows if "error" in row or (row["engine"] == "fusewright" and row["relative_error"] > 1e-5)]

@@ -1,7 +1,6 @@
-"""One (model, engine) measured in a process of its own; prints one JSON object as its last line.
+"""What compare.py measures of one model in a process of its own; prints one JSON object as its last line.
 
-Usage: worker.py MODEL ENGINE DTYPE SECONDS (MODEL: see `benchmarks.models.case`). The first call is timed from before the engine's import; the steady state is interleaved with
-eager, call by call, and reported as medians and the median of the pairwise ratios.
+Usage: worker.py first MODEL ENGINE DTYPE 0, or worker.py steady MODEL ENGINE,ENGINE DTYPE SECONDS (MODEL: see `benchmarks.models.case`).
 """
 
 from __future__ import annotations
@@ -66,8 +65,10 @@ def onnx_session(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
     file = io.BytesIO()
     torch.backends.mha.set_fastpath_enabled(False)  # one operator that ONNX does not have
-    torch.onnx.export(Flat().eval(), (*args, *kwargs.values()), file, dynamo=False, opset_version=17)
-    torch.backends.mha.set_fastpath_enabled(True)
+    try:
+        torch.onnx.export(Flat().eval(), (*args, *kwargs.values()), file, dynamo=False, opset_version=17)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
@@ -101,63 +102,85 @@ def compile_with(
 
         events.STREAM.subscribers.append(listen)
         return fusewright.compile(function), lambda: facts
-    if engine == "freezing":
-        import torch._inductor.config as inductor_config
+    settings: dict[str, Any] = {"freezing": {"options": {"freezing": True}}, "max-autotune": {"mode": "max-autotune"}}.get(engine, {})
+    return torch.compile(function, **settings), dict
 
-        inductor_config.freezing = True
-        engine = "torch.compile"
-    mode = "max-autotune" if engine == "max-autotune" else None
-    return torch.compile(function, mode=mode), dict
+
+def own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    return copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
+
+
+def first_call(name: str, engine: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The first call, timed from before the engine's import; how far its result is from eager's; and by how much the process's peak memory grew."""
+    function, args, kwargs = case(name, dtype)
+    expected = own_copy(function)(*args, **kwargs)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    compiled, facts = compile_with(engine, function, args, kwargs)
+    got = compiled(*args, **kwargs)
+    seconds = time.perf_counter() - started
+    error = relative_error(got, expected)
+    compiled(*args, **kwargs)
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
+    return {"first_call_s": seconds, "relative_error": error, "peak_memory_growth_mib": growth} | facts()
+
+
+def steady(name: str, engines: list[str], dtype: torch.dtype, seconds: float) -> dict[str, dict[str, Any]]:
+    """Eager and the engines in turn, another one first in each round, for `seconds` for each of them and at least seven rounds: for each engine medians of its time,
+    of eager's over it, and of each other engine's over it, round by round. An engine that fails has an error instead."""
+    function, args, kwargs = case(name, dtype)
+    calls: dict[str, Callable[..., Any]] = {"eager": function}
+    found: dict[str, dict[str, Any]] = {}
+    for engine in engines:
+        try:
+            call, _ = compile_with(engine, own_copy(function), args, kwargs)
+            error = relative_error(call(*args, **kwargs), function(*args, **kwargs))
+        except Exception as problem:  # an engine that can't run this model leaves the others to be measured
+            found[engine] = {"error": f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"}
+            continue
+        calls[engine] = call
+        found[engine] = {"relative_error": error}
+    inner = {}
+    for engine, call in calls.items():
+        call(*args, **kwargs)
+        begin = time.perf_counter()
+        call(*args, **kwargs)
+        inner[engine] = max(1, int(0.002 / max(time.perf_counter() - begin, 1e-7)))
+    rounds: list[dict[str, float]] = []
+    stop_at = time.perf_counter() + seconds * len(calls)
+    while time.perf_counter() < stop_at or len(rounds) < 7:
+        order = list(calls)
+        turn = len(rounds) % len(order)
+        sample = {}
+        for engine in order[turn:] + order[:turn]:
+            call = calls[engine]
+            begin = time.perf_counter()
+            for _ in range(inner[engine]):
+                call(*args, **kwargs)
+            sample[engine] = (time.perf_counter() - begin) / inner[engine]
+            if engine == "onnxruntime":
+                time.sleep(0.03)  # its threads go on spinning for a while, and would take the processor from what is measured next
+        rounds.append(sample)
+    for engine in calls:
+        found.setdefault(engine, {"relative_error": 0.0}).update(
+            {
+                "steady_ms": statistics.median(one[engine] for one in rounds) * 1e3,
+                "eager_ms": statistics.median(one["eager"] for one in rounds) * 1e3,
+                "speedup": statistics.median(one["eager"] / one[engine] for one in rounds),
+                "over": {other: statistics.median(one[other] / one[engine] for one in rounds) for other in calls if other != engine},
+                "samples": len(rounds),
+            }
+        )
+    return found
 
 
 def main() -> None:
-    name, engine, dtype_name, seconds = sys.argv[1:5]
+    stage, name, engines, dtype_name, seconds = sys.argv[1:6]
     torch.manual_seed(0)
-    function, args, kwargs = case(name, getattr(torch, dtype_name))
-    reference = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
+    dtype = getattr(torch, dtype_name)
     with torch.no_grad():
-        expected = reference(*args, **kwargs)
-        memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        started = time.perf_counter()
-        compiled, facts = compile_with(engine, function, args, kwargs)
-        got = compiled(*args, **kwargs)
-        first = time.perf_counter() - started
-        error = relative_error(got, expected)
-        del got
-        second_started = time.perf_counter()
-        compiled(*args, **kwargs)
-        one = time.perf_counter() - second_started
-        inner = max(1, int(0.002 / max(one, 1e-7)))
-        pairs = []
-        stop_at = time.perf_counter() + float(seconds)
-        while time.perf_counter() < stop_at or len(pairs) < 7:
-            sample = []
-            for call in (reference, compiled):
-                begin = time.perf_counter()
-                for _ in range(inner):
-                    call(*args, **kwargs)
-                sample.append((time.perf_counter() - begin) / inner)
-                if engine == "onnxruntime" and call is compiled:
-                    time.sleep(0.03)  # its threads go on spinning for a while, and would take the processor from what is measured next
-            pairs.append(sample)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before
-    print(
-        json.dumps(
-            {
-                "model": name,
-                "engine": engine,
-                "dtype": dtype_name,
-                "first_call_s": first,
-                "eager_ms": statistics.median(p[0] for p in pairs) * 1e3,
-                "steady_ms": statistics.median(p[1] for p in pairs) * 1e3,
-                "speedup": statistics.median(p[0] / p[1] for p in pairs),
-                "relative_error": error,
-                "peak_memory_growth_mib": memory / 1024,
-                "samples": len(pairs),
-                **facts(),
-            }
-        )
-    )
+        found = first_call(name, engines, dtype) if stage == "first" else steady(name, engines.split(","), dtype, float(seconds))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
