@@ -29,6 +29,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _native.hook_set_policy(driver._policy)
     # What a measurement decides differs from run to run, and with it which weights are prepared: the likely way is taken here.
     monkeypatch.setattr(linear_choice, "measured", lambda linear, ways, default: default)
+    monkeypatch.setattr(linear_choice.Chooser, "has_quick_onednn", lambda self: False)
     fusewright.reset()
     yield
     fusewright.set_stance("default")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -186,3 +188,35 @@ def test_the_kernel_behind_a_product_adds_its_bias(monkeypatch: pytest.MonkeyPat
     few = x[:8] if layer == "linear" else x[:1, :, :2, :2]
     compare(nn.Sequential(made(), nn.ReLU()).eval(), few)  # of few rows, the bias costs nothing
     assert "aten.add.Tensor" not in stage_texts[0]
+
+
+HAS_QUICK_ONEDNN = Chooser.has_quick_onednn
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_quicker_library_is_measured_once_and_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(Chooser, "has_quick_onednn", HAS_QUICK_ONEDNN)
+    monkeypatch.setattr(linear_choice, "_quick_onednn", {})
+    tried: list[Linear] = []
+
+    def times(linear: Linear, ways: tuple[str, ...]) -> dict[str, float]:
+        tried.append(linear)
+        return {PLAIN: 1.0, ONEDNN: share}
+
+    monkeypatch.setattr(linear_choice, "times", times)
+    assert Chooser(store=True).has_quick_onednn() == (share < 1)
+    linear_choice._quick_onednn.clear()  # as in another process
+    assert Chooser(store=True).has_quick_onednn() == (share < 1)
+    assert len(tried) == 1
+    large = Linear(torch.float32, 4096, 4096, 4096, True, True)
+    assert Chooser(store=True, budget=0.0)(large, ways_for(large)) == (ONEDNN if share < 1 else MKL)
+
+
+def test_a_quick_onednn_is_likely() -> None:
+    for linear in (Linear(torch.float32, 512, 768, 768, True, True), Linear(torch.float32, 98, 128, 256, False, True, (2, 7, 7))):
+        assert likely(linear, ways_for(linear), quick_onednn=True) == ONEDNN
+    narrow = Linear(torch.float32, 98, 32, 256, False, True, (2, 7, 7))
+    assert likely(narrow, ways_for(narrow), quick_onednn=True) == CONVOLUTION
+    halves = Linear(torch.float16, 512, 768, 768, True, True)
+    assert likely(halves, ways_for(halves), quick_onednn=True) == likely(halves, ways_for(halves))

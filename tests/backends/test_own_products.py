@@ -16,19 +16,24 @@ from fusewright.backends import linear_choice, own_products
 from fusewright.codegen.llvm.product import tile_for
 from fusewright.codegen.llvm.target import Target
 from fusewright.graph.linear_paths import OWN, PLAIN, Linear, ways_for
+from fusewright.records import replace
 from tests.backends.rounding import ROUNDING, assert_as_near_as_eager
 from tests.listening import kernel_names, products
 
 DTYPES = list(ROUNDING)
 
 
-MULTIPLIES_HALVES = own_products._multiplies_halves
+QUICK_ROWS = own_products._quick_rows
 
 
 @pytest.fixture(autouse=True)
 def without_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor had no instructions for halves, with which the library is the quicker one."""
-    monkeypatch.setattr(own_products, "_multiplies_halves", lambda dtype, target: False)
+
+    def quick_rows(dtype: torch.dtype, target: Target) -> int:
+        return own_products.MOST_ROWS_OF_FLOATS if dtype is torch.float32 else own_products.MOST_ROWS
+
+    monkeypatch.setattr(own_products, "_quick_rows", quick_rows)
 
 
 @pytest.fixture
@@ -175,7 +180,7 @@ def test_a_kernel_can_be_tried() -> None:
 
 
 def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_products, "_multiplies_halves", MULTIPLIES_HALVES)
+    monkeypatch.setattr(own_products, "_quick_rows", QUICK_ROWS)
 
     def target(bits: int, features: str = "") -> Target:
         return Target("x86_64-unknown-linux", "generic", features, bits, True, False, False, bits == 512, lambda name: False)
@@ -183,6 +188,12 @@ def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> Non
     floats, halves = (Linear(dtype, 8, 512, 512, True, True) for dtype in (torch.float32, torch.bfloat16))
     assert own_products.is_likely_quick(floats, target(256)) and not own_products.is_likely_quick(floats, target(128))
     assert own_products.is_likely_quick(halves, target(512)) and not own_products.is_likely_quick(halves, target(512, "+avx2,+amx-bf16"))
+    few, vectors = replace(halves, rows=4, inner=1024, columns=1024), "+avx512bf16"
+    assert own_products.is_likely_quick(few, target(512, vectors))
+    assert not own_products.is_likely_quick(few, target(512, vectors + ",+amx-bf16"))
+    assert not own_products.is_likely_quick(halves, target(512, "+avx512bf16"))
+    small = replace(halves, inner=64, columns=64)
+    assert own_products.is_likely_quick(small, target(512, "+amx-bf16"))
     for rows in range(1, 17):
         for bits, registers in ((256, 16), (512, 32)):
             for dtype in DTYPES:

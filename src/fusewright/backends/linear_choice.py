@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.backends import graph_cache, own_products
-from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, OWN, PLAIN, TURNED, Linear, likely
+from fusewright.graph.linear_paths import CONVOLUTION, MKL, ONEDNN, OWN, PLAIN, TURNED, Linear, likely, ways_for
 from fusewright.records import replace
 
 BUDGET = 0.1
@@ -43,6 +43,16 @@ does not show (whole models over varying sizes take 1.07 to 1.3 times as long as
 _SPEED = {torch.float32: 1e11, torch.bfloat16: 4e11, torch.float16: 4e11}
 """Multiplications a second, roughly: to tell what is not worth a try before trying it."""
 
+PROBE = Linear(torch.float32, 128, 512, 512, False, True)
+"""A product that shows which library multiplies quicker on this processor: 0.4 ms where eager's library is slow."""
+
+MUCH = 0.75
+"""oneDNN is taken to be much quicker with less than this share of eager's time. Two cores with AVX-512, 512x3072x768: on Zen 5, where MKL
+uses half the width of the registers, 0.45; on Intel's 1."""
+
+_quick_onednn: dict[int, bool] = {}
+"""By number of threads."""
+
 _known: dict[tuple[Linear, int, tuple[str, ...]], str] = {}
 
 _winners: dict[tuple[object, ...], str] = {}
@@ -64,6 +74,25 @@ class Chooser:
         winner = _winners.get(_product(linear)) if self.races else None
         return own_products.is_likely_quick(linear) if winner is None else winner == OWN
 
+    def has_quick_onednn(self) -> bool:
+        """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a machine."""
+        threads = torch.get_num_threads()
+        if threads not in _quick_onednn:
+            _quick_onednn[threads] = self.measured_onednn()
+        return _quick_onednn[threads]
+
+    def measured_onednn(self) -> bool:
+        ways = (PLAIN, ONEDNN)
+        if ONEDNN not in ways_for(PROBE):
+            return False
+        quickest = self.remembered(PROBE, ways)
+        if quickest is None:
+            best = times(PROBE, ways)
+            quickest = ONEDNN if best[ONEDNN] < MUCH * best[PLAIN] else PLAIN
+            if self.store:
+                graph_cache.store().put(key(PROBE, ways), "linear layer", quickest.encode())
+        return quickest == ONEDNN
+
     def few_rows(self, linear: Linear) -> int:
         """For how many rows a kernel of ours is to be beside the way that is chosen, where any number may come."""
         return own_products.most_rows(linear)
@@ -72,7 +101,7 @@ class Chooser:
         own = own_products.is_possible_for(linear)
         if own and not self.races and own_products.is_likely_quick(linear):
             return OWN
-        default = likely(linear, ways)
+        default = likely(linear, ways, ONEDNN in ways and linear.dtype is torch.float32 and self.has_quick_onednn())
         if linear.rows is None or (len(ways) < 2 and not (own and self.races)):
             return default
         if linear.work < LEAST_WORK:

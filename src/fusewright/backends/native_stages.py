@@ -121,7 +121,8 @@ def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.f
 
 def choose_operators(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
     """The joint graph with the library's operators that its parts are quickest by."""
-    return run_stage(to_compile, "operators", "aot_graphs", print_graph, passes.choose_operators, graph)
+    quick = chooser(to_compile).has_quick_onednn
+    return run_stage(to_compile, "operators", "aot_graphs", print_graph, passes.choose_operators, graph, quick)
 
 
 def finish_backward(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -135,7 +136,8 @@ def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[
         return graph, None
     choose = chooser(to_compile)
     few = choose.few_rows if to_compile.settings["fusion"] else no_rows
-    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph, choose, few)
+    further = choose, few, choose.has_quick_onednn
+    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph, *further)
 
 
 def _nothing(linear: Linear) -> bool:

@@ -96,8 +96,11 @@ def ways_for(linear: Linear) -> tuple[str, ...]:
     return tuple(found)
 
 
-def likely(linear: Linear, ways: Sequence[str]) -> str:
-    """The way to take without measuring."""
+def likely(linear: Linear, ways: Sequence[str], quick_onednn: bool = False) -> str:
+    """The way to take without measuring. quick_onednn: whether oneDNN's products in float32 are much quicker than eager's on this
+    processor."""
+    if quick_onednn and linear.dtype is torch.float32 and ONEDNN in ways:
+        return CONVOLUTION if linear.image is not None and min(linear.inner, linear.columns) < FEW_CHANNELS else ONEDNN
     if linear.image is not None:
         if linear.rows is not None and linear.rows < FEW_ROWS:
             return PLAIN  # a call of oneDNN's convolution takes 75 to 100 microseconds beside its work, a product 5 to 10

@@ -31,6 +31,7 @@ from fusewright.graph.passes.pack import pack
 from fusewright.graph.passes.pad_products import may_pad, pad_products
 from fusewright.graph.passes.patch_convolution import patch_convolution, patches_in_inference
 from fusewright.graph.passes.prepare import split_preparation
+from fusewright.graph.passes.quick_products import never, quick_products
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
 from fusewright.graph.passes.short_attention import may_write_out, short_attention
 from fusewright.graph.passes.specialise import specialise
@@ -71,6 +72,7 @@ LIBRARY: list[tuple[Pass, str]] = [
     (patch_convolution, "Makes matrix products of convolutions over patches that do not overlap."),
     (depthwise_gradients, "Computes gradients of depthwise weights over small images on contiguous copies."),
     (biased_linear, "Gives linear layers with a bias in bfloat16 to oneDNN."),
+    (quick_products, "Gives large products in float32 to oneDNN where it is much quicker than eager's library."),
     (norm_results, "Writes out the results of batch normalisation as pointwise in their statistics."),
     (attention_backward, "Writes out the gradients of attention over short sequences."),
     (dce, "Removes what that left unused."),
@@ -81,6 +83,7 @@ BACKWARD: list[tuple[Pass, str]] = [(embedding_gradients, "Adds rows of embeddin
 PACKING: list[tuple[Pass, str]] = [
     (merge_linear, "Makes one product of linear layers that read one input."),
     (pack, "Gives linear layers and convolutions by parameters to library operators, with packed weights and folded normalisation."),
+    (quick_products, "Gives other large products in float32 to oneDNN where it is much quicker than eager's library."),
     (dce, "Removes what that left unused."),
 ]
 
@@ -112,9 +115,9 @@ def choose_attention(graph: torch.fx.Graph) -> torch.fx.Graph:
     return run_passes(graph, ATTENTION)
 
 
-def choose_operators(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Run LIBRARY on a functional joint graph."""
-    return run_passes(graph, LIBRARY)
+def choose_operators(graph: torch.fx.Graph, has_quick_onednn: Callable[[], bool] = never) -> torch.fx.Graph:
+    """Run LIBRARY on a functional joint graph. `has_quick_onednn`: whether oneDNN's products in float32 are much quicker than eager's."""
+    return run_passes(graph, _with(LIBRARY, quick_products, has_quick_onednn))
 
 
 def finish_backward(graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -123,11 +126,11 @@ def finish_backward(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def pack_parameters(
-    graph: torch.fx.Graph, choose: Choose = likely, few_rows: FewRows = no_rows
+    graph: torch.fx.Graph, choose: Choose = likely, few_rows: FewRows = no_rows, has_quick_onednn: Callable[[], bool] = never
 ) -> tuple[torch.fx.Graph, Preparation | None]:
     """Run PACKING on a functional inference graph whose parameters are marked, and split off what depends on them alone. `choose`: which
-    of the library's ways a linear layer takes; `few_rows`: whether a kernel of ours is beside it."""
-    packed = run_passes(graph, _with(PACKING, pack, choose, few_rows))
+    of the library's ways a linear layer takes; `few_rows`: whether a kernel of ours is beside it; `has_quick_onednn`: as above."""
+    packed = run_passes(graph, _with(_with(PACKING, pack, choose, few_rows), quick_products, has_quick_onednn))
     return packed, split_preparation(packed)
 
 
