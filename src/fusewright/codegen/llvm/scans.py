@@ -51,20 +51,22 @@ def is_prefix(scan: ScanStep) -> bool:
 
 
 def prefix(b: Builder, scan: ScanStep, state: State, value: Value, mask: Value | None, lanes: int) -> tuple[State, Value]:
-    """(state after all lanes, sums up to each lane): lanes are neighbours along the scanned axis, added over doubling distances. The state
-    is the sum before them, in all lanes."""
+    """(state after all lanes, sums up to each lane): lanes are neighbours along the scanned axis. The state is the sum before them, in all
+    lanes.
+
+    Blocks of doubling length: the upper half of each takes the sum of its lower half. (LLVM makes an expansion of lanes moved up past
+    zeros, `vexpandps`, which takes Zen 5 some twenty cycles: 16 floats in 14 ns instead of 3.)"""
     opcode = "fadd" if ELEMENT_TYPES[scan.value.dtype].kind == "float" else "add"
     value = b.splat(value, lanes)
-    zero = b.constant_like(0, value)
     if mask is not None:
-        value = b.select(mask, value, zero)
+        value = b.select(mask, value, b.constant_like(0, value))
     vector = type_text(value.type, lanes)
-    distance = 1
-    while distance < lanes:
-        order = ", ".join(f"i32 {k - distance if k >= distance else lanes + k}" for k in range(lanes))
+    half = 1
+    while half < lanes:
+        order = ", ".join(f"i32 {k // half * half - 1 if k & half else lanes + k}" for k in range(lanes))
         moved = b.value(f"shufflevector {vector} {value.text}, {vector} zeroinitializer, <{lanes} x i32> <{order}>", value.type, lanes)
         value = b.op(opcode, value, moved)
-        distance *= 2
+        half *= 2
     last = ", ".join([f"i32 {lanes - 1}"] * lanes)
     total = b.value(f"shufflevector {vector} {value.text}, {vector} poison, <{lanes} x i32> <{last}>", value.type, lanes)
     before = b.splat(state[0], lanes)
