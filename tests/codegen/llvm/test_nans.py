@@ -12,7 +12,9 @@ from fusewright.graph.sizes import loop_symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Expression
 from fusewright.schedule.plan import Stage, Store
-from tests.codegen.llvm.harness import kernel_of
+from tests.codegen.llvm.harness import kernel_of, run_plan
+from tests.codegen.llvm.test_large_reductions import planned
+from tests.codegen.llvm.test_plans import PROCESSORS
 
 BF16 = torch.bfloat16
 PROGRAMS = {
@@ -40,6 +42,24 @@ def test_float32_with_any_payload(bits: int) -> None:
     x = torch.full((100,), bits, dtype=torch.int32).view(torch.float32)
     assert fusewright.compile(lambda x: x.to(BF16))(x).isnan().all()
     assert fusewright.compile(lambda x: torch.where(x > 0, 0, x).to(BF16))(x).isnan().all()
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_every_bfloat16_is_rounded_as_eager_rounds(processor: str) -> None:
+    """Subnormals, infinities and ties, in vectors by themselves, in pairs (many elements) and in what is left of them."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(BF16)
+    low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int64)
+    words = (torch.arange(2**16, dtype=torch.int64)[:, None] * 2**16 + low).flatten()
+    y = torch.where(words < 2**31, words, words - 2**32).to(torch.int32).view(torch.float32)
+    programs = [(lambda x: (x * 0.5, x * 1.5), x), (lambda x: x[:1003] * 0.5, x), (lambda y: y.to(BF16), y), (lambda y: y[:77].to(BF16), y)]
+    for function, values in programs:
+        actual, status = run_plan(planned(function, values), [values.clone()], without=PROCESSORS[processor])
+        expected = function(values)
+        assert status == 0
+        for got, wanted in zip(actual, expected if isinstance(expected, tuple) else (expected,)):
+            nan = wanted.isnan()
+            assert torch.equal(got.isnan(), nan)
+            assert torch.equal(got[~nan].view(torch.int16), wanted[~nan].view(torch.int16))
 
 
 def _kernel(value: Expression, **loaded: torch.dtype) -> bool:

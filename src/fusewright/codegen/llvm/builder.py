@@ -86,7 +86,7 @@ class FunctionBuilder:
         self.passed_over = passed_over  # maxima that may be those of the numbers alone, see nans.py
         self.plain_nans = plain_nans  # every NaN may be rounded to bfloat16 as if it were a number, see nans.py
         self.halves = halves  # all floats that are stored are halves: some functions need less precision
-        self.high_halves: dict[str, Value] = {}  # name of a bfloat16 in an i16 -> the i32 whose high half it is
+        self.unrounded: dict[str, Value] = {}  # name of a bfloat16 in an i16 -> the float32 that was rounded
         self.declarations = declarations  # symbol -> its declaration or definition, shared by the functions of a module
         self.blocks: list[Block] = []
         self._names = 0

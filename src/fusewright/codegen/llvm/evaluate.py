@@ -183,11 +183,11 @@ class Evaluator:
         b.scope, b.mask = saved
 
     def store_pair(self, first: Context, second: Context, store: Store, low: Value, high: Value) -> None:
-        """The same for two vectors side by side without masks: of bfloat16, one instruction takes the high halves of both."""
+        """The same for two vectors side by side without masks: of bfloat16, both are rounded at once."""
         b = self.b
         saved = b.scope, b.mask
         b.scope, b.mask = second.here, None
-        pieces = [b.high_halves.get(value.text) for value in (low, high)]
+        pieces = [b.unrounded.get(value.text) for value in (low, high)]
         done = False
         if pieces[0] is not None and pieces[1] is not None and pieces[0].lanes == pieces[1].lanes == first.lanes:
             ahead = self.store_ahead.get(store.buffer, 0)

@@ -384,12 +384,9 @@ def _widen_half(b: Builder, value: Value, source: torch.dtype) -> Value:
 
 
 def _narrow_half(b: Builder, value: Value, target: torch.dtype) -> Value:
-    """Round to nearest even. AVX512-BF16's instruction takes float32 subnormals (below 1.2e-38) for 0, where eager keeps them."""
+    """Round to nearest even. Not AVX512-BF16's instruction: it takes subnormals (below 1.2e-38) for 0, where eager keeps them."""
     if target is torch.float16:
         return b.convert("fptrunc", value, "half")
-    if b.target.bf16 and value.lanes > 1:
-        narrow = b.value(f"fptrunc {value.typed} to {type_text('bfloat', value.lanes)}", "bfloat", value.lanes)
-        return b.value(f"bitcast {narrow.typed} to {type_text('i16', value.lanes)}", "i16", value.lanes)
     bits = b.convert("bitcast", value, "i32")
     below = b.op("add", bits, b.const(0x7FFF, "i32"))
     if b.target.masks and value.lanes > 1:  # three instructions, where the shift below takes four
@@ -400,7 +397,7 @@ def _narrow_half(b: Builder, value: Value, target: torch.dtype) -> Value:
     if not b.plain_nans:
         rounded = b.select(b.compare("fcmp uno", value, value), b.const(0x7FC00000, "i32"), rounded)
     result = b.convert("trunc", b.op("lshr", rounded, b.const(16, "i32")), "i16")
-    b.high_halves[result.text] = rounded
+    b.unrounded[result.text] = value
     return result
 
 

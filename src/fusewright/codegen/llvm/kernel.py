@@ -383,7 +383,7 @@ class KernelEmitter:
 
     def _pointwise_copies(self, length: int, lanes: int) -> int:
         """Two vectors a turn where the body is small, or the data so large that a second body repays its compilation: they take turns."""
-        light = sum(operation_cost(view) for view in self.shape.views) <= (LONG_BODY if self._is_large() else SHORT_BODY)
+        light = sum(operation_cost(view) for view in self.shape.views) <= self._body_written_twice(self.shape.views)
         return 2 if light and length % (2 * lanes) == 0 and length > 2 * lanes else 1
 
     # --- stages
@@ -458,6 +458,13 @@ class KernelEmitter:
         groups = [results[k * len(start) : (k + 1) * len(start)] for k in range(copies)]
         self._bind_results(view, context, groups, lambda reduce, state: reductions.across(b, reduce, state))
 
+    def _body_written_twice(self, views: list[StageView]) -> int:
+        """Operations of a body without reductions up to which two vectors are computed side by side: two are rounded to bfloat16 at once."""
+        stores = [statement for view in views for statement in view.stage.statements if isinstance(statement, Store)]
+        dtypes = dict(zip(self.kernel.buffers, self.kernel.dtypes))
+        halves = bool(stores) and all(dtypes.get(store.buffer) is torch.bfloat16 for store in stores)
+        return LONG_BODY if self._is_large() or (halves and self.target.masks) else SHORT_BODY
+
     def _is_large(self) -> bool:
         points = max(math.prod(estimate(axis.extent) for axis in (*self.shape.outer, *view.axes)) for view in self.shape.views)
         return points >= LARGE_POINTS
@@ -471,7 +478,7 @@ class KernelEmitter:
             few, some = (SHORT_BODY * 2, LONG_BODY) if self._is_large() else (10, 40)
             wanted = 4 if cost <= few else 2 if cost <= some else 1
         else:
-            wanted = 2 if cost <= (LONG_BODY if self._is_large() else SHORT_BODY) else 1
+            wanted = 2 if cost <= self._body_written_twice([view]) else 1
         if isinstance(axis.extent, int):
             full = max(1, -(-axis.extent // self.strategy.lanes))
             while wanted > full:
@@ -578,7 +585,7 @@ class KernelEmitter:
         stores = [statement for statement in view.stage.statements if isinstance(statement, Store)]
         dtypes = dict(zip(self.kernel.buffers, self.kernel.dtypes))
         return (
-            self.target.masks and not self.target.bf16 and len(contexts) % 2 == 0
+            self.target.masks and len(contexts) % 2 == 0
             and all(ctx.lanes > 1 and ctx.mask_at(len(ctx.chain) - 1) is None for ctx in contexts)
             and len({store.buffer for store in stores}) == len(stores)
             and all(dtypes.get(store.buffer) is torch.bfloat16 and store.mode == "write" and not store.bindings for store in stores)

@@ -269,20 +269,37 @@ class Memory:
             self._scatter(element, self._row_pointers(ctx, element.memory, address, stride), value, mask)
 
     def store_pair(self, ctx: Context, pointer: Pointer, d: Dim, low: Value, high: Value, ahead: int = 0) -> bool:
-        """`buffer[d]` of bfloat16 for the context's vector and the one after it, in one instruction: `low` and `high` are i32 whose high
-        halves are stored. Returns False, and writes nothing, where they do not lie side by side."""
+        """`buffer[d]` of bfloat16 for the context's vector and the one after it, in one store: `low` and `high` are float32. Returns False,
+        and writes nothing, where they do not lie side by side.
+
+        The upper halves of both, and the lower halves, become one vector each. Rounding to nearest even goes up where the lower half is
+        more than 0x8000, or just that below an odd upper half: five instructions, where vectors by themselves take seven and a packing."""
         b = self.b
         kind, stride, address, _ = self._locate(ctx, pointer, d, {})
         if kind != "row" or stride != 1:
             return False
-        lanes, halves = ctx.lanes, 2 * ctx.lanes
-        pieces = [b.value(f"bitcast {value.typed} to <{halves} x i16>", "i16", halves).text for value in (low, high)]
-        order = ", ".join(f"i32 {2 * lane + 1}" for lane in range(halves))
-        vector = f"<{halves} x i16>"
-        packed = b.value(f"shufflevector {vector} {pieces[0]}, {vector} {pieces[1]}, <{2 * lanes} x i32> <{order}>", "i16", halves)
+        count = 2 * ctx.lanes
+        vector = f"<{count} x i16>"
+        pieces = []
+        for value in (low, high):
+            bits = b.convert("bitcast", value, "i32")
+            if not b.plain_nans:
+                bits = b.select(b.compare("fcmp uno", value, value), b.const(0x7FC00000, "i32"), bits)
+            pieces.append(b.value(f"bitcast {bits.typed} to {vector}", "i16", count).text)
+        upper, lower = (
+            b.value(
+                f"shufflevector {vector} {pieces[0]}, {vector} {pieces[1]}, <{count} x i32> <{', '.join(f'i32 {k}' for k in places)}>",
+                "i16",
+                count,
+            )
+            for places in (range(1, 2 * count, 2), range(0, 2 * count, 2))
+        )
+        odd = b.op("and", upper, b.const(1, "i16"))
+        up = b.compare("icmp ugt", b.op("or", lower, odd), b.const(0x8000, "i16"))
+        rounded = b.select(up, b.op("add", upper, b.const(1, "i16")), upper)
         if ahead:
             self._fetch(address, ahead, to_write=1)
-        self._store_row(pointer.element, address, packed, None)
+        self._store_row(pointer.element, address, rounded, None)
         return True
 
     def _accumulate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str) -> Value:

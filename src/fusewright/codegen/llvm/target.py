@@ -21,7 +21,6 @@ class Target:
     vector_bits: int
     x86: bool
     scalef: bool  # AVX-512 vscalefps: x * 2^n with correct overflow and subnormals
-    bf16: bool  # AVX512-BF16: fptrunc to bfloat is one instruction
     masks: bool  # mask registers: a masked access costs what a plain one does
     has_symbol: Callable[[str], bool] = field(compare=False)  # whether the process exports this function
 
@@ -46,7 +45,6 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool], has_symbol: Ca
         vector_bits=bits,
         x86=x86,
         scalef=avx512,
-        bf16=avx512 and features.get("avx512bf16", False),
         masks=avx512,
         has_symbol=has_symbol,
     )
