@@ -39,12 +39,13 @@ def test_reductions_of_large_data_fetch_ahead(name: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "reads", "writes"), [("pointwise", True, True), ("softmax", True, True), ("transposed", True, True)])
+@pytest.mark.parametrize(("name", "reads", "writes"), [("pointwise", True, True), ("softmax", True, True), ("transposed", True, True), ("sums", True, True)])
 def test_streams_of_large_data_fetch_ahead(name: str, reads: bool, writes: bool, dtype: torch.dtype) -> None:
     functions: dict[str, Function] = {
         "pointwise": lambda x: torch.relu(x) + 1,
         "softmax": lambda x: torch.softmax(x, -1),
         "transposed": lambda x: (x.t() + 1).contiguous(),
+        "sums": lambda x: x.abs().cumsum(-1),
     }
     large, small = torch.randn(1030, 2100, dtype=dtype), torch.randn(64, 256, dtype=dtype)
     got, text = run(functions[name], large)

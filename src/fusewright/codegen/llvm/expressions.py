@@ -14,7 +14,7 @@ import torch
 
 from fusewright.codegen.llvm import math, special
 from fusewright.codegen.llvm.builder import FunctionBuilder, Value
-from fusewright.codegen.llvm.types import ELEMENT_TYPES, INTEGER_OF, TYPE_BITS, ElementType, type_text
+from fusewright.codegen.llvm.types import ELEMENT_TYPES, INTEGER_OF, TYPE_BITS, ElementType
 from fusewright.loops.ir import Apply, Constant
 
 Builder = FunctionBuilder

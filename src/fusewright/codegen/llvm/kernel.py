@@ -459,7 +459,8 @@ class KernelEmitter:
         self._bind_results(view, context, groups, lambda reduce, state: reductions.across(b, reduce, state))
 
     def _body_written_twice(self, views: list[StageView]) -> int:
-        """Operations of a body without reductions up to which two vectors are computed side by side: two are rounded to bfloat16 at once."""
+        """Operations of a body without reductions up to which two vectors are computed side by side: two are rounded to bfloat16 at
+        once."""
         stores = [statement for view in views for statement in view.stage.statements if isinstance(statement, Store)]
         dtypes = dict(zip(self.kernel.buffers, self.kernel.dtypes))
         halves = bool(stores) and all(dtypes.get(store.buffer) is torch.bfloat16 for store in stores)

@@ -6,12 +6,13 @@ Always holds: a fetch is a hint, and may point anywhere.
 Measured with data beyond the caches: reductions of rows take 0.9 to 0.98 of the time in bfloat16, sums over columns 0.8 (float32) and
 0.87. Streams of pointwise kernels reach 97 to 108% of a copy's rate where they reached 75 to 98: a processor sees a few lines ahead in a
 body of fifty instructions, and a store waits for the line that it writes to. The second of several passes over a row (the exponentials of
-a softmax) finds it in the caches and leaves memory idle: it fetches the next row.
+a softmax) finds it in the caches and leaves memory idle: it fetches the next row. Cumulative sums take 0.53 to 0.58 of the time in
+float32, 0.9 in bfloat16.
 """
 
 from __future__ import annotations
 
-from fusewright.codegen.llvm.analysis import Shape, StageView, reductions_of, values_of, walk
+from fusewright.codegen.llvm.analysis import Shape, StageView, reductions_of, scans_of, values_of, walk
 from fusewright.codegen.llvm.strategy import Strategy
 from fusewright.codegen.llvm.transpose import unmasked
 from fusewright.codegen.llvm.types import ELEMENT_TYPES
@@ -136,7 +137,7 @@ def _along_rows(shape: Shape, strategy: Strategy, number: int, load: Load) -> in
         return 0
     readers = sum(_reads_along(shape.views[earlier], strategy.stage_axes[earlier], load.buffer) for earlier in range(number))
     if not readers:
-        return FAR // ELEMENT_TYPES[load.dtype].size if reductions_of(view.stage) else 0
+        return FAR // ELEMENT_TYPES[load.dtype].size if reductions_of(view.stage) or scans_of(view.stage) else 0
     if readers > 1 or not strategy.domain or strategy.serial:
         return 0
     row = sizes.coefficient(index, strategy.domain[-1][0].symbol)
