@@ -183,7 +183,7 @@ def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(own_products, "_quick_rows", QUICK_ROWS)
 
     def target(bits: int, features: str = "") -> Target:
-        return Target("x86_64-unknown-linux", "generic", features, bits, True, False, False, bits == 512, lambda name: False)
+        return Target("x86_64-unknown-linux", "generic", features, bits, True, False, bits == 512, lambda name: False)
 
     floats, halves = (Linear(dtype, 8, 512, 512, True, True) for dtype in (torch.float32, torch.bfloat16))
     assert own_products.is_likely_quick(floats, target(256)) and not own_products.is_likely_quick(floats, target(128))
