@@ -16,6 +16,7 @@ import torch
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.llvm import compile_kernels
 from fusewright.codegen.llvm.attention import is_supported as is_attention
+from fusewright.codegen.llvm.attention_block import is_supported as is_attention_block
 from fusewright.codegen.llvm.module import host_target
 from fusewright.codegen.llvm.product import LEAST_BITS, is_supported
 from fusewright.codegen.llvm.target import Target
@@ -28,7 +29,7 @@ from fusewright.runtime.machine_code import load_code
 from fusewright.schedule import attention, products
 from fusewright.schedule import few_rows as few_rows_ways
 from fusewright.schedule.driver import with_memory
-from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel
+from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
 from fusewright.schedule.products import Replacement, Site
 
 MOST_ROWS = 16
@@ -47,6 +48,12 @@ MOST_WORK = 1 << 19
 """Multiplications of queries by keys up to which attention is quicker by a kernel of ours. Twelve heads of 64, library and ours, us: 1
 query and 10, 40, 200, 1000 keys 54 and 6, 59 and 11, 94 and 57, 455 and 359; 16 queries and 40 keys 131 and 97; 4 and 400 212 and 489
 (float32; in bfloat16 without instructions for it 1.6 to 12 times as quick, up to 1000 keys)."""
+
+LEAST_QUERIES = 16
+"""From which on attention over sizes that are known is by a kernel of ours."""
+
+TILES = {torch.bfloat16: "+amx-bf16", torch.float16: "+amx-fp16"}
+"""What a processor has that multiplies tiles of these."""
 
 NO_EXAMPLES: Mapping[Expr, int] = MappingProxyType({})
 
@@ -103,9 +110,21 @@ def with_own_products(
 
 
 def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
-    """The plan with kernels of ours beside the library's attention over sizes that are not known. own_bytes: as above."""
-    sites = [site for site in attention.find(plan) if is_attention(site.attention, host_target())]
+    """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that are not known.
+    own_bytes: as above."""
+    target = host_target()
+    many = [site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)]
+    plan = with_memory(attention.replaced(plan, many), own_bytes) if many else plan
+    sites = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
     return with_memory(attention.beside(plan, sites, MOST_WORK), own_bytes) if sites else plan
+
+
+def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool:
+    """Whether attention over sizes that are known is quicker by a kernel for blocks of queries."""
+    axis, of_tiles = kernel.outer[2], TILES.get(attention.query.dtype)
+    if not isinstance(axis.extent, int) or axis.extent < LEAST_QUERIES or of_tiles in target.features.split(","):
+        return False
+    return is_attention_block(attention, axis, target)
 
 
 def _of_any_rows(plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int]) -> list[tuple[Site, Kernel]]:

@@ -1,8 +1,9 @@
-"""Attention of few queries over sizes that are known at run time only: a kernel of ours beside the library's operator.
+"""Attention by kernels of ours: beside the library's operator where sizes are known at run time only, else in its place.
 
-Takes a scheduled `Plan`; gives its attention operators that a kernel may stand for, and the plan with kernels beside them: sizes decide in
-each call which one runs. A kernel that only copies keys or values for the operator (the heads of a group side by side) is part of the
-operator's way; ours reads what it copies. Always holds: both ways write the same buffer, and each step of them has its condition.
+Takes a scheduled `Plan`; gives its attention operators that a kernel may stand for, and the plan with kernels beside them (sizes decide in
+each call which one runs) or instead of them. A kernel that only copies keys or values for the operator (the heads of a group side by side)
+is part of the operator's way; ours reads what it copies. Always holds: both ways write the same buffer, and each step of them has its
+condition.
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ class Site:
     fits: Dim
     work: Dim
 
+    @property
+    def is_known(self) -> bool:
+        """Whether all sizes are; the operands then fit together."""
+        return all(isinstance(dim, int) for dim in (self.fits, self.attention.columns, *(axis.extent for axis in self.kernel.outer)))
+
 
 def find(plan: Plan) -> list[Site]:
-    """The plan's attention over sizes of which some are not known."""
+    """The plan's attention that fits together, or may."""
     found = (_site(plan, number, step) for number, step in enumerate(plan.steps) if isinstance(step, RunExtern))
     return [site for site in found if site is not None]
 
@@ -53,8 +59,7 @@ def _site(plan: Plan, number: int, step: RunExtern) -> Site | None:
     refs = [query, key, value, result]
     if arguments.get("dropout_p", 0.0) != 0.0 or not all(isinstance(ref, BufferRef) and len(ref.shape) == 4 for ref in refs):
         return None
-    known = all(isinstance(size, int) for ref in refs for size in ref.shape)  # type: ignore[union-attr]
-    if known or any(ref.stride[3] != 1 for ref in refs):  # type: ignore[union-attr]
+    if any(ref.stride[3] != 1 for ref in refs):  # type: ignore[union-attr]
         return None
     (batch, heads, rows, features), columns = query.shape, key.shape[2]  # type: ignore[union-attr]
     scale = arguments.get("scale")
@@ -174,3 +179,21 @@ def beside(plan: Plan, chosen: Sequence[Site], most_work: int) -> Plan:
             steps[copy] = (replace(plan.steps[copy], when=1 - few),)
         steps[site.step] = (RunKernel(site.kernel.name, when=few), replace(plan.steps[site.step], when=1 - few))
     return without_memory(plan, kernels, dict(plan.buffers), [step for group in steps for step in group])
+
+
+def replaced(plan: Plan, chosen: Sequence[Site]) -> Plan:
+    """The plan with kernels for many rows in place of the sites' operators, over sizes that are known. Its temporaries have no places: see
+    `schedule.with_memory`."""
+    own = {site.step: replace(site.kernel, attention=replace(site.attention, many=True)) for site in chosen}
+    gone = {copy for site in chosen for copy in site.copies}
+    steps: list[Step] = []
+    for number, step in enumerate(plan.steps):
+        if number in own:
+            steps.append(RunKernel(own[number].name))
+        elif number not in gone:
+            if number - 1 in gone and isinstance(step, RunKernel):  # what it ran together with has gone
+                step = RunKernel(step.kernel, when=step.when)
+            steps.append(step)
+    used = {step.kernel for step in steps if isinstance(step, RunKernel)}
+    kernels = dict(plan.kernels) | {kernel.name: kernel for kernel in own.values()}
+    return without_memory(plan, {name: kernel for name, kernel in kernels.items() if name in used}, dict(plan.buffers), steps)

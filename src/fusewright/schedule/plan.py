@@ -140,7 +140,7 @@ class Rows:
 class Attention:
     """softmax(query @ key^T * scale + mask) @ value at outer point (batch, head, row) of a kernel: a row of `features` elements, from a row
     of the query and `columns` rows of key and value; mask: a row of `columns` elements. Scores, probabilities and sums are float32; a row
-    whose keys are all masked gives zeros. causal: row r sees columns 0 to r."""
+    whose keys are all masked gives zeros. causal: row r sees columns 0 to r. many: the kernel is for many rows at a time."""
 
     query: Rows
     key: Rows
@@ -151,6 +151,7 @@ class Attention:
     features: int
     scale: float
     causal: bool
+    many: bool = False
 
     @property
     def operands(self) -> tuple[Rows, ...]:

@@ -135,6 +135,7 @@ def attention_text(attention: Attention) -> str:
     texts = [f"{rows.buffer}[{rows.outer}]" + (f" by {rows.step}" if rows.step != 0 else "") for rows in attention.operands[:-1]]
     texts += [f"{attention.columns} columns of {attention.features}", f"scale {attention.scale:g}"]
     texts += ["causal"] if attention.causal else []
+    texts += ["many rows"] if attention.many else []
     return f"{attention.result.buffer}[{attention.result.outer}] = attention({', '.join(texts)})"
 
 

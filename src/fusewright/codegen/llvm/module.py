@@ -20,6 +20,7 @@ import torch
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.codegen.llvm.analysis import tree_size, values_of
 from fusewright.codegen.llvm.attention import emit_attention
+from fusewright.codegen.llvm.attention_block import emit_attention_block
 from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
 from fusewright.codegen.llvm.product import emit_product
 from fusewright.codegen.llvm.signature import signature
@@ -139,7 +140,8 @@ def _emit(kernel: Kernel, target: Target, declarations: dict[str, str]) -> Kerne
     if kernel.product is not None:
         return emit_product(kernel, target, declarations)
     if kernel.attention is not None:
-        return emit_attention(kernel, target, declarations)
+        emit = emit_attention_block if kernel.attention.many else emit_attention
+        return emit(kernel, target, declarations)
     return emit_kernel(kernel, target, declarations, torch.get_num_threads())
 
 

@@ -100,7 +100,7 @@ def _attention(number: _Numberer, attention: Attention) -> Hashable:
     places = [
         None if rows is None else (number.name(rows.buffer), rows.dtype, number.dim(rows.outer), number.dim(rows.step)) for rows in operands
     ]
-    return (*places, number.dim(attention.columns), attention.features, attention.scale, attention.causal)
+    return (*places, number.dim(attention.columns), attention.features, attention.scale, attention.causal, attention.many)
 
 
 def signature(kernel: Kernel, by_place: bool = False) -> Hashable:
