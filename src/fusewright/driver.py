@@ -68,9 +68,9 @@ from fusewright.events import (
     Skipped,
     Subscriber,
 )
+from fusewright.generalise.serve import Call, remembered, serve
 from fusewright.options import Settings
 from fusewright.records import dataclass, field, replace
-from fusewright.widening import General, is_general, ones_of, serves, widened
 
 CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
@@ -245,7 +245,6 @@ class Compiler:
             return None
         if entries:
             self.notify(Recompiling(name, failures, state.compiles))
-        state.compiles += 1
         # A compile makes many objects that live on, and each full collection of cycles walks the whole heap.
         collects = gc.isenabled()
         gc.disable()
@@ -279,10 +278,23 @@ class Compiler:
 
     def _compile(self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         started = time.perf_counter()
-        known = [entry for entry in compiled.entries if isinstance(entry.tag, General)]
-        several = None if known else self._capture_for_several(function, values)
+
+        def capture(several: bool) -> CapturedFrame:
+            return capture_frame(function, values, replace(self.options, ones=several))
+
+        def announce(frame: CapturedFrame) -> None:
+            state.works |= frame.op_count > 0 or bool(frame.breaks)
+            self._announce(name, frame, time.perf_counter() - started)
+
+        def compile_(frame: CapturedFrame) -> Any:
+            state.compiles += 1
+            if self.settings["background"] and frame.graph is not None:
+                return self._compile_later(compiled, state, name, frame)
+            return self._finish(state, name, frame, started)
+
+        several = self.backend.level == "aten" and not self.settings["background"] and self.options.dynamic is not False
         try:
-            frame = several if several is not None and several.shown is not False else capture_frame(function, values, self.options)
+            served = serve(compiled.entries, Call(function, values, capture, announce, compile_, self._clean, several))
         except SkipFrame as signal:
             state.skipped = signal.code not in TRANSIENT_SKIPS
             report = describe_break(signal.code, signal.detail, signal.stack)
@@ -294,77 +306,15 @@ class Compiler:
             report = describe_break(signal.code, signal.detail, signal.stack)
             self.notify(Broken(name, report))
             raise GraphBreakError(f"fullgraph=True, but {name} has a graph break.\n{report}", signal.code) from None
-        except (Signal, DynamicMarkError):
+        except (Signal, BackendError, DynamicMarkError, GraphBreakError, OptionError):
             raise
         except Exception as error:
             return self._failed(state, name, "capture", error)
-        captured = time.perf_counter()
-        state.works |= frame.op_count > 0 or bool(frame.breaks)
-        self._announce(name, frame, captured - started)
-        for larger in known:
-            entry = widened(larger, frame, self._clean, values, function)
-            if entry is not None:
-                state.compiles -= 1
-                self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
-                return entry
-        if frame.shown:
-            return self._compile_shown(compiled, state, name, frame, function, values, started)
-        if several is None and known and ones_of(frame, [entry.tag for entry in known]):
-            several = self._capture_for_several(function, values)
-        if several is not None and several is not frame:
-            entry = self._compile_for_several(compiled, state, name, several, frame, function, values, started)
-            if entry is not None:
-                return entry
-        if self.settings["background"] and frame.graph is not None:
-            self._compile_later(compiled, state, name, frame)
-            return None
-        return self._finish(state, name, frame, started)
-
-    def _capture_for_several(self, function: types.FunctionType, values: tuple[Any, ...]) -> CapturedFrame | None:
-        """The capture of a call whose batches of 1 are taken to be larger; the plain one where there are none. None where it cannot be."""
-        if self.backend.level != "aten" or self.settings["background"] or self.options.dynamic is False:
-            return None
-        taken: set[object] = set()
-        try:
-            return capture_frame(function, values, replace(self.options, ones=taken))
-        except Exception:
-            if not taken:
-                raise
-        except (Signal, DynamicMarkError):
-            pass
-        return None  # with several, the program does something else
-
-    def _compile_shown(
-        self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame, function: types.FunctionType, values: tuple[Any, ...],
-        started: float,
-    ) -> Any:  # fmt: skip
-        """Compiles a frame that was captured for larger batches, and shown to be right for the 1 of this call."""
-        entry = self._finish(state, name, frame, started)
-        if entry is None or entry.program.check(values, function):
-            return entry
-        compiled.append(entry)  # compiling has made guards that this call does not pass
-        state.compiles += 1
-        return self._finish(state, name, capture_frame(function, values, self.options), started)
-
-    def _compile_for_several(
-        self, compiled: Any, state: FunctionState, name: str, general: CapturedFrame, frame: CapturedFrame,
-        function: types.FunctionType, values: tuple[Any, ...], started: float,
-    ) -> Any:  # fmt: skip
-        """Compiles a call with a batch of 1 for batches of any size, by the capture `general`, if that is shown to be `frame` for 1: gives
-        the entry for this call, and adds one for larger batches; else None."""
-        if general.graph is None or general.eager_reason or general.breaks or not is_general(general):
-            return None
-        fixed = serves(General(general, general.graph), frame, self._clean)
-        if fixed is None:
-            return None
-        larger = self._finish(state, name, general, started)
-        if larger is None:
-            return None
-        entry = widened(larger, frame, self._clean, values, function, fixed) if larger.tag is not None else None
-        if entry is None:
-            state.compiles += 1  # another one follows
-        compiled.append(larger)
-        return entry
+        if served.reused:
+            self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
+        if served.other is not None:
+            compiled.append(served.other)
+        return served.entry
 
     def _compile_later(self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame) -> None:
         """Compiles a captured frame on the worker thread. Until it is ready, calls that it will serve run eagerly."""
@@ -392,9 +342,7 @@ class Compiler:
 
     def _finish(self, state: FunctionState, name: str, frame: CapturedFrame, started: float) -> Any:
         """The entry of a captured frame, or None after a defect of ours."""
-        general: General | None = None
-        if frame.graph is not None and self.backend.level == "aten" and is_general(frame):
-            general = General(replace(frame, example_inputs=()), frame.graph)  # the caller's tensors live no longer for it
+        general = remembered(frame) if self.backend.level == "aten" else None
         try:
             entry = self._entry(name, frame)
         except (BackendError, DynamicMarkError, GraphBreakError, OptionError):

@@ -21,11 +21,11 @@ from fusewright.capture.guard_types import SMALL_SIZES, STRIDE
 from fusewright.capture.guards import Guard, build_program
 from fusewright.capture.sources import Source, TensorSize, TensorStride
 from fusewright.errors import CannotFunctionalise
+from fusewright.generalise.same_finish import numbers_in
 from fusewright.graph.builder import env_of
 from fusewright.graph.equivalence import same_for
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.graph.write_sizes import write_sizes
-from fusewright.same_finish import numbers_in
 
 
 class General:
