@@ -65,6 +65,7 @@ from fusewright.events import (
     LimitReached,
     Recompiling,
     Reused,
+    Served,
     Skipped,
     Subscriber,
 )
@@ -78,6 +79,8 @@ _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 TRANSIENT_SKIPS = frozenset({"exception-escapes", "transform-active"})
 """Reasons to run one call eagerly that say nothing about the next one."""
+
+WIDENED = "the compiled code for larger sizes does the same for these"
 
 IDLE_VERSIONS = 3
 """Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it) is let alone."""
@@ -305,7 +308,8 @@ class Compiler:
             entry = widened(larger, frame, self._clean, values, function)
             if entry is not None:
                 state.compiles -= 1
-                self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
+                self.notify(Reused(name, WIDENED))
+                self.notify(Served(name, WIDENED, entry, function, values, self.options))
                 return entry
         if frame.shown:
             return self._compile_shown(compiled, state, name, frame, function, values, started)
@@ -341,6 +345,8 @@ class Compiler:
         """Compiles a frame that was captured for larger batches, and shown to be right for the 1 of this call."""
         entry = self._finish(state, name, frame, started)
         if entry is None or entry.program.check(values, function):
+            if entry is not None and entry.graph is not None:
+                self.notify(Served(name, "shown to serve a batch of 1", entry, function, values, self.options))
             return entry
         compiled.append(entry)  # compiling has made guards that this call does not pass
         state.compiles += 1
@@ -363,6 +369,8 @@ class Compiler:
         entry = widened(larger, frame, self._clean, values, function, fixed) if larger.tag is not None else None
         if entry is None:
             state.compiles += 1  # another one follows
+        else:
+            self.notify(Served(name, WIDENED, entry, function, values, self.options))
         compiled.append(larger)
         return entry
 
