@@ -104,6 +104,7 @@ def _subscribe() -> None:
         importlib.import_module("fusewright.logs").set_logs_from_environment()
     if option_tables.environment("FUSEWRIGHT_DEBUG"):
         STREAM.subscribers.append(importlib.import_module("fusewright.tools.debug_folder").of_process())
+        STREAM.subscribers.append(importlib.import_module("fusewright.tools.served_cases").listen)
 
 
 def _listener(settings: Any) -> Any:

@@ -65,6 +65,7 @@ from fusewright.events import (
     LimitReached,
     Recompiling,
     Reused,
+    Served,
     Skipped,
     Subscriber,
 )
@@ -311,7 +312,9 @@ class Compiler:
         except Exception as error:
             return self._failed(state, name, "capture", error)
         if served.reused:
-            self.notify(Reused(name, "the compiled code for larger sizes does the same for these"))
+            self.notify(Reused(name, served.proof))
+        if served.proof and served.entry.graph is not None:
+            self.notify(Served(name, served.proof, served.entry, function, values, self.options))
         if served.other is not None:
             compiled.append(served.other)
         return served.entry

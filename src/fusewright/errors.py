@@ -34,6 +34,10 @@ class BackendError(FusewrightError):
     """A backend failed on a captured graph. The backend's own exception is the cause."""
 
 
+class ServedCaseError(FusewrightError):
+    """FUSEWRIGHT_DEBUG found a call that an existing compile serves, and that a compile of its own does otherwise: a defect of ours."""
+
+
 class RecompileError(FusewrightError):
     """A recompile was needed under the stance "fail_on_recompile"."""
 

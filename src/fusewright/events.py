@@ -72,6 +72,18 @@ class Reused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Served(Event):
+    """A call that `entry` serves because it was shown to (`reason`), not because it was captured for it: all that is needed to try both
+    (tools/served_cases.py)."""
+
+    reason: str
+    entry: Any
+    frame: Any  # the Python function
+    values: tuple[Any, ...]
+    options: Any  # the capture's
+
+
+@dataclass(frozen=True, slots=True)
 class LimitReached(Event):
     """recompile_limit was reached; this and further new cases run eagerly."""
 

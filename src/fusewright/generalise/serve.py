@@ -16,6 +16,7 @@ import torch.fx
 
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.signals import Signal
+from fusewright.errors import DynamicMarkError
 from fusewright.generalise.widening import General, is_general, ones_of, serves, widened
 from fusewright.records import dataclass, replace
 
@@ -46,11 +47,17 @@ class Served:
     """entry   for the call at hand; None: it runs eagerly
     other   an entry for other calls that was made on the way
     reused  `entry` runs code that existed before
+    proof   why `entry` serves a call that its code was not captured for; empty where it was
     """
 
     entry: Any
     other: Any = None
     reused: bool = False
+    proof: str = ""
+
+
+WIDENED = "the compiled code for larger sizes does the same for these"
+SHOWN = "shown to serve a batch of 1"
 
 
 def serve(existing: Sequence[Any], call: Call) -> Served:
@@ -62,7 +69,7 @@ def serve(existing: Sequence[Any], call: Call) -> Served:
     for larger in known:
         entry = widened(larger, frame, call.clean, call.values, call.function)
         if entry is not None:
-            return Served(entry, reused=True)
+            return Served(entry, reused=True, proof=WIDENED)
     if frame.shown:
         return _compiled_once(call, frame)
     if several is None and known and ones_of(frame, [entry.tag for entry in known]):
@@ -71,7 +78,7 @@ def serve(existing: Sequence[Any], call: Call) -> Served:
     if several is not None and several is not frame:
         entry, larger = _compiled_for_larger(call, several, frame)
         if entry is not None:
-            return Served(entry, larger)
+            return Served(entry, larger, proof=WIDENED)
     return Served(call.compile(frame), larger)
 
 
@@ -84,20 +91,22 @@ def remembered(frame: CapturedFrame) -> General | None:
 
 def _taken_larger(call: Call) -> CapturedFrame | None:
     """The capture of a call whose batches of 1 are taken to be larger; the plain one where there are none. None where
-    it cannot be: with several the program does something else, or capture fails either way, as the plain one tells."""
+    it cannot be: with several the program does something else."""
     if not call.several:
         return None
     try:
         return call.capture(True)
-    except (Signal, Exception):
+    except (Signal, DynamicMarkError):
         return None
 
 
 def _compiled_once(call: Call, frame: CapturedFrame) -> Served:
     """Compiles a frame that was captured for larger batches, and shown to be right for the 1 of this call."""
     entry = call.compile(frame)
-    if entry is None or entry.program.check(call.values, call.function):
-        return Served(entry)
+    if entry is None:
+        return Served(None)
+    if entry.program.check(call.values, call.function):
+        return Served(entry, proof=SHOWN)
     return Served(call.compile(call.capture(False)), entry)  # compiling has made guards that this call does not pass
 
 

@@ -2,12 +2,14 @@
 
 Takes what is remembered of compiles over symbolic sizes, and a fresh capture for a call whose sizes are smaller than those compiles were
 taken to be; gives an entry that runs the code that exists. Always holds: the capture for the small sizes is what eager does, and the
-existing graph was shown to be that graph (graph/equivalence.py); every other guard of the existing compile holds as well.
+existing graph was shown to be that graph (graph/equivalence.py), over inputs of the same layout, under the same settings and with the same
+objects around it; what the existing compile knows of sizes holds as well.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from fusewright.backends.numbers import plain_sources
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guard_types import SMALL_SIZES, STRIDE
 from fusewright.capture.guards import Guard, build_program
+from fusewright.capture.resume import Resumption
 from fusewright.capture.sources import Source, TensorSize, TensorStride
 from fusewright.errors import CannotFunctionalise
 from fusewright.generalise.same_finish import numbers_in
@@ -77,9 +80,7 @@ def widened(
         fixed = serves(general, frame, clean)
     if fixed is None:
         return None
-    symbols = general.env.symbols.values()  # type: ignore[union-attr]
-    empty = {known.source.base for known in symbols if isinstance(known.source, TensorSize) and fixed.get(known.symbol) == 0}
-    relations = [guard for guard in (*general.frame.guards, *general.frame.later_guards()) if _is_kept(guard, empty)]
+    relations = [guard for guard in (*general.frame.guards, *general.frame.later_guards()) if _is_kept(guard)]
     program = build_program((*frame.guards, *frame.later_guards(), *relations), plain_sources(general.frame.inputs)[0])
     if not program.check(values, function):
         return None
@@ -90,6 +91,8 @@ def serves(general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Gra
     """Whether the code of `general` does what `frame` does: the symbols of the former that are numbers in the latter; None if that
     cannot be shown."""
     if general.graph is None or frame.graph is None or frame.eager_reason or len(frame.breaks) != len(general.frame.breaks):
+        return None
+    if _surroundings(general.frame) != _surroundings(frame):
         return None
     sizes = _sizes(general, frame)
     numbers = None if sizes is None else _numbers(general, frame, sizes)
@@ -148,9 +151,22 @@ def _output(graph: torch.fx.Graph | None) -> torch.fx.Node:
     return next(iter(reversed(graph.nodes)))  # type: ignore[union-attr]
 
 
-def _is_kept(guard: Guard, empty: set[Source]) -> bool:
-    """Whether a guard of the general compile must hold. The strides of a tensor without elements (in `empty`) matter to nobody."""
-    return guard.kind == "SIZE" and guard.why != SMALL_SIZES and not (guard.why == STRIDE and guard.source in empty)
+def _is_kept(guard: Guard) -> bool:
+    """Whether a guard of the general compile must hold. Strides that matter were shown to be the same (`same_for`)."""
+    return guard.kind == "SIZE" and guard.why not in (SMALL_SIZES, STRIDE)
+
+
+def _surroundings(frame: CapturedFrame) -> Any:
+    """What a frame's code was made for besides sizes: PyTorch's settings, and the objects that `finish` holds. Its text names these, and
+    two objects may have one name; code objects, which every capture makes anew, compare by what they do."""
+    held = {} if frame.finish is None else frame.finish.__globals__
+    objects = {name: _identity(value) for name, value in held.items() if name != "__builtins__" and value is not frame.finish}
+    return [guard.value for guard in frame.guards if guard.kind == "STATE"], objects
+
+
+def _identity(value: object) -> object:
+    code = value.code if type(value) is Resumption else value
+    return code if type(code) is types.CodeType else id(value)
 
 
 def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
@@ -191,10 +207,11 @@ def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
         source: Any = known.source
         if source in symbols:
             found[symbol] = new.simplify(symbols[source])  # type: ignore[union-attr]
-        elif isinstance(source, TensorSize) and isinstance(examples.get(source.base), torch.Tensor):
-            found[symbol] = int(examples[source.base].shape[source.dim])  # type: ignore[attr-defined]
-        elif isinstance(source, TensorStride) and isinstance(examples.get(source.base), torch.Tensor):
-            found[symbol] = int(examples[source.base].stride(source.dim))  # type: ignore[attr-defined]
+        elif isinstance(source, TensorSize | TensorStride):
+            tensor = examples.get(source.base)
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() <= source.dim:
+                return None  # it is of another rank
+            found[symbol] = tensor.shape[source.dim] if isinstance(source, TensorSize) else tensor.stride(source.dim)
         elif source in constants and symbol in old.numbers:
             found[symbol] = constants[source]  # type: ignore[assignment]
         else:

@@ -2,7 +2,8 @@
 
 Takes two functional graphs and what stands for the inputs and size symbols of the first in the second. Both are numbered by value:
 operators with equal arguments get one number, and what only moves data (a copy, a view, a permutation that moves sizes of 1) gets a
-number that depends on where the elements go, not on how they got there. Equal numbers of everything that leaves the graphs are a proof.
+number that depends on where the elements go, not on how they got there. An input's number depends on its strides: code for one layout reads
+another memory than its own of a tensor that has another. Equal numbers of everything that leaves the graphs are a proof.
 Always holds: an operator, an argument or a type that is not understood makes the answer False. Used for sizes of 0 and 1: capture takes
 a symbolic size to be 2 or more, and that is right for smaller ones too unless something broadcasts, vanishes or branches.
 """
@@ -140,7 +141,8 @@ class Numbering:
         if isinstance(type_, int | Expr):
             return self.key(("size", self.dim(type_)))
         if node.op == "placeholder":
-            return self.key(("input", self.inputs[node.name]), type_)
+            laid_out = self.layout(type_) if isinstance(type_, TensorType) else None
+            return self.key(("input", self.inputs[node.name], laid_out), type_)
         if node.op == "get_attr":
             return self.key(("constant", tensor_text(self.constants[str(node.target)])), type_)
         if node.target is operator.getitem:
