@@ -29,10 +29,11 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        rest = [None] * (len(ctx.needs_input_grad) - 3 - len(ctx.group.gradients))
-        if all(tangent is None for tangent in tangents):
+        places = ctx.group.reaches[0].gradients
+        if not places or all(tangent is None for tangent in tangents):
             return (None,) * len(ctx.needs_input_grad)
-        return (None, None, None, *gradients(ctx, list(tangents)), *rest)
+        found = gradients(ctx, list(tangents))
+        return (None, None, None, *[found[place] if place >= 0 else None for place in places])
 
 
 class _InParts(torch.autograd.Function):
@@ -52,10 +53,8 @@ class _InParts(torch.autograd.Function):
         progress: buckets.Progress = ctx.progress
         given = list(tangents)
         values = values_for(ctx, given)
-        progress.wanted = [False] * len(ctx.group.gradients)
-        for reach in ctx.group.reaches:
-            for place in reach.gradients:
-                progress.wanted[place] = any(given[one] is not None for one in reach.depends)
+        wanted = {place for reach in ctx.group.reaches if reach.reached_by(given) for place in reach.gradients}
+        progress.wanted = [place in wanted for place in range(len(ctx.group.gradients))]
         progress.whole = replayed_gradients(ctx, given) if torch.is_grad_enabled() else None
         progress.values = values
 
@@ -75,7 +74,7 @@ def _apply_in_parts(halves: Halves, call: Call) -> Any:
     (group,) = halves.groups
     inputs = call.inputs
     owners = [[inputs[group.gradients[place]] for place in part.gradients] for part in halves.parts]
-    undefined = [inputs[position] for reach in group.reaches for position in reach.inputs[len(reach.gradients) :]]
+    undefined = [inputs[input] for reach in group.reaches for input, place in zip(reach.inputs, reach.gradients) if place < 0]
     return _InParts.apply(halves, progress, buckets.chain(progress, owners), call, *owners[0], *undefined)
 
 

@@ -31,14 +31,18 @@ FREED = (
 class Reach:
     """Inputs that the same outputs lead to.
 
-    gradients  places among the group's gradients
-    inputs     positions of the inputs: of those gradients, then of inputs that are led to and get none
+    inputs     their positions
+    gradients  for each its place among the group's gradients, or -1: it gets none
     depends    the outputs, by their places among the group's tangents
     """
 
-    gradients: tuple[int, ...]
     inputs: tuple[int, ...]
+    gradients: tuple[int, ...]
     depends: tuple[int, ...]
+
+    def reached_by(self, given: Sequence[Any]) -> bool:
+        """Whether any of the outputs has a gradient."""
+        return any(given[place] is not None for place in self.depends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Group:
     gradients  which inputs get a gradient, in order; constant: whether it reads no tangent
     foreign    positions of results that are saved and belong to another node of autograd's graph
     reaches    the inputs by the outputs that lead to them
+    frees      the outputs (places among the tangents) that free what each other's backward needs
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -60,11 +65,12 @@ class Group:
     constant: tuple[bool, ...]
     foreign: frozenset[int]
     reaches: tuple[Reach, ...]
+    frees: tuple[tuple[int, ...], ...]
 
     @property
     def uniform(self) -> bool:
-        """Whether every output leads to the same inputs."""
-        return len(self.reaches) == 1 and len(self.reaches[0].depends) == len(self.tangents)
+        """Whether every output leads to the same inputs, and frees what the others need."""
+        return len(self.frees) == len(self.reaches) == 1 and len(self.reaches[0].depends) == len(self.tangents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,8 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
         found = torch.autograd.grad(
             [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
         )
-    if any(gradient is None and not constant for gradient, constant in zip(found, group.constant)):
+    reached = [place for reach in group.reaches if reach.reached_by(given) for place in reach.gradients if place >= 0]
+    if any(found[place] is None and not group.constant[place] for place in reached):
         raise RuntimeError(
             "fusewright: gradients of gradients (create_graph=True) of this compiled function cannot be computed: an operator inside hides "
             "its gradient from PyTorch's autograd. Keep it out of the compiled function, or compile with fusewright.disable around it."

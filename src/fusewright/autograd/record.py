@@ -100,7 +100,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
                 freed = True
                 break
             gradients += [(*reached, value) for reached, value in zip(group.inputs, found, strict=True)]
-            _note_effects(recorder.graph, begins, index)
+            if _note_effects(recorder.graph, begins, index) and len(group.places) > 1:
+                raise CannotDifferentiate("the backward has effects, and some of its outputs may have no part in it")
     if len(recorder.inputs) != known + len(tangents):
         raise CannotDifferentiate("the backward reads a tensor that the forward has not seen")
     gradients = [] if freed else gradients
@@ -112,7 +113,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         dense=tuple(one.tensor_type.stride != value.tensor_type.stride for one, (_, value) in zip(tangents, wanted, strict=True)),
         gradients=tuple(position for position, _, _ in defined),
         depends=tuple(depends for _, depends, _ in defined),
-        groups=tuple(group.places for group in groups),
+        groups=tuple(group.frees for group in groups),
+        histories=frozenset(position for position in leaves if recorder.inputs[position][0].meta["history"] is not None),
         undefined=tuple((position, depends) for position, depends, value in gradients if value is None),
         updates=updates,
         rebuilt=None if plain else rebuilt,
@@ -132,9 +134,10 @@ def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]
     return found
 
 
-def _note_effects(graph: torch.fx.Graph, before: torch.fx.Node | None, group: int) -> None:
-    """Marks what the backward of `group` (recorded after the node `before`) does besides computing: it is done when the backward runs.
-    Raises CannotDifferentiate where it writes to a tensor that was there before it."""
+def _note_effects(graph: torch.fx.Graph, before: torch.fx.Node | None, group: int) -> bool:
+    """Marks what the backward of `group` (recorded after the node `before`) does besides computing: it is done when the backward
+    runs. Gives whether there is anything but writes to its own tensors; raises CannotDifferentiate for writes to others."""
+    found = False
     recorded: dict[torch.fx.Node, None] = {}
     for node in reversed(graph.nodes):
         if node is before:
@@ -149,6 +152,8 @@ def _note_effects(graph: torch.fx.Graph, before: torch.fx.Node | None, group: in
                 raise CannotDifferentiate(f"{node.target} writes in the backward to a tensor that was made before it")
         if known.written or known.effect or known.random:
             node.meta["backward"] = group
+            found = found or known.effect or known.random
+    return found
 
 
 def _updated(recorder: Recorder) -> list[tuple[int, torch.fx.Node]]:

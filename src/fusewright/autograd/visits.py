@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fusewright.autograd.halves import Call, Group, Halves, gradients, remember
+from fusewright.autograd.halves import FREED, Call, Group, Halves, Reach, gradients, remember
 
 
 def anchor() -> torch.Tensor:
@@ -32,12 +32,15 @@ class _Pass:
     saved    the output of _Saved, whose node holds what the forward saved
     exits    the nodes of the outputs, as weak references; waiting: those of them that have not run in this pass
     given    the outputs' gradients; found: the gradients of the inputs, once they are known
+    freed    which of `frees` (see Group) earlier passes have freed
     """
 
-    __slots__ = ("exits", "found", "given", "saved", "task", "waiting")
+    __slots__ = ("exits", "found", "freed", "frees", "given", "saved", "task", "waiting")
 
-    def __init__(self, saved: torch.Tensor, outputs: int) -> None:
+    def __init__(self, saved: torch.Tensor, outputs: int, frees: tuple[tuple[int, ...], ...]) -> None:
         self.saved = saved
+        self.frees = frees
+        self.freed: set[int] = set()
         self.exits: list[weakref.ref[Any]] = []
         self.waiting: set[int] = set()
         self.given: list[Any] = [None] * outputs
@@ -56,16 +59,22 @@ class _Pass:
                 self.found = None
 
     def take(self, places: tuple[int, ...]) -> list[Any]:
-        """The gradients at `places`; each is taken once in a pass."""
+        """The gradients at `places` (-1: none); each is taken once in a pass."""
         if self.found is None:
+            visited = {index for index, part in enumerate(self.frees) if any(self.given[place] is not None for place in part)}
+            if visited & self.freed:
+                raise RuntimeError(FREED)
             last = not any(map(self._comes, self.waiting))
-            self.found = list(gradients(self.saved.grad_fn, self.given, last))
+            if last and not torch._C._autograd._get_current_graph_task_keep_graph():
+                self.freed |= visited
+            self.found = list(gradients(self.saved.grad_fn, self.given, last and len(self.freed) == len(self.frees)))
             if last:
                 self.given = [None if tangent is None else True for tangent in self.given]
         taken = []
         for place in places:
-            taken.append(self.found[place])
-            self.found[place] = None  # whoever accumulates it may keep it as it is
+            taken.append(self.found[place] if place >= 0 else None)
+            if place >= 0:
+                self.found[place] = None  # whoever accumulates it may keep it as it is
         return taken
 
     def _comes(self, exit: int) -> bool:
@@ -83,19 +92,19 @@ class _Saved(torch.autograd.Function):
 
 
 class _Inputs(torch.autograd.Function):
-    """forward(ctx, state, places, depends, *inputs) → token."""
+    """forward(ctx, state, reach, *inputs) → token."""
 
     @staticmethod
-    def forward(ctx: Any, state: _Pass, places: tuple[int, ...], depends: tuple[int, ...], *inputs: Any) -> torch.Tensor:
-        ctx.state, ctx.places, ctx.depends = state, places, depends
+    def forward(ctx: Any, state: _Pass, reach: Reach, *inputs: Any) -> torch.Tensor:
+        ctx.state, ctx.reach = state, reach
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        none = (None,) * len(ctx.needs_input_grad)
-        if not ctx.places or not any(ctx.state.given[place] is not None for place in ctx.depends):
-            return none
-        return (None, None, None, *ctx.state.take(ctx.places), *none[3 + len(ctx.places) :])
+        reach: Reach = ctx.reach
+        if not reach.reached_by(ctx.state.given):
+            return (None,) * len(ctx.needs_input_grad)
+        return (None, None, *ctx.state.take(reach.gradients))
 
 
 class _Outputs(torch.autograd.Function):
@@ -119,9 +128,9 @@ def apply(halves: Halves, group: Group, call: Call) -> list[Any]:
     inputs = call.inputs
     wanted = [[inputs[position] for position in reach.inputs] for reach in group.reaches]
     saved = _Saved.apply(halves, group, call, *(wanted[0] if wanted else [anchor()]))
-    state = _Pass(saved, len(group.tangents))
-    # Nodes made later run earlier, where the engine has the choice: all outputs before any inputs.
-    tokens = [_Inputs.apply(state, reach.gradients, reach.depends, *of) for reach, of in zip(group.reaches, wanted)]
+    state = _Pass(saved, len(group.tangents), group.frees)
+    # Nodes made later run earlier, where the engine has the choice: all outputs before any inputs, and the first inputs first.
+    tokens = [_Inputs.apply(state, reach, *of) for reach, of in zip(reversed(group.reaches), reversed(wanted))][::-1]
     leads: dict[tuple[int, ...], list[int]] = {}
     for place in range(len(group.tangents)):
         leads.setdefault(tuple([index for index, reach in enumerate(group.reaches) if place in reach.depends]), []).append(place)

@@ -18,6 +18,7 @@ from fusewright.autograd.function import differentiable
 from fusewright.autograd.halves import Graphs, Group, Halves, Reach
 from fusewright.autograd.joint import JointGraph, Split, constant_gradients
 from fusewright.autograd.partition import part_of, split
+from fusewright.autograd.reach import taken
 from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile
 from fusewright.capture.frame import Backward
@@ -78,26 +79,25 @@ def compile_joint(
 def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -> list[tuple[Group, torch.fx.Graph]]:
     """The groups of outputs, and the backward graph of each. `whole`: all outputs are one group."""
     constant = constant_gradients(joint)
-    everything = tuple(range(len(backward.tangents)))
-    own = backward.groups if len(backward.groups) > 1 and not whole else (everything,)
+    own = backward.groups
+    if whole or not own:
+        own = (tuple(part for parts in own for part in parts),)
     made = []
-    for index, places in enumerate(own, 1):
+    for index, frees in enumerate(own, 1):
+        places = tuple(sorted(place for part in frees for place in part))
         gradients = [place for place, depends in enumerate(backward.depends) if depends[0] in places]
         saved, graph = halves.saved, halves.backward
         if len(own) > 1:
             kept, graph = part_of(halves.backward, gradients, [len(saved) + place for place in places], index)
             saved = tuple(saved[place] for place in kept)
-        reached: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        positions = tuple(backward.gradients[gradient] for gradient in gradients)
+        reached: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # (input, place of its gradient)
         for place, gradient in enumerate(gradients):
-            reached.setdefault(backward.depends[gradient], ([], []))[0].append(place)
+            reached.setdefault(backward.depends[gradient], []).append((positions[place], place))
         for position, depends in backward.undefined:
             if depends[0] in places:
-                reached.setdefault(depends, ([], []))[1].append(position)
-        positions = tuple(backward.gradients[gradient] for gradient in gradients)
-        reaches = tuple(
-            Reach(tuple(defined), (*(positions[place] for place in defined), *undefined), tuple(map(places.index, depends)))
-            for depends, (defined, undefined) in reached.items()
-        )
+                reached.setdefault(depends, []).append((position, -1))
+        reaches = tuple(_reach(inputs, tuple(map(places.index, depends)), backward) for depends, inputs in reached.items())
         group = Group(
             backward=no_gradients,
             saved=saved,
@@ -107,10 +107,20 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             constant=tuple(constant[gradient] for gradient in gradients),
             foreign=frozenset(),
             reaches=reaches,
+            frees=tuple(tuple(map(places.index, part)) for part in frees),
         )
         elsewhere = set(backward.tangents).difference(group.tangents if group.uniform else ())
         made.append((replace(group, foreign=frozenset(elsewhere.intersection(~place for place in saved))), graph))
     return made
+
+
+def _reach(inputs: list[tuple[int, int]], depends: tuple[int, ...], backward: Backward) -> Reach:
+    """`inputs` in such an order that the engine takes leaves as they stand here."""
+    inputs = sorted(inputs, key=lambda one: one[0] in backward.histories)
+    ordered = list(inputs)
+    for one, place in zip(inputs, taken([position not in backward.histories for position, _ in inputs])):
+        ordered[place] = one
+    return Reach(tuple(position for position, _ in ordered), tuple(place for _, place in ordered), depends)
 
 
 def _parts(graph: torch.fx.Graph, compile_half: Callable[[torch.fx.Graph, str], Callable[..., Any]]) -> tuple[CompiledPart, ...]:
