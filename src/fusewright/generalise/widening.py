@@ -191,7 +191,9 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
     )
     updates = tuple((source(position), output) for position, output in backward.updates)
     gradients = tuple(map(source, backward.gradients))
-    return backward.outputs, backward.tangents, gradients, updates, rebuilt, backward.user_code == (), backward.freed
+    undefined = tuple((source(position), depends) for position, depends in backward.undefined)
+    tangents = backward.tangents, backward.dense, backward.groups, backward.depends
+    return backward.outputs, tangents, gradients, undefined, updates, rebuilt, backward.user_code == (), backward.freed
 
 
 def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
