@@ -74,7 +74,7 @@ CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
-TRANSIENT_SKIPS = frozenset({"exception-escapes", "transform-active"})
+TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
 """Reasons to run one call eagerly that say nothing about the next one."""
 
 IDLE_VERSIONS = 3
