@@ -37,9 +37,10 @@ FAILURES: tuple[Callable[[], BaseException], ...] = (
 
 # Where one stage calls the next.
 STAGES = (
-    "driver:capture_frame", "driver:build_program", "driver:plain_sources", "driver:is_general", "driver:serves",
-    "driver:widened", "driver:_parameters", "driver:Compiler._entry",
-    "driver:Compiler._capture_for_several", "driver:Compiler._captured", "driver:Compiler._compile", "driver:Compiler._finish",
+    "driver:capture_frame", "driver:build_program", "driver:plain_sources", "generalise.serve:is_general",
+    "generalise.serve:serves",
+    "generalise.serve:widened", "driver:_parameters", "driver:Compiler._entry",
+    "generalise.serve:_taken_larger", "driver:serve", "driver:Compiler._compile", "driver:Compiler._finish",
     "driver:_is_collector_callback",
     "capture.interpreter:check_history", "capture.interpreter:_Attempt.run", "capture.interpreter:_Attempt._captured",
     "capture.interpreter:_Attempt._cut", "capture.interpreter:check_marks", "capture.calls:call", "capture.finish:build",

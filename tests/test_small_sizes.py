@@ -140,3 +140,36 @@ def test_a_defect_in_what_serves_several_cases_is_no_crash(name: str, monkeypatc
                 assert compiled(x, y)[1:] == program(x, y)[1:]
                 torch.testing.assert_close(compiled(x, y)[0], program(x, y)[0])
     assert any(isinstance(event, InternalError) for event in events)
+
+
+NEEDS_ELEMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    **{name: lambda x, f=getattr(torch, name): f(x) for name in ("amax", "amin", "argmax", "argmin", "max", "min", "aminmax", "median")},
+    **{f"{name} of dim 1": lambda x, f=getattr(torch, name): f(x, dim=1) for name in ("amax", "argmin", "max", "median", "mode", "aminmax")},
+    "amax of two": lambda x: x.amax((0, 2), keepdim=True),
+    "kthvalue": lambda x: x.kthvalue(1, 2),
+    "maximum norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=2),
+    "max_pool1d": lambda x: nn.functional.max_pool1d(x, 2, return_indices=True),
+    "max_pool2d": lambda x: nn.functional.max_pool2d(x, 2),
+    "avg_pool1d": lambda x: nn.functional.avg_pool1d(x, 2),
+    "avg_pool2d": lambda x: nn.functional.avg_pool2d(x[None], 2),
+    "adaptive_avg_pool1d": lambda x: nn.functional.adaptive_avg_pool1d(x, 2),
+    "index": lambda x: x[torch.zeros(2, dtype=torch.long)],
+    "index_select": lambda x: x.index_select(1, torch.zeros(2, dtype=torch.long)),
+    "index_put": lambda x: x.clone().index_put((torch.zeros(2, dtype=torch.long),), torch.tensor(1.0)),
+    "embedding": lambda x: nn.functional.embedding(torch.zeros(x.shape[1], dtype=torch.long), x.flatten(1)),
+}
+
+
+@pytest.mark.parametrize("function", NEEDS_ELEMENTS.values(), ids=NEEDS_ELEMENTS.keys())
+def test_what_needs_elements_raises_without(function: Callable[[torch.Tensor], Any]) -> None:
+    """A row of a cache has the strides of a full one, so only its size tells that it is empty."""
+    compiled = fusewright.compile(function, dynamic=True, recompile_limit=32)
+    for shape in ((4, 3, 6), (0, 3, 6), (4, 0, 6), (4, 3, 0), (0, 0, 6), (4, 3, 1), (4, 1, 6), (1, 3, 6)):
+        x = torch.randn(*shape[:2], 8)[..., : shape[2]]
+        try:
+            expected = function(x)
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                compiled(x)
+            continue
+        torch.testing.assert_close(compiled(x), expected, equal_nan=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import ops
 from torch._ops import OpOverload
 
@@ -72,7 +73,63 @@ def _constant_pad(env: ShapeEnv, self: TensorType, pad: Sequence[Dim], value: ob
     return ()
 
 
+def _hold(env: ShapeEnv, relations: Sequence[Relation]) -> Pairs | None:
+    """They hold, and no size is taken to be 2 or more for it."""
+    return () if all(env.expect(one) if env.is_unbacked(one) else env.settle(one) for one in relations) else None
+
+
+def _extreme(env: ShapeEnv, self: TensorType, dim: int | Sequence[int] | None = None, *rest: Any, **named: Any) -> Pairs | None:
+    """There is something to choose from."""
+    axes = [dim] if isinstance(dim, int) else dim or range(self.ndim)
+    return _hold(env, [Relation("<=", 1, self.shape[axis]) for axis in axes if self.ndim])
+
+
+def _pool(op: OpOverload) -> Condition:
+    """There is something to read, and something to write; an empty batch is allowed."""
+
+    def condition(env: ShapeEnv, self: TensorType, *rest: Any, **named: Any) -> Pairs | None:
+        found: Any = derive(op, (self, *rest), named, env)
+        result = found if isinstance(found, TensorType) else found[0]
+        return _hold(env, [Relation("<=", 1, size) for size in (*self.shape[-3:], *result.shape[-2:])])
+
+    return condition
+
+
+def _adaptive_pool(env: ShapeEnv, self: TensorType, *rest: Any) -> Pairs | None:
+    return _hold(env, [Relation("<=", 1, size) for size in self.shape[1:]])
+
+
+def _index(env: ShapeEnv, self: TensorType, indices: Sequence[TensorType | None], *rest: Any, **named: Any) -> Pairs | None:
+    """Where an index stands, there is a place. Kernels check each index, and are not asked where another dimension is empty."""
+    indexed = {axis: index for axis, index in enumerate(indices) if index is not None}
+    if any(index.dtype in (torch.bool, torch.uint8) for index in indexed.values()):
+        return ()
+    if all(env.known(Relation("<=", 1, size)) for axis, size in enumerate(self.shape) if axis not in indexed):
+        return ()
+    return _hold(env, [Relation("<=", minimum(product(index.shape), 1), self.shape[axis]) for axis, index in indexed.items()])
+
+
+def _index_select(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, *rest: Any, **named: Any) -> Pairs | None:
+    return _index(env, self, [None] * (dim % self.ndim) + [index]) if self.ndim else ()
+
+
 CONDITIONS: dict[OpOverload, Condition] = {
+    **dict.fromkeys(
+        (
+            aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.max.dim, aten.min.dim, aten.argmax.default,
+            aten.argmin.default, aten.aminmax.default, aten.median.dim, aten.nanmedian.dim, aten.mode.default,
+        ),
+        _extreme,
+    ),
+    aten.max_pool2d_with_indices.default: _pool(aten.max_pool2d_with_indices.default),
+    aten.avg_pool2d.default: _pool(aten.avg_pool2d.default),
+    aten._adaptive_avg_pool2d.default: _adaptive_pool,
+    aten.index.Tensor: _index,
+    aten.index_put.default: _index,
+    aten.index_put_.default: _index,
+    aten._unsafe_index.Tensor: _index,
+    aten.index_select.default: _index_select,
+    aten.embedding.default: lambda env, weight, indices, *rest: _index(env, weight, [indices]),
     aten.slice_scatter.default: _fits_view(aten.slice.Tensor),
     aten.select_scatter.default: _fits_view(aten.select.int),
     aten.diagonal_scatter.default: _fits_view(aten.diagonal.default),
