@@ -556,8 +556,7 @@ class Recorder:
         if self.env is not None and self.env.has_equalities:
             args, kwargs = simplified(args, self.env), simplified(kwargs, self.env)  # type: ignore[assignment]
         try:
-            if self.env is not None:
-                size_checks.check(self.env, func, args, kwargs)
+            size_checks.check(self.env, func, args, kwargs)
             found = shape_rules.by_rule(func, args, kwargs, self.env)
             if found is NotImplemented:
                 found = infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from fusewright.capture.signals import GraphBreak
 from fusewright.graph.builder import derive
+from fusewright.graph.data_sizes import MASKS
 from fusewright.graph.rules.cpu import UPSAMPLING
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Dim, Relation, minimum, product
@@ -51,6 +52,36 @@ def _group_norm(
 def _index_add(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any, **named: Any) -> Pairs:
     axes = range(self.ndim if self.ndim == source.ndim else 0)
     return [(self.shape[axis], source.shape[axis]) for axis in axes if axis != dim % self.ndim]
+
+
+def _gather(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, **named: Any) -> Pairs | None:
+    """The index is no larger than what it picks from, but along `dim`; one without elements fits any."""
+    if self.ndim != index.ndim or 0 in index.shape:
+        return ()
+    return [Relation("<=", index.shape[axis], self.shape[axis]) for axis in range(self.ndim) if axis != dim % self.ndim]
+
+
+def _index_put(
+    env: ShapeEnv, self: TensorType, indices: Sequence[TensorType | None], values: TensorType, *rest: Any, **named: Any
+) -> Pairs | None:
+    """Masks have the sizes of what they select from; where there are none, the values broadcast to the places."""
+    masks: list[tuple[Dim, Dim]] = []
+    axis = 0
+    for index in indices:
+        width = index.ndim if index is not None and index.dtype in MASKS else 1
+        if axis + width > self.ndim:
+            return None
+        if index is not None and index.dtype in MASKS:
+            masks += zip(index.shape, self.shape[axis : axis + width], strict=True)
+        axis += width
+    if masks or any(index is not None and index.dtype in MASKS for index in indices):
+        return masks
+    places: Any = derive(aten.index.Tensor, (self, indices), {}, env)
+    missing = places.ndim - values.ndim
+    if missing < 0 and any(size != 1 for size in values.shape[:-missing]):
+        return None
+    pairs = zip(values.shape[max(-missing, 0) :], places.shape[max(missing, 0) :], strict=True)
+    return [(size, place) for size, place in pairs if not env.guard(Relation("==", size, 1))]
 
 
 def _nll_loss(env: ShapeEnv, self: TensorType, target: TensorType, weight: TensorType | None, *rest: Any, **named: Any) -> Pairs:
@@ -135,6 +166,14 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.diagonal_scatter.default: _fits_view(aten.diagonal.default),
     aten.as_strided_scatter.default: lambda env, self, src, size, *rest, **named: _equal_shapes(src.shape, size),
     aten.native_group_norm.default: _group_norm,
+    aten.gather.default: _gather,
+    **dict.fromkeys(
+        (
+            aten.index_put.default, aten.index_put_.default, aten._unsafe_index_put.default, aten._index_put_impl.default,
+            aten._index_put_impl_.default,
+        ),
+        _index_put,
+    ),
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
     aten.nll_loss_forward.default: _nll_loss,
@@ -144,11 +183,12 @@ CONDITIONS: dict[OpOverload, Condition] = {
 }
 
 
-def check(env: ShapeEnv, op: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> None:
-    """Raises GraphBreak when the sizes do not fit."""
+def check(env: ShapeEnv | None, op: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> None:
+    """Raises GraphBreak when the sizes do not fit. `env`: None where all sizes are numbers."""
     condition = CONDITIONS.get(op)
     if condition is None:
         return
+    env = ShapeEnv() if env is None else env
     pairs = condition(env, *args, **kwargs)
     if pairs is None or not all(env.guard(one if isinstance(one, Relation) else Relation("==", *one)) for one in pairs):
         raise GraphBreak("operator-failed", f"{op}: sizes do not fit")

@@ -425,6 +425,15 @@ def coalesced(levels: list[tuple[Dim, Dim, int]]) -> list[tuple[Dim, Dim]]:
     return joined
 
 
+def covers(vector: Vector, extents: Sequence[Dim], elements: Dim) -> bool:
+    """Whether an index, as a vector over loops of these extents, is at each of 0 .. elements - 1 in turn."""
+    offset, coefficients = vector
+    still = any(is_zero(c) and not (type(e) is int and e == 1) for c, e in zip(coefficients, extents, strict=True))
+    levels = coalesced(strides_of(vector, extents, 0))
+    whole = same(elements, 1) if not levels else len(levels) == 1 and same(levels[0][0], 1) and same(levels[0][1], elements)
+    return is_zero(offset) and not still and whole
+
+
 def place_in_block(
     levels: Sequence[tuple[Dim, Dim]], terms: Sequence[tuple[Dim, Dim, int]], shift: Dim
 ) -> tuple[list[Dim], dict[int, tuple[int, Dim]]] | None:

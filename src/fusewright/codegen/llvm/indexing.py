@@ -99,12 +99,15 @@ class Indexer:
         return found, constant
 
     def _home(self, ctx: Context, atom: Expr, bound: Bound, homes: Mapping[int, int]) -> int:
-        """The level at which an atom is known; the innermost one where values of indirect indexing are not simply its parts."""
-        value = bound.get(atom)
-        if value is not None:
+        """The level at which all that an atom is computed from is known."""
+
+        def level(symbol: Expr) -> int:
+            value = bound.get(symbol)
+            if value is None:
+                return ctx.level(symbol)
             return 0 if value.home is None else homes.get(id(value.home), len(ctx.chain) - 1)
-        symbols = sizes.free_symbols(atom)
-        return max(map(ctx.level, symbols), default=0) if symbols.isdisjoint(bound) else len(ctx.chain) - 1
+
+        return max(map(level, sizes.free_symbols(atom)), default=0)
 
     def _by_level(self, ctx: Context, d: Expr, bound: Bound) -> tuple[dict[int, list[Term]], list[Term]]:
         """The terms of `d` by the level at which they are known, and those that need values of indirect indexing."""
