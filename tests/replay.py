@@ -121,6 +121,9 @@ WRITERS: dict[str, Callable[[Any], list[tuple[str, str]]]] = {
     "LimitReached": _failures,
     "Compiled": lambda event: [("events", "")],
     "Raced": lambda event: [("events", f"{event.question}: {event.winner}")],
+    "Hint": lambda event: [("events", event.text)],
+    "Reused": lambda event: [("events", event.reason)],
+    "FellBack": lambda event: [("events", event.reason)],
     "CacheUse": lambda event: [],
 }
 
@@ -128,7 +131,7 @@ CODE_FILE = re.compile(
     r', file "[^\n]*?(?:, line \d+>|\.\.\.)'
 )  # of a code object; long ones are cut, at the path's length
 MODULE_FILE = re.compile(r" from '[^\n]*?(?:'>|\.\.\.)")
-ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+ADDRESS = re.compile(r"\b0x(?:[0-9a-f]{6,12}\b|[0-9a-f]+(?=\.\.\.))")  # numbers in LLVM's text have 16 digits
 NAMED_ADDRESS = re.compile(r"(?<=_)[0-9a-f]{12}(?![0-9a-f])")  # a variable that stands for an object
 PLACE = re.compile(r"[\w./<>-]+\.py:\d+(?:, \d+)*\b")
 

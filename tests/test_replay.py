@@ -38,6 +38,8 @@ def test_two_records_are_equal_and_a_change_is_found(tmp_path: Path, capsys: pyt
     "text, expected",
     [
         ("<function f at 0x7fb02234e200>", "<function f at 0x>"),
+        ("default is <_MISSING_TYPE object at 0x7fd3...", "default is <_MISSING_TYPE object at 0x..."),
+        ("fdiv float %v1, 0x4020000000000000", "fdiv float %v1, 0x4020000000000000"),
         ('f is <code object f at 0x7fb022453420, file "/a/b.py", line 3>', "f is <code object f at 0x>"),
         ("f is <code object f at 0x7fb022453420, file \"/home/somebody/lib...'", "f is <code object f at 0x>'"),
         ("F is <module 'torch.nn.functional' from '/a/functional.py'>", "F is <module 'torch.nn.functional'>"),
