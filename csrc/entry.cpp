@@ -20,7 +20,7 @@
 
 namespace {
 
-PyObject *fallback_error = nullptr;  // fusewright.errors.RuntimeFallback
+PyObject *fallback_error = nullptr;  // fusewright.base.errors.RuntimeFallback
 PyObject *fell_back = nullptr;       // callable(function, exception or None): a compiled call is about to be repeated eagerly
 constexpr Py_ssize_t kStackArguments = 32;
 

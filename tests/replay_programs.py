@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.autograd import programs_custom, programs_engine, programs_modes, programs_outputs  # noqa: F401
 from tests.autograd.programs import PROGRAMS as AUTOGRAD
-from tests.size_block_programs import program as block_program
-from tests.size_programs import program as size_program
+from tests.generalise.size_block_programs import program as block_program
+from tests.generalise.size_programs import program as size_program
 
 Compile = Callable[..., Any]
 Program = Callable[[Compile], object]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import logs
 from fusewright.backends import registry
-from fusewright.options import MODES, OPTIONS, STANCES, VARIABLES
+from fusewright.base.options import MODES, OPTIONS, STANCES, VARIABLES
+from fusewright.tools import logs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md"))]

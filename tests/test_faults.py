@@ -16,9 +16,9 @@ import torch
 
 import fusewright
 from fusewright.background import WORKER
-from fusewright.capture import signals
-from fusewright.errors import CannotFunctionalise, FusewrightError, InternalErrorWarning, RuntimeFallback
-from fusewright.events import STREAM, Captured, Event, InternalError
+from fusewright.base import signals
+from fusewright.base.errors import CannotFunctionalise, FusewrightError, InternalErrorWarning, RuntimeFallback
+from fusewright.base.events import STREAM, Captured, Event, InternalError
 from fusewright.tools import debug_folder
 
 FAILURES: tuple[Callable[[], BaseException], ...] = (
@@ -37,17 +37,17 @@ FAILURES: tuple[Callable[[], BaseException], ...] = (
 
 # Where one stage calls the next.
 STAGES = (
-    "driver:capture_frame", "driver:build_program", "driver:plain_sources", "generalise.serve:is_general",
+    "compiler:capture_frame", "compiler:build_program", "compiler:plain_sources", "generalise.serve:is_general",
     "generalise.serve:serves",
-    "generalise.serve:widened", "driver:_parameters", "driver:Compiler._entry",
-    "generalise.serve:_taken_larger", "driver:serve", "driver:Compiler._compile", "driver:Compiler._finish",
-    "driver:_is_collector_callback",
-    "capture.interpreter:check_history", "capture.interpreter:_Attempt.run", "capture.interpreter:_Attempt._captured",
-    "capture.interpreter:_Attempt._cut", "capture.interpreter:check_marks", "capture.calls:call", "capture.finish:build",
-    "capture.cutting:cut", "capture.world:World.load", "capture.world:World.load_global", "capture.world:World.guards",
-    "capture.world:World.close", "capture.world:World.forget", "capture.world:World.binary", "capture.world:World.torch_call",
-    "capture.tracer:Tracer.run", "graph.recorder:Recorder.call", "graph.recorder:Recorder.dispatch", "graph.recorder:Recorder.finish",
-    "graph.passes:run", "driver:record_backward", "backends.native:_mark_parameters",
+    "generalise.serve:widened", "compiler:_parameters", "compiler:Compiler._entry",
+    "generalise.serve:_taken_larger", "compiler:serve", "compiler:Compiler._compile", "compiler:Compiler._finish",
+    "compiler:_is_collector_callback",
+    "capture.attempt:check_history", "capture.attempt:_Attempt.run", "capture.attempt:_Attempt._captured",
+    "capture.attempt:_Attempt._cut", "capture.attempt:check_marks", "capture.call.dispatch:call", "capture.breaks.finish:build",
+    "capture.breaks.cutting:cut", "capture.border.world:World.load", "capture.border.world:World.load_global", "capture.border.world:World.guards",
+    "capture.border.world:World.close", "capture.border.world:World.forget", "capture.border.world:World.binary", "capture.border.world:World.torch_call",
+    "capture.interpret.interpreter:Tracer.run", "record.recorder:Recorder.call", "record.recorder:Recorder.dispatch", "record.recorder:Recorder.finish",
+    "graph.passes:run", "compiler:record_backward", "backends.native:_mark_parameters",
     "backends.native:_stages", "backends.native:_generate", "backends.native:_compile_half", "backends.graph_cache:find",
     "backends.graph_cache:load_plan", "backends.graph_cache:save", "backends.joint:compile_joint", "schedule.driver:build_kernel",
 )  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_defect_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.chdir(tmp_path)
     debug_folder.of_process.cache_clear()
     compiled = fusewright.compile(lambda x: x + 1, options={"trace.enabled": True})
-    with failing(monkeypatch, "capture.world:World.binary", lambda: KeyError("injected")), heard() as events:
+    with failing(monkeypatch, "capture.border.world:World.binary", lambda: KeyError("injected")), heard() as events:
         with pytest.warns(InternalErrorWarning, match="internal error in its capture: KeyError: 'injected'") as told:
             compiled(torch.ones(3))
         assert told[0].filename == __file__
@@ -154,7 +154,7 @@ def test_a_defect_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (file,) = tmp_path.rglob("*_internal_error.txt")
     assert "KeyError" in file.read_text()
     debug_folder.of_process.cache_clear()
-    with failing(monkeypatch, "capture.world:World.binary", lambda: KeyError("injected")), pytest.raises(FusewrightError, match="injected"):
+    with failing(monkeypatch, "capture.border.world:World.binary", lambda: KeyError("injected")), pytest.raises(FusewrightError, match="injected"):
         fusewright.compile(lambda x: x + 1, fullgraph=True)(torch.ones(3))
 
 
@@ -169,7 +169,7 @@ def test_a_subscriber_that_fails_stops_nobody() -> None:
 
 def test_memory_that_is_short_once_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = fusewright.compile(lambda x: x + 1)
-    for path in ("capture.world:World.binary", "driver:Compiler._entry"):
+    for path in ("capture.border.world:World.binary", "compiler:Compiler._entry"):
         with failing(monkeypatch, path, MemoryError):
             torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 2.0))
     with heard() as events:

@@ -1,8 +1,7 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
 from fusewright.api import aot, compile, compile_, explain, list_backends, register_backend, reset, set_logs, set_stance
-from fusewright.decorators import allow_in_graph, assume_constant_result, disable, graph_break, is_compiling, substitute_in_graph
-from fusewright.errors import (
+from fusewright.base.errors import (
     BackendError,
     DynamicMarkError,
     FusewrightError,
@@ -12,6 +11,7 @@ from fusewright.errors import (
     RecompileError,
     RecompileLimitWarning,
 )
+from fusewright.decorators import allow_in_graph, assume_constant_result, disable, graph_break, is_compiling, substitute_in_graph
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 
 __version__ = "0.1.0"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.events import STREAM, Broken, Event, FellBack, InternalError, Skipped
+from fusewright.base.events import STREAM, Broken, Event, FellBack, InternalError, Skipped
 from tests.autograd import programs_custom, programs_engine, programs_modes, programs_outputs  # noqa: F401  (they fill PROGRAMS)
 from tests.autograd.programs import PROGRAMS
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import events
 from fusewright.backends import graph_cache
-from fusewright.errors import CacheWarning, OptionError
+from fusewright.base import events
+from fusewright.base.errors import CacheWarning, OptionError
 from fusewright.tools import cli
 
 ROOT = Path(__file__).parents[2]

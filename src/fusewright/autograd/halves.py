@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from fusewright.autograd import buckets
-from fusewright.errors import RuntimeFallback
+from fusewright.base.errors import RuntimeFallback
+from fusewright.base.records import dataclass
 from fusewright.graph.generators import states_of
-from fusewright.records import dataclass
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.fx
 
-from fusewright.graph.passes.dce import must_stay
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
+from fusewright.graph.passes.clean.dce import must_stay
 
 
 @dataclass(slots=True)

@@ -18,11 +18,11 @@ from fusewright.autograd.joint import JointGraph, Split, backward_nodes, results
 from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
+from fusewright.base.records import replace
 from fusewright.graph.builder import Builder
-from fusewright.graph.passes.dce import must_stay
-from fusewright.graph.sizes import Expr
-from fusewright.graph.types import TensorType, symbols_in
-from fusewright.records import replace
+from fusewright.graph.passes.clean.dce import must_stay
+from fusewright.sizes.expressions import Expr
+from fusewright.sizes.tensor_type import TensorType, symbols_in
 
 Node = torch.fx.Node
 

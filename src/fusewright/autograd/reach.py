@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
 
 MOST_GROUPS = 8
 """Outputs in more groups than that are taken for one: each group is compiled by itself."""

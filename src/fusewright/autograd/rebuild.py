@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fusewright.capture.frame import Rebuilt
-from fusewright.graph.sizes import Expr, evaluate
+from fusewright.sizes.expressions import Expr, evaluate
 
 Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
 

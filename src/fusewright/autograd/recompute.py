@@ -6,8 +6,8 @@ import torch
 import torch.fx
 
 from fusewright.graph.nodes import written
-from fusewright.graph.schema import facts
-from fusewright.graph.types import TensorType
+from fusewright.operators.schema import facts
+from fusewright.sizes.tensor_type import TensorType
 
 _VIEW_TAGS = (
     "view",

@@ -15,15 +15,15 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.autograd.reach import apart
-from fusewright.capture.aliasing import written_arguments
+from fusewright.base.records import dataclass, field
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.frame import Backward, Rebuilt
-from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
 from fusewright.graph.nodes import leaves as leaves_of
-from fusewright.graph.overlap import view_chain
-from fusewright.graph.recorder import Recorder
-from fusewright.graph.schema import facts
-from fusewright.graph.traced_tensor import TracedTensor, memory_root
-from fusewright.records import dataclass, field
+from fusewright.operators.overlap import view_chain
+from fusewright.operators.schema import facts
+from fusewright.record.recorder import Recorder
+from fusewright.record.traced_tensor import TracedTensor, memory_root
 
 
 class CannotDifferentiate(Exception):

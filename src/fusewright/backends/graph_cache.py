@@ -23,18 +23,15 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.capture.torch_state import capture_global_state
+from fusewright.base.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
+from fusewright.base.options import cache_folder, environment
+from fusewright.base.records import dataclass, replace
+from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Expr, Relation, from_tuples, to_tuples
-from fusewright.graph.types import Location
-from fusewright.options import cache_folder, environment
-from fusewright.records import dataclass, replace
 from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cache import DiskCache
@@ -42,6 +39,9 @@ from fusewright.runtime.cudagraphs import Recorder
 from fusewright.runtime.machine_code import load_code
 from fusewright.runtime.parameters import with_preparation
 from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
+from fusewright.sizes.expressions import Expr, Relation, from_tuples, to_tuples
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.tensor_type import Location
 
 IRRELEVANT = frozenset({"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
 """Options that do not change what is compiled."""

@@ -21,13 +21,13 @@ from fusewright.autograd.partition import part_of, split
 from fusewright.autograd.reach import taken
 from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile
+from fusewright.base.events import FellBack, StageDone
+from fusewright.base.records import replace
 from fusewright.capture.frame import Backward
-from fusewright.events import FellBack, StageDone
 from fusewright.graph.generators import drawing_devices
-from fusewright.graph.passes.dce import must_stay
+from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.printer import print_graph
-from fusewright.graph.sizes import Expr
-from fusewright.records import replace
+from fusewright.sizes.expressions import Expr
 
 
 def compile_joint(

@@ -16,11 +16,11 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.capture.signals import GraphBreak
+from fusewright.base.errors import CannotFunctionalise
+from fusewright.base.events import Hint, KernelMade
+from fusewright.base.signals import GraphBreak
 from fusewright.codegen.device_kernel import Unsupported
-from fusewright.errors import CannotFunctionalise
-from fusewright.events import Hint, KernelMade
-from fusewright.graph.preparation import Preparation
+from fusewright.graph.freezing import Preparation
 from fusewright.runtime.artifact import CompiledGraph
 from fusewright.runtime.parameters import with_preparation
 
@@ -73,7 +73,7 @@ def _mark_parameters(to_compile: GraphToCompile) -> None:
 
 
 def _stages() -> Any:
-    return importlib.import_module("fusewright.backends.native_stages")  # lazy: see above
+    return importlib.import_module("fusewright.backends.pipeline")  # lazy: see above
 
 
 def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:

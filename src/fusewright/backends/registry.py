@@ -18,11 +18,11 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
+from fusewright.base.errors import BackendError, OptionError, near_misses
+from fusewright.base.options import Settings
+from fusewright.base.records import dataclass, field, replace
 from fusewright.capture.frame import Backward
-from fusewright.errors import BackendError, OptionError, near_misses
-from fusewright.graph.sizes import Expr
-from fusewright.options import Settings
-from fusewright.records import dataclass, field, replace
+from fusewright.sizes.expressions import Expr
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 
@@ -67,7 +67,7 @@ class GraphToCompile:
     constants       tensors of get_attr nodes
     example_inputs  the real inputs of the call that caused the compile
     function        the name of the captured frame, for messages and events
-    notify          emits an event (fusewright.events.Event)
+    notify          emits an event (fusewright.base.events.Event)
     backward        set when `graph` is a joint graph: forward and backward operators in one
     parameters      positions of the inputs that are parameters or buffers of modules: they seldom change
     """
@@ -114,7 +114,7 @@ class Backend:
     follows_autograd: the callable's outputs carry autograd's history when the inputs do (it runs PyTorch operators).
     trains: takes joint graphs (`GraphToCompile.backward` set) and attaches their backward.
     dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
-    own_random: takes dropout as a function of a seed and positions (graph/draws.py), unless the option `fallback_random` says no.
+    own_random: takes dropout as a function of a seed and positions (record/draws.py), unless the option `fallback_random` says no.
     """
 
     name: str

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch.fx
 
+from fusewright.base.records import dataclass, field
 from fusewright.capture.guards import Guard
-from fusewright.capture.sources import Source
-from fusewright.graph.applications import Application, Hook
-from fusewright.graph.types import Location
-from fusewright.records import dataclass, field
+from fusewright.capture.guards.sources import Source
+from fusewright.record.applications import Application, Hook
+from fusewright.sizes.tensor_type import Location
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A graph break: `code` is a row of the catalogue in `fusewright.errors`; `stack` is outermost first."""
+    """A graph break: `code` is a row of the catalogue in `fusewright.base.errors`; `stack` is outermost first."""
 
     code: str
     detail: str
@@ -96,7 +96,7 @@ class CapturedFrame:
     shown         whether it was shown that sizes of 1, which this capture took to be larger (`CaptureOptions.ones`), are served as well;
                   None where there are none
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
-    repeats    calls of modules that were replayed from others alike (capture/repeats.py)
+    repeats    calls of modules that were replayed from others alike (capture/border/memoise.py)
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
-from fusewright.capture.finish import OUTPUTS
+from fusewright.capture.breaks.finish import OUTPUTS
 
 LOCAL = "__v"
 """How `finish` names what it makes."""

@@ -2,7 +2,7 @@
 
 Takes the entries that exist and the call, with what the driver does for it (capture, compile); gives the entry for it,
 and another that was made on the way. Always holds: code serves a case that it was not captured for only where that was
-shown (capture/ones.py: batches of 1, from the log of one capture; widening.py: sizes of 0 and 1, by comparing two
+shown (capture/batch_of_one.py: batches of 1, from the log of one capture; widening.py: sizes of 0 and 1, by comparing two
 captures). What the driver's functions raise passes through.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch.fx
 
+from fusewright.base.errors import DynamicMarkError
+from fusewright.base.records import dataclass, replace
+from fusewright.base.signals import Signal
 from fusewright.capture.frame import CapturedFrame
-from fusewright.capture.signals import Signal
-from fusewright.errors import DynamicMarkError
 from fusewright.generalise.widening import General, is_general, ones_of, serves, widened
-from fusewright.records import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

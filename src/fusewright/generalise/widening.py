@@ -2,7 +2,7 @@
 
 Takes what is remembered of compiles over symbolic sizes, and a fresh capture for a call whose sizes are smaller than those compiles were
 taken to be; gives an entry that runs the code that exists. Always holds: the capture for the small sizes is what eager does, and the
-existing graph was shown to be that graph (graph/equivalence.py), over inputs of the same layout, under the same settings and with the same
+existing graph was shown to be that graph (graph/translation_validation.py), over inputs of the same layout, under the same settings and with the same
 objects around it; what the existing compile knows of sizes holds as well.
 """
 
@@ -17,18 +17,18 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from fusewright import _native
-from fusewright.backends.numbers import plain_sources
+from fusewright.base.errors import CannotFunctionalise
+from fusewright.capture.bytecode.resume import Resumption
 from fusewright.capture.frame import CapturedFrame
-from fusewright.capture.guard_types import SMALL_SIZES, STRIDE
 from fusewright.capture.guards import Guard, build_program
-from fusewright.capture.resume import Resumption
-from fusewright.capture.sources import Source, TensorSize, TensorStride
-from fusewright.errors import CannotFunctionalise
+from fusewright.capture.guards.sources import Source, TensorSize, TensorStride
+from fusewright.capture.guards.types import SMALL_SIZES, STRIDE
+from fusewright.capture.numbers import plain_sources
 from fusewright.generalise.same_finish import numbers_in
 from fusewright.graph.builder import env_of
-from fusewright.graph.equivalence import same_for
-from fusewright.graph.sizes import Dim, Expr, substitute
+from fusewright.graph.translation_validation import same_for
 from fusewright.graph.write_sizes import write_sizes
+from fusewright.sizes.expressions import Dim, Expr, substitute
 
 
 class General:

@@ -13,13 +13,13 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph import shape_rules
-from fusewright.graph.meta_kernels import infer, simplified
 from fusewright.graph.nodes import add_call, written
-from fusewright.graph.schema import facts
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.strides import estimate
-from fusewright.graph.types import Location, TensorType, same_strides
+from fusewright.operators import shape_rules
+from fusewright.operators.meta_kernels import infer, simplified
+from fusewright.operators.schema import facts
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.strides import estimate
+from fusewright.sizes.tensor_type import Location, TensorType, same_strides
 
 aten = torch.ops.aten
 

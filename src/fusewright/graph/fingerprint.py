@@ -17,9 +17,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from fusewright.graph.builder import env_of
 from fusewright.graph.nodes import written
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Expr, bounds, free_symbols, to_tuples
-from fusewright.graph.types import TensorType
+from fusewright.sizes.expressions import Expr, bounds, free_symbols, to_tuples
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.tensor_type import TensorType
 
 DESCRIPTIVE = frozenset({
     "location", "example_value", "leaf", "history", "no_grad", "recompute", "env", "keeps_history", "history_of", "tangent",

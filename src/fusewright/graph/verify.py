@@ -12,13 +12,13 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.graph.builder import argument_types, derive
-from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.nodes import written
-from fusewright.graph.schema import facts
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Expr
-from fusewright.graph.types import TensorType, same_strides, symbols_in
-from fusewright.graph.unknown_shape import OF_UNKNOWN_SHAPE
+from fusewright.operators.schema import facts
+from fusewright.record.data_sizes import GIVES
+from fusewright.record.unknown_shape import OF_UNKNOWN_SHAPE
+from fusewright.sizes.expressions import Expr
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.tensor_type import TensorType, same_strides, symbols_in
 
 
 class GraphError(Exception):

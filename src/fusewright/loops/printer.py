@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim
-from fusewright.graph.types import Location
 from fusewright.loops.ir import (
     Apply,
     Axis,
@@ -38,6 +36,8 @@ from fusewright.loops.ir import (
     Scan,
     Store,
 )
+from fusewright.sizes.expressions import Dim
+from fusewright.sizes.tensor_type import Location
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fusewright.base.records import dataclass, field
 from fusewright.codegen.call_plan_types import CallPlan, SlotStep
-from fusewright.records import dataclass, field
 from fusewright.runtime.cudagraphs import MOST_RECORDINGS, Inputs, copies_of, like, record, sizes_of, unsafe_reason
 
 PENDING = "an earlier forward still waits for its backward"

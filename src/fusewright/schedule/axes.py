@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from fusewright.graph.sizes import (
+from fusewright.base.records import dataclass, field
+from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
+from fusewright.schedule.dependencies import Touch
+from fusewright.sizes.expressions import (
     Dim,
     Expr,
     FloorDiv,
@@ -25,9 +28,6 @@ from fusewright.graph.sizes import (
     product,
     substitute,
 )
-from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
-from fusewright.records import dataclass, field
-from fusewright.schedule.dependencies import Touch
 
 Vector = tuple[Dim, tuple[Dim, ...]]
 """(offset, coefficients over the axes)."""

@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import torch
 
-from fusewright.graph.sizes import Dim, product
+from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Buffer, Extern, Reduction
-from fusewright.records import dataclass, field
 from fusewright.schedule.align import Link, Shape, align, identity, links_hold
 from fusewright.schedule.axes import Access, Nest, Recipe, hint, main_access, make_nest
 from fusewright.schedule.dependencies import Dependencies
 from fusewright.schedule.options import ScheduleOptions
+from fusewright.sizes.expressions import Dim, product
 
 Touching = tuple[Nest, Access]
 VECTOR = 16

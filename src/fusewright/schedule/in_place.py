@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from fusewright.graph.sizes import Dim, free_symbols
-from fusewright.graph.types import contiguous_strides
+from fusewright.base.records import replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, CheckedIndex, Expression, Extern, Load, LoopProgram, Operation, Pointwise, Store
-from fusewright.records import replace
 from fusewright.schedule.dependencies import Touch, output_buffers, rename_reads, roots, shared_memory, touch
 from fusewright.schedule.expressions import survey
+from fusewright.sizes.expressions import Dim, free_symbols
+from fusewright.sizes.tensor_type import contiguous_strides
 
 
 def write_in_place(program: LoopProgram) -> LoopProgram:

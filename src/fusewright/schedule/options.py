@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusewright.graph.sizes import Expr
-from fusewright.records import dataclass, field
+from fusewright.base.records import dataclass, field
+from fusewright.sizes.expressions import Expr
 
 
 @dataclass(frozen=True, slots=True)

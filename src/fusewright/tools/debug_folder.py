@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fusewright import events
+from fusewright.base import events
 
 
 class DebugFolder:

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from fusewright.backends import aot_eager
-from fusewright.backends.numbers import plain_sources, takes_numbers
 from fusewright.backends.registry import GraphToCompile
+from fusewright.base.errors import ServedCaseError
+from fusewright.base.events import Event, Served
+from fusewright.base.options import Settings
+from fusewright.base.records import dataclass, field, replace
+from fusewright.base.signals import Signal
+from fusewright.capture.attempt import capture_frame
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import evaluate
-from fusewright.capture.interpreter import capture_frame
+from fusewright.capture.numbers import plain_sources, takes_numbers
 from fusewright.capture.settings import CaptureOptions
-from fusewright.capture.signals import Signal
-from fusewright.errors import ServedCaseError
-from fusewright.events import Event, Served
-from fusewright.options import Settings
-from fusewright.records import dataclass, field, replace
 
 SEED = 20
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.complex64: 1e-3, torch.complex128: 1e-7}

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusewright.codegen.llvm.analysis import Shape, StageView, values_of, walk
+from fusewright.base.records import dataclass
+from fusewright.codegen.analysis import Shape, StageView, values_of, walk
 from fusewright.codegen.triton.values import Value
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Expression, Load, LocalValue, Store
-from fusewright.records import dataclass
 from fusewright.schedule.expressions import Rewriter
 from fusewright.schedule.plan import Define, Reduce
 

@@ -5,7 +5,7 @@ Takes nothing; defines `Value`. Always holds: `text` is a name, or a text withou
 
 from __future__ import annotations
 
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

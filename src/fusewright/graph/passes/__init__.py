@@ -10,32 +10,32 @@ from collections.abc import Callable
 
 import torch.fx
 
-from fusewright.errors import CannotFunctionalise
-from fusewright.graph.linear_paths import Choose, FewRows, likely, no_rows
-from fusewright.graph.passes.attention_backward import attention_backward
-from fusewright.graph.passes.biased_linear import biased_linear
-from fusewright.graph.passes.canonicalise import canonicalise
-from fusewright.graph.passes.constant_fold import constant_fold
-from fusewright.graph.passes.convolution_bias import convolution_bias
-from fusewright.graph.passes.cse import cse
-from fusewright.graph.passes.dce import dce
-from fusewright.graph.passes.depthwise_gradients import depthwise_gradients
-from fusewright.graph.passes.embedding_gradients import embedding_gradients
-from fusewright.graph.passes.functionalise import functionalise
-from fusewright.graph.passes.half_products import Halves, half_products, may_widen
-from fusewright.graph.passes.layout import layout
-from fusewright.graph.passes.line_convolution import line_convolution
-from fusewright.graph.passes.merge_linear import merge_linear
-from fusewright.graph.passes.norm_results import norm_results
-from fusewright.graph.passes.pack import pack
-from fusewright.graph.passes.pad_products import may_pad, pad_products
-from fusewright.graph.passes.patch_convolution import patch_convolution, patches_in_inference
-from fusewright.graph.passes.prepare import split_preparation
-from fusewright.graph.passes.quick_products import never, quick_products
+from fusewright.base.errors import CannotFunctionalise
+from fusewright.graph.freezing import Preparation
+from fusewright.graph.passes.attention.attention_backward import attention_backward
+from fusewright.graph.passes.attention.short_attention import may_write_out, short_attention
+from fusewright.graph.passes.clean.canonicalise import canonicalise
+from fusewright.graph.passes.clean.constant_fold import constant_fold
+from fusewright.graph.passes.clean.cse import cse
+from fusewright.graph.passes.clean.dce import dce
+from fusewright.graph.passes.clean.functionalise import functionalise
+from fusewright.graph.passes.clean.specialise import specialise
+from fusewright.graph.passes.layout.channels_last import layout
+from fusewright.graph.passes.layout.line_convolution import line_convolution
+from fusewright.graph.passes.layout.pad_products import may_pad, pad_products
+from fusewright.graph.passes.layout.patch_convolution import patch_convolution, patches_in_inference
+from fusewright.graph.passes.library.biased_linear import biased_linear
+from fusewright.graph.passes.library.convolution_bias import convolution_bias
+from fusewright.graph.passes.library.depthwise_gradients import depthwise_gradients
+from fusewright.graph.passes.library.embedding_gradients import embedding_gradients
+from fusewright.graph.passes.library.linear_paths import Choose, FewRows, likely, no_rows
+from fusewright.graph.passes.library.onednn_gemm import never, quick_products
+from fusewright.graph.passes.parameters.freeze import split_preparation
+from fusewright.graph.passes.parameters.merge_linear import merge_linear
+from fusewright.graph.passes.parameters.pack import pack
+from fusewright.graph.passes.precision.half_products import Halves, half_products, may_widen
+from fusewright.graph.passes.precision.norm_results import norm_results
 from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
-from fusewright.graph.passes.short_attention import may_write_out, short_attention
-from fusewright.graph.passes.specialise import specialise
-from fusewright.graph.preparation import Preparation
 
 PIPELINE: list[tuple[Pass, str]] = [
     (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),

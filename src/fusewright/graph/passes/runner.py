@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch.fx
 
+from fusewright.base.records import dataclass
 from fusewright.graph.printer import print_graph
 from fusewright.graph.verify import verify
-from fusewright.records import dataclass
 
 
 class Rewrites:

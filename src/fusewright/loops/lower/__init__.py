@@ -4,7 +4,6 @@ from fusewright.loops.lower import (
     activations,
     convolution,
     factories,
-    few_rows,
     indexing,
     interpolation,
     losses,
@@ -16,6 +15,9 @@ from fusewright.loops.lower import (
     scans,
     shape,
     views,
+)
+from fusewright.loops.lower import (
+    skinny_gemm as few_rows,
 )
 from fusewright.loops.lower.driver import lower
 

@@ -17,11 +17,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fusewright.errors import CannotFunctionalise
+from fusewright.base.errors import CannotFunctionalise
+from fusewright.base.records import dataclass, replace
 from fusewright.graph.nodes import written
-from fusewright.graph.schema import facts, list_of_views
-from fusewright.graph.sizes import Dim, Expr, Symbol, known_le, known_lt
-from fusewright.graph.types import Location, TensorType, contiguous_strides
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, LoopProgram, Operation, Output, Pointwise, Reduction, Store
 from fusewright.loops.lower import expressions as ex
@@ -42,7 +40,9 @@ from fusewright.loops.lower.values import (
     strided_load,
     window,
 )
-from fusewright.records import dataclass, replace
+from fusewright.operators.schema import facts, list_of_views
+from fusewright.sizes.expressions import Dim, Expr, Symbol, known_le, known_lt
+from fusewright.sizes.tensor_type import Location, TensorType, contiguous_strides
 
 COMPUTABLE = frozenset(
     {

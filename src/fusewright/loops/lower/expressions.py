@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim, Expr, free_symbols, substitute, symbol
+from fusewright.base.records import dataclass
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked
-from fusewright.records import dataclass
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim, Expr, free_symbols, substitute, symbol
 
 HALF = (torch.bfloat16, torch.float16)
 Number = bool | int | float

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.graph.types import TensorType
 from fusewright.loops import externs
 from fusewright.loops.ir import Extern
 from fusewright.loops.lower import registry
 from fusewright.loops.lower.values import Value
+from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from fusewright.loops.lower.driver import Lowering
