@@ -25,7 +25,7 @@ FAILURES: tuple[Callable[[], BaseException], ...] = (
     lambda: signals.GraphBreak("operator-failed", "injected"),
     lambda: signals.SkipFrame("recursion", "injected"),
     lambda: signals.UserException(ValueError("injected")),
-    signals.SizesVary,
+    signals.Retry,
     lambda: AttributeError("injected"),
     lambda: StopIteration("injected"),
     lambda: RuntimeError("injected"),

@@ -61,6 +61,7 @@ from fusewright.base.events import (
 )
 from fusewright.base.options import Settings
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.rewrites import Rewrites
 from fusewright.base.signals import GraphBreak, Signal, SkipFrame
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.bytecode.resume import in_loop
@@ -404,6 +405,7 @@ class Compiler:
                 self.notify,
                 frame.backward,
                 parameters=_parameters(frame),
+                rewrites=Rewrites(self.settings["stop_after_rewrites"]),
             )
             try:
                 compiled = self.backend.compile(graph)

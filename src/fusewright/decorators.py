@@ -18,8 +18,6 @@ from fusewright import _native
 from fusewright.base import marks
 from fusewright.base.errors import OptionError
 
-_ORIGINALS = ("__wrapped__", "_torchdynamo_orig_callable")
-
 
 def disable(fn: Any = None, recursive: bool = True, reason: str | None = None) -> Any:
     """Runs `fn` eagerly inside compiled code: a function, a method, an nn.Module, a class, or nothing (decorator with arguments).

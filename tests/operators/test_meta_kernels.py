@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusewright.graph.builder import derive
+from fusewright.operators.derive import derive
 from fusewright.operators.meta_kernels import type_of
 from fusewright.operators.rules.cpu import CORRECTIONS, RULES
 from fusewright.sizes.tensor_type import TensorType, same_strides

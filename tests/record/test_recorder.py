@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
 from fusewright.graph import passes
 from fusewright.graph.printer import print_graph
@@ -18,7 +19,6 @@ from fusewright.operators import meta_kernels
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.shape_env import ShapeEnv
-from fusewright.sizes.tensor_type import Location
 
 
 def module_of(recorder: Recorder) -> torch.fx.GraphModule:

@@ -37,7 +37,7 @@ Half = torch.float16  # the interpreter multiplies the bits of bfloat16 numbers
 def planned(function: Callable[..., object], inputs: list[torch.Tensor]) -> Plan:
     with torch.no_grad():
         graph, constants = record(function, inputs)
-        return schedule(lower(passes.choose_layouts(passes.run(graph)), constants), GPU)
+        return schedule(lower(passes.run_passes(passes.run(graph), passes.LAYOUT, passes.PassContext()), constants), GPU)
 
 
 def r(*shape: int) -> torch.Tensor:

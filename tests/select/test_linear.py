@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.backends import graph_cache
 from fusewright.base import events
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
@@ -21,6 +20,7 @@ from fusewright.graph.passes.library.linear_paths import (
     likely,
     ways_for,
 )
+from fusewright.runtime import host
 from fusewright.select import linear as linear_choice
 from fusewright.select.linear import Chooser, key, measured
 
@@ -141,7 +141,7 @@ def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: objec
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "measured", lambda *args: pytest.fail("it was measured before"))
     assert Chooser()(linear, ways) == odd
-    graph_cache.store().put(key(linear, ways), "linear layer", b"no such way")
+    host.store().put(key(linear, ways), "linear layer", b"no such way")
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(linear_choice, "measured", lambda *args: likely(linear, ways))
     assert Chooser()(linear, ways) == likely(linear, ways)

@@ -19,8 +19,8 @@ from fusewright.base.errors import CannotFunctionalise, RuntimeFallback
 from fusewright.base.records import dataclass
 from fusewright.graph.builder import env_of
 from fusewright.graph.generators import drawing_devices, states_of
+from fusewright.operators.data_dependent import GIVES
 from fusewright.operators.schema import facts
-from fusewright.record.data_sizes import GIVES
 from fusewright.sizes.expressions import Expr, Relation, Symbol, bounds, evaluate, free_symbols
 from fusewright.sizes.tensor_type import TensorType
 

@@ -10,14 +10,13 @@ import functools
 import importlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.fx
 
-from fusewright.backends import graph_cache
 from fusewright.backends.registry import GraphToCompile
-from fusewright.base.events import Hint, Raced, StageDone
+from fusewright.base.events import Hint, PassDone, Raced, StageDone
 from fusewright.base.options import environment
 from fusewright.base.records import replace
 from fusewright.codegen.call_plan import build_call_plan, describe
@@ -30,13 +29,12 @@ from fusewright.graph import repeated_layers as bodies
 from fusewright.graph.builder import env_of
 from fusewright.graph.freezing import Preparation
 from fusewright.graph.grad_mode import run_with_grad_mode
-from fusewright.graph.passes.library.linear_paths import Linear, no_rows
 from fusewright.graph.printer import print_graph
 from fusewright.graph.seeds import seeds_outside
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
-from fusewright.runtime import launch
+from fusewright.runtime import host, launch
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
@@ -47,9 +45,7 @@ from fusewright.select.linear import Chooser
 if TYPE_CHECKING:
     from fusewright.codegen.triton.module import Tiles
 
-__all__ = [
-    "choose_layouts", "choose_operators", "clean", "finish_backward", "generate", "pack_parameters", "seeds_outside", "with_buckets",
-]  # fmt: skip
+__all__ = ["BACKWARD_STAGES", "GRAPH_STAGES", "generate", "optimise", "seeds_outside", "split_parameters", "with_buckets"]
 
 Result = TypeVar("Result")
 
@@ -81,13 +77,89 @@ def _gpu() -> Any:
     return importlib.import_module("fusewright.backends.gpu")  # lazy: brings Triton's generator and the tuner
 
 
-def clean(to_compile: GraphToCompile) -> torch.fx.Graph:
-    """The captured graph after the passes: functional, without dead or repeated work."""
+class GraphStage(NamedTuple):
+    """One stage over the graph: its name on the event stream, its passes, and on which graphs it runs."""
+
+    name: str
+    passes: list[tuple[passes.Pass, str]]
+    condition: Callable[[GraphToCompile, torch.fx.Graph], bool]
+
+
+def _always(to_compile: GraphToCompile, graph: torch.fx.Graph) -> bool:
+    return True
+
+
+def _trains(to_compile: GraphToCompile, graph: torch.fx.Graph) -> bool:
+    return to_compile.backward is not None
+
+
+CLEAN = GraphStage("passes", passes.PIPELINE, _always)
+GRAPH_STAGES: list[GraphStage] = [
+    CLEAN,
+    GraphStage("padding", passes.PADDING, lambda t, graph: t.settings["shape_padding"] and passes.may_pad(graph)),
+    GraphStage("attention", passes.ATTENTION, lambda t, graph: t.backward is None and passes.may_write_out(graph)),
+    GraphStage("precision", passes.PRECISION, lambda t, graph: passes.may_widen(graph)),
+    GraphStage("layout", passes.LAYOUT, lambda t, graph: t.settings["layout"]),
+    GraphStage("operators", passes.LIBRARY, _trains),
+    GraphStage("packing", passes.PACKING, lambda t, graph: t.backward is None and t.settings["pack_weights"]),
+]
+"""What is done to a captured graph before it is lowered (a joint graph: before it is cut), in this order."""
+BACKWARD_STAGES: list[GraphStage] = [GraphStage("backward operators", passes.BACKWARD, _always)]
+"""What is done to a backward half, or a part of it."""
+
+
+def optimise(
+    to_compile: GraphToCompile, graph: torch.fx.Graph, stages: list[GraphStage] | None = None
+) -> torch.fx.Graph:
+    """The graph after the stages whose conditions hold (GRAPH_STAGES)."""
     if any(isinstance(item, torch.Tensor) and item.device.type == "cuda" for item in to_compile.example_inputs):
         _gpu().warm_up(to_compile.example_inputs)
-    limit = to_compile.settings["stop_after_rewrites"]
-    stop_after = None if limit < 0 else limit
-    return run_stage(to_compile, "passes", "aot_graphs", print_graph, passes.run, to_compile.graph, stop_after=stop_after)
+    context = pass_context(to_compile)
+    for stage in GRAPH_STAGES if stages is None else stages:
+        if stage.condition(to_compile, graph):
+            graph = run_stage(
+                to_compile, stage.name, "aot_graphs", print_graph, passes.run_passes, graph, stage.passes, context
+            )
+    return graph
+
+
+def split_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:
+    """The graph, and what is computed from parameters beforehand."""
+    if not to_compile.settings["pack_weights"]:
+        return graph, None
+    preparation = run_stage(
+        to_compile, "parameters", "aot_graphs", lambda made: print_graph(graph), passes.split_preparation, graph
+    )
+    return graph, preparation
+
+
+def pass_context(to_compile: GraphToCompile) -> passes.PassContext:
+    """What the passes over this graph share, as the options say."""
+    settings, choose = to_compile.settings, chooser(to_compile)
+    inference = to_compile.backward is None
+    context = passes.PassContext(to_compile.rewrites, keeps_parameters=settings["pack_weights"] and inference)
+    context.choose, context.has_quick_onednn = choose, choose.has_quick_onednn
+    if settings["fusion"]:
+        context.few_rows = choose.few_rows
+        if inference:
+            context.takes_generated = choose.takes_own
+    if settings["trace.enabled"] or environment("FUSEWRIGHT_DEBUG"):
+
+        def tell(report: passes.PassReport) -> None:
+            if report.before != report.after:
+                to_compile.notify(PassDone(to_compile.function, report.name, report.rewrites, report.after))
+
+        context.observer = tell
+    return context
+
+
+def chooser(to_compile: GraphToCompile) -> Chooser:
+    """What chooses between the library's ways and kernels of ours, as the options say."""
+    settings = to_compile.settings
+    store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
+    if not settings["max_autotune"]:
+        return Chooser(store)
+    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True)
 
 
 def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
@@ -100,59 +172,8 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
         to_compile.notify(Hint(to_compile.function, f"no size is put into buckets: {why}"))
         return to_compile
     size_buckets = importlib.import_module("fusewright.backends.size_buckets")  # lazy: behind an option
-    graph = run_stage(to_compile, "buckets", "aot_graphs", print_graph, size_buckets.with_buckets, to_compile, clean(to_compile))
+    graph = run_stage(to_compile, "buckets", "aot_graphs", print_graph, size_buckets.with_buckets, to_compile, optimise(to_compile, to_compile.graph, [CLEAN]))
     return replace(to_compile, graph=graph)
-
-
-def choose_layouts(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph with its convolution chains in channels-last format, and products padded, as the options say; attention of few tokens
-    as loops; and products of halves in float32 on a processor without instructions for them."""
-    if to_compile.settings["shape_padding"] and passes.may_pad(graph):
-        graph = run_stage(to_compile, "padding", "aot_graphs", print_graph, passes.choose_sizes, graph)
-    if to_compile.backward is None and passes.may_write_out(graph):
-        graph = run_stage(to_compile, "attention", "aot_graphs", print_graph, passes.choose_attention, graph)
-    if passes.may_widen(graph):
-        inference = to_compile.backward is None
-        takes_own = chooser(to_compile).takes_own if inference and to_compile.settings["fusion"] else _nothing
-        halves = passes.Halves(to_compile.settings["pack_weights"] and inference, takes_own)
-        graph = run_stage(to_compile, "precision", "aot_graphs", print_graph, passes.choose_precision, graph, halves)
-    if not to_compile.settings["layout"]:
-        return graph
-    return run_stage(to_compile, "layout", "aot_graphs", print_graph, passes.choose_layouts, graph)
-
-
-def choose_operators(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The joint graph with the library's operators that its parts are quickest by."""
-    quick = chooser(to_compile).has_quick_onednn
-    return run_stage(to_compile, "operators", "aot_graphs", print_graph, passes.choose_operators, graph, quick)
-
-
-def finish_backward(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The backward half (or a part of it) as it is lowered."""
-    return run_stage(to_compile, "backward operators", "aot_graphs", print_graph, passes.finish_backward, graph)
-
-
-def pack_parameters(to_compile: GraphToCompile, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, Preparation | None]:
-    """The graph with packed weights, and what is computed from parameters beforehand; both unchanged when the option says no."""
-    if not to_compile.settings["pack_weights"]:
-        return graph, None
-    choose = chooser(to_compile)
-    few = choose.few_rows if to_compile.settings["fusion"] else no_rows
-    further = choose, few, choose.has_quick_onednn
-    return run_stage(to_compile, "parameters", "aot_graphs", lambda made: print_graph(made[0]), passes.pack_parameters, graph, *further)
-
-
-def _nothing(linear: Linear) -> bool:
-    return False
-
-
-def chooser(to_compile: GraphToCompile) -> Chooser:
-    """What chooses between the library's ways and kernels of ours, as the options say."""
-    settings = to_compile.settings
-    store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
-    if not settings["max_autotune"]:
-        return Chooser(store)
-    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True)
 
 
 def generate(
@@ -232,7 +253,7 @@ def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tup
         to_compile.notify(Hint(to_compile.function, "max_autotune measures nothing while a CUDA graph is recorded"))
         return plan, {}, None
     settings = to_compile.settings
-    records = graph_cache.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
+    records = host.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
     started = time.perf_counter()
     tuned = gpu.autotune(plan, own_bytes, settings["autotune_seconds"], records)
     seconds = time.perf_counter() - started

@@ -21,6 +21,7 @@ import torch.fx
 from fusewright.base.errors import BackendError, OptionError, near_misses
 from fusewright.base.options import Settings
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.rewrites import Rewrites
 from fusewright.capture.frame import Backward
 from fusewright.sizes.expressions import Expr
 
@@ -70,6 +71,7 @@ class GraphToCompile:
     notify          emits an event (fusewright.base.events.Event)
     backward        set when `graph` is a joint graph: forward and backward operators in one
     parameters      positions of the inputs that are parameters or buffers of modules: they seldom change
+    rewrites        the budget of rewrites that all passes over this graph and its halves share
     """
 
     graph: torch.fx.Graph
@@ -79,8 +81,8 @@ class GraphToCompile:
     settings: Settings
     notify: Callable[[Any], None]
     backward: Backward | None = None
-    counts: dict[str, int] = field(default_factory=dict)
     parameters: frozenset[int] = frozenset()
+    rewrites: Rewrites = field(default_factory=Rewrites)
 
     def without_examples(self) -> GraphToCompile:
         """For what outlives the compile: a backward that is compiled later must not keep the first call's inputs alive."""

@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from fusewright.base.break_catalogue import BREAKS
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass
-from fusewright.sizes.tensor_type import Location
 
 
 class FusewrightError(RuntimeError):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusewright.base.errors import BreakReport
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
-from fusewright.sizes.tensor_type import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,16 @@ class StageDone(Event):
     text: Callable[[], str]
     seconds: float
     artifact: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone(Event):
+    """One pass over a graph that changed it, told while stages are written to files: its name, the rewrites that it made, the graph after
+    it."""
+
+    name: str
+    rewrites: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ user's exception tables (not even through a bare `except:` or `finally:`).
 
 from __future__ import annotations
 
-from fusewright.sizes.tensor_type import Location
+from fusewright.base.location import Location
 
 
 class Signal(BaseException):
@@ -38,8 +38,13 @@ class SkipFrame(Signal):
         self.stack = stack
 
 
-class SizesVary(Signal):
-    """The frame has shown more of its sizes to vary than were taken as symbols: it is captured again."""
+class Retry(Signal):
+    """Something that the attempt took for granted does not hold: the frame is captured again under other assumptions
+    (`changes`: fields of capture/assumptions.py, none where what is known of its sizes has grown)."""
+
+    def __init__(self, **changes: object) -> None:
+        super().__init__(changes)
+        self.changes = changes
 
 
 class UserException(Signal):

@@ -18,12 +18,12 @@ import torch
 
 from fusewright import _native
 from fusewright.base.records import replace
-from fusewright.base.signals import GraphBreak, Signal, SizesVary, SkipFrame
+from fusewright.base.signals import GraphBreak, Retry, SkipFrame
 from fusewright.capture import batch_of_one as ones
-from fusewright.capture.batch_of_one import Witness
+from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
 from fusewright.capture.border.dynamic import check_history, check_marks, check_results
-from fusewright.capture.border.memoise import ReplayDiffers
 from fusewright.capture.border.native import Interceptor
+from fusewright.capture.border.witness import Witness
 from fusewright.capture.border.world import World, size_guards_since
 from fusewright.capture.breaks import cutting, finish
 from fusewright.capture.bytecode.resume import CannotCut, Resumption
@@ -33,12 +33,11 @@ from fusewright.capture.guards.sources import Local
 from fusewright.capture.guards.types import Guard
 from fusewright.capture.interpret.continuation import Continuation
 from fusewright.capture.interpret.interpreter import Frame, Tracer
-from fusewright.capture.interpret.predication import ONE_WAY, OneWay
+from fusewright.capture.interpret.predication import GUARDED
 from fusewright.capture.settings import CaptureOptions
 from fusewright.record.draws import Draws
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
-from fusewright.record.unknown_shape import UnknownShapeUsed
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.symfloat import float_of_size
 
@@ -47,9 +46,6 @@ __all__ = ["Frame", "Tracer", "capture_frame"]
 # Python frames of ours per interpreted call (measured: 8 for a function, 14 for a module or a property), and some for what runs
 # natively below the last.
 _HOST_FRAMES_PER_CALL = 16
-
-MOST_REFUSALS = 2
-"""Functions whose ways turn out not to be joined, before a capture stops trying (each costs another attempt)."""
 
 
 def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], options: CaptureOptions) -> CapturedFrame:
@@ -60,40 +56,27 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
     if torch._C._len_torch_dispatch_stack():  # it would see the operators of the capture, and none of the compiled code's
         raise SkipFrame("transform-active", "a TorchDispatchMode is active")
     with _deep_recursion(options), _own_saved_tensors():
-        found: GraphBreak | None = None
-        custom_gradients = unknown_shapes = replays = True
-        stop_at, refused = -1, 0
+        assumptions = Assumptions()
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
-            attempt = _Attempt(function, arguments, options, stop_at, found)
-            attempt.tracer.custom_gradients, attempt.tracer.world.repeats.enabled = custom_gradients, replays
-            attempt.tracer.ways.enabled = refused < MOST_REFUSALS and options.level == "aten" and options.dynamic is not False
-            attempt.tracer.recorder.unknown_shapes = unknown_shapes and options.level == "aten"
+            attempt = _Attempt(function, arguments, options, assumptions)
             try:
                 return attempt.run()
-            except _ImpureBackward:
-                custom_gradients = False
-            except ReplayDiffers:
-                replays = False
-            except _GradientThroughSize:
-                options = replace(options, data_shapes=False, data_numbers=False)
-            except OneWay as signal:
-                options.size_history[signal.code, ONE_WAY] = ()
-                refused += 1
-            except SizesVary:
-                found, stop_at = None, -1
-            except UnknownShapeUsed:
-                unknown_shapes = False
+            except Retry as signal:
+                assumptions = assumptions.after(signal)
+                for code in assumptions.guarded:
+                    options.size_history[code, GUARDED] = ()
             except GraphBreak as signal:
                 if options.fullgraph:
                     raise
                 if attempt.reached or attempt.tracer.step == 0:
-                    raise _skipped(found or signal, signal.detail) from None
+                    raise _skipped(assumptions.broken or signal, signal.detail) from None
                 # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
                 signal.__cause__ = signal.__context__ = None
-                found, stop_at = signal.with_traceback(None), attempt.tracer.step - 1
-                found.operators = attempt.tracer.recorder.op_count
+                signal.operators = attempt.tracer.recorder.op_count
+                assumptions = replace(assumptions, broken=signal.with_traceback(None), stop_at=attempt.tracer.step - 1)
             except RecursionError as error:
                 raise SkipFrame("recursion", str(error)) from None
+        found = assumptions.broken
         raise _skipped(found, "the same frame breaks elsewhere each time it is captured") if found else SkipFrame("no-attempts")
 
 
@@ -138,36 +121,30 @@ def _later_guards(env: ShapeEnv | None) -> Callable[[], tuple[Guard, ...]]:
     return functools.partial(size_guards_since, env, len(env.guards), frozenset(env.assumed))
 
 
-class _ImpureBackward(Signal):
-    """The backward of a custom autograd function, or a hook, has effects: the frame is captured again with these as graph breaks."""
-
-
-class _GradientThroughSize(Signal):
-    """Gradients are wanted of a graph with sizes that depend on data: the frame is captured again with these operators as graph breaks."""
-
-
 class _Attempt:
-    """One attempt. `broken` is the break in front of which it stops (None: it runs to the end)."""
+    """One attempt. It stops in front of the break that its assumptions name, if any."""
 
     def __init__(
         self,
         function: types.FunctionType,
         arguments: tuple[object, ...],
         options: CaptureOptions,
-        stop_at: int,
-        broken: GraphBreak | None,
+        assumptions: Assumptions,
     ) -> None:
-        self.broken = broken
+        self.broken = assumptions.broken
         self.reached = False
-        self.tracer = tracer = Tracer(function, arguments, options, calls.call, stop_at)
+        self.tracer = tracer = Tracer(function, arguments, options, calls.call, assumptions)
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
         tracer.recorder = (Witness if options.ones else Recorder)(options.level, env, tracer.stack)
         tracer.recorder.draws = Draws() if options.own_random else None
-        if options.level == "aten" and env is not None:
+        if options.level == "aten" and env is not None and assumptions.data_sizes:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
+        tracer.recorder.unknown_shapes = options.level == "aten" and assumptions.unknown_shapes
+        tracer.ways.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
         if env is not None and options.level == "aten":
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)
+        tracer.world.repeats.enabled = assumptions.replays
 
     def run(self) -> CapturedFrame:
         world = self.tracer.world
@@ -214,7 +191,7 @@ class _Attempt:
         tracer.ways.check(finished.outputs, wants_gradients or world.tensors_compared)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
-            raise _ImpureBackward
+            raise Retry(custom_gradients=False)
         shown = None
         if recorder.env is not None and recorder.env.taken:
             shown = needed and backward is None and not reason and not breaks and ones.shown(world, finished.outputs)
@@ -230,7 +207,7 @@ class _Attempt:
             breaks=breaks,
             op_count=recorder.op_count,
             example_inputs=example_inputs,
-            constants={**recorder.constants, **recorder.submodules},
+            constants={**recorder.constants, **recorder.submodules},  # type: ignore[dict-item]
             backward=backward,
             eager_reason=reason,
             repeats=world.repeats.count,
@@ -245,7 +222,7 @@ class _Attempt:
         if options.follows_autograd or recorder.level == "torch" or not wanted:
             return None, outputs, ""
         if recorder.env is not None and recorder.env.unbacked:
-            raise _GradientThroughSize
+            raise Retry(data_sizes=False)
         if options.differentiate is None:
             return None, outputs, "the backend has no backward"
         return options.differentiate(recorder, outputs)

@@ -12,19 +12,19 @@ Always holds: what is not understood, or has no counterpart in the log, makes th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.base.records import dataclass
 from fusewright.base.signals import Signal
-from fusewright.capture.border.memoise import Copied, is_plain_function, mapped, nodes_between, shared_by
-from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.memoise import Copied, is_plain_function, nodes_between, shared_by
+from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values import context
 from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.border.witness import Call, Witness, last_node
 from fusewright.graph.fingerprint import NoFingerprint
 from fusewright.graph.nodes import leaves
 from fusewright.graph.translation_validation import Numbering
@@ -53,80 +53,9 @@ class _Unproven(Exception):
     """Nothing can be said: the text is for whoever looks into it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of a torch function: the last nodes before and after it, the questions asked in it (from, to), the settings that it was made
-    under."""
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: object
-    before: Node | None
-    last: Node | None
-    asked: tuple[int, int]
-    settings: context.TorchState
-
-
-class Witness(Recorder):
-    """A recorder that keeps a log of what was asked about sizes that are taken to be larger than they are, and where."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.calls: list[_Call] = []
-        self.inferred: list[tuple[Node | None, int, int]] = []  # the last node before an operator's, the questions asked for its type
-        self.unclear = ""
-
-    def call(self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
-        env: Any = self.env
-        if not env.taken:
-            return super().call(fn, args, kwargs)
-        if self._depth:
-            self.unclear = "a call inside of a call"
-            return super().call(fn, args, kwargs)
-        given = mapped(tuple(args), _same), mapped(dict(kwargs or {}), _same)
-        before, start = _last(self), len(env.asked)
-        result = super().call(fn, args, kwargs)
-        self.calls.append(_Call(fn, *given, result, before, _last(self), (start, len(env.asked)), context.snapshot()))
-        return result
-
-    def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
-        asked = self.env.asked  # type: ignore[union-attr]
-        if asked is None:
-            return super()._infer(func, args, kwargs)
-        before, start = _last(self), len(asked)
-        result = super()._infer(func, args, kwargs)
-        if len(asked) > start:
-            self.inferred.append((before, start, len(asked)))
-        return result
-
-    def _view_in_place(self, *args: Any) -> object:
-        self.unclear = "a tensor that becomes its own view"
-        return super()._view_in_place(*args)
-
-    def _resized_out(self, *args: Any) -> object:
-        self.unclear = "a result that is resized"
-        return super()._resized_out(*args)
-
-
-def _same(tensor: TracedTensor) -> TracedTensor:
-    return tensor
-
-
-def asked(recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """function(*args, **kwargs), a question about how traced tensors are laid out: it is no part of the graph, but of the log."""
-    env: Any = recorder.env
-    if not isinstance(recorder, Witness) or not env.taken:
-        return native(function, *args, **kwargs)
-    last, start = _last(recorder), len(env.asked)
-    result = native(function, *args, **kwargs)
-    recorder.calls.append(_Call(function, args, kwargs, result, last, last, (start, len(env.asked)), context.snapshot()))
-    return result
-
-
 def shown(world: World, outputs: Sequence[object]) -> bool:
     """Whether the frame, whose results are `outputs`, does for sizes of 1 what its capture does; then the sizes know (`ShapeEnv.show`)."""
-    recorder = world.recorder
+    recorder: Any = world.recorder
     env: ShapeEnv = recorder.env
     tracer = world.tracer
     if recorder.unclear or env.unbacked or tracer.ways.joined or recorder.user_gradients or world.uses_arrays:
@@ -176,8 +105,9 @@ class _Proof:
 
     def __init__(self, world: World, symbols: frozenset[Symbol]) -> None:
         self.world = world
-        self.recorder: Witness = world.recorder
-        self.env: ShapeEnv = world.recorder.env
+        recorder: Any = world.recorder
+        self.recorder: Witness = recorder
+        self.env: ShapeEnv = recorder.env
         self.asked = self.env.asked or []
         self.symbols = symbols
         self.one = self.env.supposing(dict.fromkeys(symbols, 1), dict.fromkeys(self.env.taken, 1))
@@ -304,7 +234,7 @@ class _Proof:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def call(self, call: _Call, nodes: list[Node], for_types: Mapping[int, Node]) -> None:
+    def call(self, call: Call, nodes: list[Node], for_types: Mapping[int, Node]) -> None:
         """One logged call, which has recorded `nodes`."""
         differs = any(self.differs(self.asked[number]) for number in range(*call.asked) if number not in for_types)
         given = [value for value in leaves((call.args, call.kwargs)) if isinstance(value, torch.Tensor)]
@@ -318,13 +248,13 @@ class _Proof:
                 if node.op == "call_function":
                     self.operator(node)
 
-    def again(self, call: _Call, nodes: list[Node]) -> None:
+    def again(self, call: Call, nodes: list[Node]) -> None:
         """Makes a call on tensors as they are for 1, and compares what it records and what it gives."""
         scratch = self.scratch
         _require(is_plain_function(call.function), "a function that holds values")
         _require(not _asks_memory(call.function), "a question about memory")
         args, kwargs = self.replaced(call.args), self.replaced(call.kwargs)
-        before = _last(scratch)
+        before = last_node(scratch)
         settings = context.snapshot()
         _require(settings.function_modes == call.settings.function_modes, "a function mode")
         _require(settings.inference_mode == call.settings.inference_mode, "inference mode")
@@ -333,7 +263,7 @@ class _Proof:
             result = scratch.call(call.function, args, kwargs)
         finally:
             context.restore(settings)
-        mine = list(nodes_between(scratch.graph, before, _last(scratch)))
+        mine = list(nodes_between(scratch.graph, before, last_node(scratch)))
         _require(all(node.op == "call_function" and not _written(node) for node in (*nodes, *mine)), "a constant, or a write")
         numbers: dict[Any, int] = {}
         types: dict[int, Any] = {}
@@ -481,10 +411,6 @@ class _Proof:
 def _require(condition: object, reason: str) -> None:
     if not condition:
         raise _Unproven(reason)
-
-
-def _last(recorder: Recorder) -> Node | None:
-    return next(iter(reversed(recorder.graph.nodes)), None)
 
 
 def _next(graph: torch.fx.Graph, node: Node | None) -> Node:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch.fx
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Source
 from fusewright.record.applications import Application, Hook
-from fusewright.sizes.tensor_type import Location
 
 
 @dataclass(frozen=True, slots=True)

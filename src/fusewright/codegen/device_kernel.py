@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass
 from fusewright.sizes.expressions import Dim, Expr
-from fusewright.sizes.tensor_type import Location
 
 
 class Unsupported(Exception):

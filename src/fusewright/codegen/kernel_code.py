@@ -10,9 +10,9 @@ out of range. Different ranges of one kernel may run at the same time on differe
 
 from __future__ import annotations
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass
 from fusewright.sizes.expressions import Dim, Expr
-from fusewright.sizes.tensor_type import Location
 
 
 def symbol_of(key: str) -> str:

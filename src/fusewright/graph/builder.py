@@ -13,13 +13,13 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.base.location import Location
 from fusewright.graph.nodes import add_call, written
-from fusewright.operators import shape_rules
-from fusewright.operators.meta_kernels import infer, simplified
+from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import estimate
-from fusewright.sizes.tensor_type import Location, TensorType, same_strides
+from fusewright.sizes.tensor_type import TensorType, same_strides
 
 aten = torch.ops.aten
 
@@ -31,22 +31,6 @@ def argument_types(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [argument_types(item) for item in value]
     return value
-
-
-def derive(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], env: ShapeEnv | None = None) -> object:
-    """The type of the result(s) of op(args), from TensorTypes and Dims. Raises what the meta kernel raises."""
-    if env is not None and env.has_equalities:
-        args, kwargs = simplified(args, env), simplified(kwargs, env)  # type: ignore[assignment]
-    found = shape_rules.by_rule(op, args, kwargs, env)
-    if found is not NotImplemented:
-        return found
-    assumed = frozenset() if env is None else frozenset(env.assumed)
-    found = infer(op, tuple(args), kwargs, shape_rules.result_device(args, kwargs), env)
-    if env is not None and env.shown:
-        more = (env.assumed - assumed) & env.shown
-        if more and shape_rules.so_for_one(derive, op, args, kwargs, env, found):
-            env.assumed -= more
-    return found
 
 
 def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:

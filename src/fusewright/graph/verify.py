@@ -11,11 +11,11 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.builder import argument_types, derive
+from fusewright.graph.builder import argument_types
 from fusewright.graph.nodes import written
+from fusewright.operators.data_dependent import GIVES, OF_UNKNOWN_SHAPE
+from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
-from fusewright.record.data_sizes import GIVES
-from fusewright.record.unknown_shape import OF_UNKNOWN_SHAPE
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType, same_strides, symbols_in

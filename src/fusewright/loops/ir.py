@@ -17,9 +17,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
 from fusewright.sizes.expressions import Dim, Expr, Symbol, symbol
-from fusewright.sizes.tensor_type import Location
 
 # --- expressions ----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ class OperatorFacts:
     """Aliasing and effects of one operator.
 
     arguments  the schema's argument names in order; keyword-only ones follow the positional ones
-    positional how many of them may be given by position
     written    indexes (into `arguments`) of the arguments that the operator writes to
     returned   for each result: ("same", i) it is written argument i itself; ("view", i) it may be a view of argument i; None: fresh
     parts_of   the argument of which the elements of the single result, a list, are views (split, unbind); else None
@@ -31,7 +30,6 @@ class OperatorFacts:
     """
 
     arguments: tuple[str, ...]
-    positional: int
     written: tuple[int, ...]
     returned: tuple[tuple[str, int] | None, ...]
     parts_of: int | None
@@ -83,7 +81,6 @@ def _facts(op: OpOverload) -> OperatorFacts:
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return OperatorFacts(
         arguments=tuple(a.name for a in schema.arguments),
-        positional=sum(not a.kwarg_only for a in schema.arguments),
         written=written,
         returned=tuple(returned),
         parts_of=next(viewed, None) if listed else None,

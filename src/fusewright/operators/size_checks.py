@@ -14,9 +14,9 @@ from torch import ops
 from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
-from fusewright.graph.builder import derive
+from fusewright.operators.data_dependent import MASKS
+from fusewright.operators.derive import derive
 from fusewright.operators.rules.cpu import UPSAMPLING
-from fusewright.record.data_sizes import MASKS
 from fusewright.sizes.expressions import Dim, Relation, minimum, product
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType

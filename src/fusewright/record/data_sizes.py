@@ -16,19 +16,18 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
+from fusewright.operators.data_dependent import GIVES, MASKS
 from fusewright.operators.rules.common import fresh
-from fusewright.operators.schema import argument, facts
+from fusewright.operators.schema import argument
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Dim, Relation, bounds, product
 from fusewright.sizes.symint import size_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
-GIVES = "gives_size"
-MASKS = (torch.bool, torch.uint8)
 
 
 def records(func: OpOverload, args: tuple[object, ...]) -> bool:
@@ -69,11 +68,9 @@ def _most(shape: tuple[Dim, ...]) -> int | None:
 
 
 def _give(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any, gives: Any) -> Any:
-    node_args, _ = recorder._convert_sequence(args)
-    node_kwargs = {name: recorder._convert(value)[0] for name, value in kwargs.items()}
-    node = recorder.node_of(func, tuple(node_args), node_kwargs, types)
+    node, results = recorder.record_as(func, args, kwargs, types)
     node.meta[GIVES] = gives
-    return recorder._results(facts(func), func, args, kwargs, node, types)
+    return results
 
 
 def _nonzero(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:

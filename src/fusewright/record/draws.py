@@ -15,7 +15,7 @@ import torch
 from fusewright.operators.philox import BERNOULLI
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
 

@@ -23,8 +23,9 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusewright.base.location import Location
 from fusewright.base.records import replace
-from fusewright.base.signals import GraphBreak, Signal
+from fusewright.base.signals import GraphBreak, Retry, Signal
 from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder, leaves
 from fusewright.operators import eager_dtypes, shape_rules, size_checks
@@ -44,12 +45,12 @@ from fusewright.record.traced_tensor import (
     move_metadata,
     replace_metadata,
 )
-from fusewright.record.unknown_shape import UnknownShape, UnknownShapeUsed, make_unknown, result_types
+from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import shares_elements, symbolic_strides
 from fusewright.sizes.symint import dim_of, size_of
-from fusewright.sizes.tensor_type import Location, TensorType
+from fusewright.sizes.tensor_type import TensorType
 
 MAX_DIMENSIONS = 64
 """Most of PyTorch's operators take no more."""
@@ -149,6 +150,10 @@ class Recorder:
     @property
     def symbolic(self) -> bool:
         return self.env is not None and (bool(self.env.symbols) or self.data_shapes or self.data_numbers)
+
+    def owns(self, value: object) -> bool:
+        """Whether `value` is a traced tensor of this recorder."""
+        return issubclass(type(value), TracedTensor) and value.recorder is self  # type: ignore[attr-defined]
 
     # --- inputs
 
@@ -390,7 +395,7 @@ class Recorder:
                 meta["recompute"] = True
         return self._results(known, func, args, kwargs, node, result_type)
 
-    def record(self, func: OpOverload, args: Sequence[object], result_type: tuple[object, ...]) -> object:
+    def record(self, func: OpOverload, args: Sequence[object], result_type: tuple[object, ...]) -> Any:
         """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""
         self._here = self.location()
         node_args, _ = self._convert_sequence(args)
@@ -521,6 +526,15 @@ class Recorder:
             raise GraphBreak(*refused)
         return types
 
+    def record_as(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: Any
+    ) -> tuple[torch.fx.Node, Any]:
+        """The node of an operator whose result's type the caller knows, and its results."""
+        node_args, _ = self._convert_sequence(args)
+        node_kwargs = {name: self._convert(value)[0] for name, value in kwargs.items()}
+        node = self.node_of(func, tuple(node_args), node_kwargs, result_type)
+        return node, self._results(facts(func), func, args, kwargs, node, result_type)
+
     def _convert_sequence(self, values: Sequence[object]) -> tuple[list[object], list[object]]:
         nodes: list[object] = []
         kinds: list[object] = []
@@ -542,7 +556,7 @@ class Recorder:
             elif value.recorder is not self:
                 raise GraphBreak("operator-failed", "a tensor of another capture")
             elif isinstance(value, UnknownShape):
-                raise UnknownShapeUsed(value.source)
+                raise Retry(unknown_shapes=False)
             return value.node, value.tensor_type
         if isinstance(value, (list, tuple)):
             nodes, kinds = self._convert_sequence(value)

@@ -18,7 +18,7 @@ from fusewright.operators.schema import argument
 from fusewright.sizes.symfloat import FloatNode, node_of
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
 Args = tuple[Any, ...]

@@ -14,15 +14,14 @@ from torch.torch_version import TorchVersion
 
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.known_values import LITERAL, NUMBER
-from fusewright.operators.decompositions.fused_optimizers import FUSED_OPTIMIZERS
-from fusewright.operators.decompositions.unscale import check_and_unscale
+from fusewright.operators import decompositions
 from fusewright.record import data_sizes
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.symfloat import float_of_tensor
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
 SCALAR_READ = ("data-dependent-scalar", "a Python number is read from a tensor")
@@ -87,8 +86,7 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
 
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
-    aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
-    **FUSED_OPTIMIZERS,
+    **decompositions.OPERATORS,
     aten.lift_fresh.default: _lift_fresh,
     # Zeros without memory (the gradient of sgn): kernels read memory.
     aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(aten.zeros.default, args, kwargs),

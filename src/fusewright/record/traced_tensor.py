@@ -19,7 +19,7 @@ from fusewright.sizes.symint import dim_of, size_of
 from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 
 def _data_method(name: str, code: str) -> object:

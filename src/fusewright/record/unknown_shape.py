@@ -2,7 +2,7 @@
 
 Takes an operator and its arguments; gives the types of its results with a size that no input and no guard knows, and the traced tensor that
 stands for such a result. Always holds: the tensor can be handed on, kept, returned, and asked for what its shape does not decide; whatever
-else is done with it, an operator that takes it included, raises UnknownShapeUsed.
+else is done with it, an operator that takes it included, raises Retry.
 """
 
 from __future__ import annotations
@@ -14,31 +14,17 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.base.signals import GraphBreak
+from fusewright.base.signals import Retry
 from fusewright.graph.nodes import leaves
+from fusewright.operators.data_dependent import OF_UNKNOWN_SHAPE
 from fusewright.record.traced_tensor import TracedTensor, prepare
 from fusewright.sizes.expressions import symbol
 from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
-
-# Operators whose results are taken to be of unknown shape, all of them, with their dtypes: "same" is the first argument's, "real" its real
-# counterpart.
-OF_UNKNOWN_SHAPE: dict[OpOverload, tuple[torch.dtype | str, ...]] = {
-    aten.nonzero.default: (torch.int64,),
-    aten.masked_select.default: ("same",),
-    aten.index.Tensor: ("same",),
-    aten._unique2.default: ("same", torch.int64, torch.int64),
-    aten.unique_dim.default: ("same", torch.int64, torch.int64),
-    aten.unique_consecutive.default: ("same", torch.int64, torch.int64),
-    aten.unique_dim_consecutive.default: ("same", torch.int64, torch.int64),
-    aten.repeat_interleave.Tensor: (torch.int64,),
-    aten.bincount.default: (torch.int64,),
-    aten.linalg_lstsq.default: ("same", "real", torch.int64, "real"),
-}
 
 
 def result_types(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], stem: str) -> tuple[TensorType, ...] | None:
@@ -70,13 +56,6 @@ _ANSWERED = frozenset(
 ) | {torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.is_inference}  # fmt: skip
 
 
-class UnknownShapeUsed(GraphBreak):
-    """Something needs the shape: the frame is captured again, and breaks at the operator that makes the tensor."""
-
-    def __init__(self, source: OpOverload) -> None:
-        super().__init__("data-dependent-shape", f"{source} gives a shape that depends on data")
-
-
 class UnknownShape(TracedTensor):
     """A traced tensor of unknown shape. `source`: the operator that made it."""
 
@@ -85,7 +64,7 @@ class UnknownShape(TracedTensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func not in _ANSWERED:
-            raise UnknownShapeUsed(next(t.source for t in leaves((args, kwargs)) if isinstance(t, UnknownShape)))
+            raise Retry(unknown_shapes=False)  # the next attempt breaks at the operator that makes the tensor
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -98,4 +77,4 @@ def make_unknown(recorder: Recorder, node: torch.fx.Node, type_: TensorType, sou
     return traced
 
 
-__all__ = ["OF_UNKNOWN_SHAPE", "UnknownShape", "make_unknown", "UnknownShapeUsed", "result_types"]
+__all__ = ["UnknownShape", "make_unknown", "result_types"]

@@ -118,7 +118,6 @@ class _Recording:
     memory: Any = None
     graph: Any = None
     results: tuple[Any, ...] = ()
-    backward_calls: int = 0
     back: Any = None
     tangents: list[torch.Tensor] = field(default_factory=list)
     gradients: tuple[Any, ...] = ()

@@ -6,7 +6,6 @@ order at one outer point after the other gives what running them one after the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
@@ -411,7 +410,3 @@ class Fuser:
 
 def fuse(dependencies: Dependencies, buffers: dict[str, Buffer], options: ScheduleOptions) -> list[Group]:
     return Fuser(dependencies, buffers, options).run()
-
-
-def loop_groups(groups: Iterable[Group]) -> list[Group]:
-    return [group for group in groups if group.extern is None]

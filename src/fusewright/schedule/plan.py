@@ -16,10 +16,10 @@ from typing import Literal
 
 import torch
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Axis, Buffer, Expression, Extern, Output, ReductionKind, Store
 from fusewright.sizes.expressions import Dim, Expr
-from fusewright.sizes.tensor_type import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fusewright.base.location import Location
 from fusewright.loops.ir import (
     Apply,
     Axis,
@@ -24,7 +25,6 @@ from fusewright.loops.ir import (
 )
 from fusewright.schedule.plan import Attention, Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement
 from fusewright.sizes.expressions import Dim
-from fusewright.sizes.tensor_type import Location
 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fusewright.backends import graph_cache
 from fusewright.base.records import replace
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
@@ -29,6 +28,7 @@ from fusewright.graph.passes.library.linear_paths import (
     likely,
     ways_for,
 )
+from fusewright.runtime import host
 from fusewright.select import generated_gemm as own_products
 
 BUDGET = 0.1
@@ -101,7 +101,7 @@ class Chooser:
             best = times(PROBE, ways)
             quickest = ONEDNN if best[ONEDNN] < MUCH * best[PLAIN] else PLAIN
             if self.store:
-                graph_cache.store().put(key(PROBE, ways), "linear layer", quickest.encode())
+                host.store().put(key(PROBE, ways), "linear layer", quickest.encode())
         return quickest == ONEDNN
 
     def few_rows(self, linear: Linear) -> int:
@@ -126,7 +126,7 @@ class Chooser:
             found = measured(linear, ways, default)
             self.left -= time.perf_counter() - started
             if self.store:
-                graph_cache.store().put(key(linear, ways), "linear layer", found.encode())
+                host.store().put(key(linear, ways), "linear layer", found.encode())
         if found is None:
             return default
         _known[name] = found
@@ -139,7 +139,7 @@ class Chooser:
         return quick and (linear.inner * linear.columns * linear.dtype.itemsize <= LARGEST or self.longest > LONGEST)
 
     def remembered(self, linear: Linear, ways: Sequence[str]) -> str | None:
-        body = graph_cache.store().get(key(linear, ways)) if self.store else None
+        body = host.store().get(key(linear, ways)) if self.store else None
         way = None if body is None else body.decode("ascii", "replace")
         return way if way in ways else None
 
@@ -151,7 +151,7 @@ def _product(linear: Linear) -> tuple[object, ...]:
 
 def key(linear: Linear, ways: Sequence[str]) -> str:
     """Where the disk cache has the choice."""
-    facts = f"{graph_cache.host_text()}|{torch.get_num_threads()} threads|{linear}|{' '.join(ways)}"
+    facts = f"{host.host_text()}|{torch.get_num_threads()} threads|{linear}|{' '.join(ways)}"
     return hashlib.sha256(facts.encode()).hexdigest()
 
 

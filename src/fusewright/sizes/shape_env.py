@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import (
@@ -31,7 +32,6 @@ from fusewright.sizes.expressions import (
     substitute,
     symbol,
 )
-from fusewright.sizes.tensor_type import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from fusewright.sizes.float_domains import ANYTHING, Interval, bounds, is_define
 from fusewright.sizes.symint import SymNode, size_of
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
-    from fusewright.record.traced_tensor import TracedTensor
+    from fusewright.sizes.interfaces import Recorder
     from fusewright.sizes.shape_env import ShapeEnv
 
 aten = torch.ops.aten
@@ -164,7 +163,7 @@ class FloatNode:
 
     __slots__ = ("history", "recorder", "tensor")
 
-    def __init__(self, recorder: Recorder, tensor: TracedTensor | None, history: _History | None) -> None:
+    def __init__(self, recorder: Recorder, tensor: torch.Tensor | None, history: _History | None) -> None:
         self.recorder = recorder
         self.tensor = tensor
         self.history = history
@@ -248,7 +247,7 @@ class FloatNode:
 
     # --- arithmetic
 
-    def operand(self) -> TracedTensor:
+    def operand(self) -> torch.Tensor:
         """The value as a tensor of the graph: 0-dimensional, float64, on the CPU."""
         if self.tensor is None:
             assert self.history is not None
@@ -481,7 +480,7 @@ def _is_defined_at(compute: Callable[[float], float], given: float) -> bool:
     return True
 
 
-def float_of_input(recorder: Recorder, tensor: TracedTensor, origin: OutsideFloat) -> torch.SymFloat:
+def float_of_input(recorder: Recorder, tensor: torch.Tensor, origin: OutsideFloat) -> torch.SymFloat:
     """The float that a placeholder holds."""
     return torch.SymFloat(FloatNode(recorder, tensor, _outside(origin)))
 

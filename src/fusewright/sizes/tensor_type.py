@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from fusewright.base.records import KeepsHash, dataclass, replace
+from fusewright.base.records import dataclass, replace
 from fusewright.sizes.expressions import Dim, Expr, free_symbols
 
 
@@ -42,18 +42,6 @@ class TensorType:
         sizes = "x".join(str(size) for size in self.shape) or "scalar"
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}[{sizes}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Location(KeepsHash):
-    """One level of the user's stack: where an operator, a break or a kernel came from."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
 
 
 def symbols_in(value: object) -> set[Expr]:

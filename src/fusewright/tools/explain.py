@@ -14,8 +14,8 @@ import torch.fx
 from fusewright import _native, api
 from fusewright.base import events
 from fusewright.base.errors import BreakReport
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
-from fusewright.sizes.tensor_type import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from fusewright.base import events
 from fusewright.base.errors import OptionError, near_misses
+from fusewright.base.location import Location
 from fusewright.base.options import environment
-from fusewright.sizes.tensor_type import Location
 
 ARTIFACTS: dict[str, str] = {
     "graph_breaks": "every graph break and skipped frame: cause, the user's stack, what to do",

@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from fusewright.base.signals import UserException
+from fusewright.capture.assumptions import Assumptions
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
@@ -150,7 +151,7 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def tracer_for(function: Any, arguments: tuple[Any, ...], stop_at: int = -1, options: CaptureOptions | None = None) -> Tracer:
-    tracer = Tracer(function, arguments, options or CaptureOptions(), call, stop_at)
+    tracer = Tracer(function, arguments, options or CaptureOptions(), call, Assumptions(stop_at=stop_at))
     tracer.world = FakeWorld(tracer)
     return tracer
 

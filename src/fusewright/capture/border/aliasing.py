@@ -21,7 +21,7 @@ from fusewright.capture.guards.sources import Constant, InstanceDict, Item, Loca
 from fusewright.operators.schema import facts, list_of_views
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import Outside, World
+    from fusewright.capture.border.interfaces import Outside, World
 
 aten = torch.ops.aten
 

@@ -18,18 +18,18 @@ import torch
 
 from fusewright.base import marks
 from fusewright.base.errors import DynamicMarkError
-from fusewright.base.signals import SizesVary, SkipFrame
+from fusewright.base.signals import Retry, SkipFrame
 from fusewright.capture.border.effects import changed, contents
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Local, Source, TensorSize, TensorStride
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.strides import free_strides
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.base.location import Location
+    from fusewright.capture.border.interfaces import World
     from fusewright.capture.settings import CaptureOptions
     from fusewright.sizes.expressions import Symbol
     from fusewright.sizes.shape_env import ShapeEnv
-    from fusewright.sizes.tensor_type import Location
 
 
 SEVERAL = 5
@@ -190,18 +190,18 @@ def is_symbolic_throughout(code: types.CodeType, options: CaptureOptions) -> boo
 
 
 def check_history(world: World) -> None:
-    """Called at the end of an attempt: raises SizesVary when it has shown more sizes to vary than it took symbols for."""
+    """Called at the end of an attempt: raises Retry when it has shown more sizes to vary than it took symbols for."""
     options, code, env = world.tracer.options, world.tracer.function.__code__, world.recorder.env
     if options.dynamic is not None or env is None:
         return
     history = options.size_history
     if (code, KEEPS) not in history and _keeps_tensors(world):
         history[code, KEEPS] = ()
-        raise SizesVary
+        raise Retry
     if env.first_met and (code, VARIES) in history:
         for key in env.first_met:
             del history[key]
-        raise SizesVary
+        raise Retry
 
 
 def check_results(world: World, results: tuple[object, ...]) -> None:
@@ -213,7 +213,7 @@ def check_results(world: World, results: tuple[object, ...]) -> None:
     history = options.size_history
     if (code, CAPTURED) in history and (code, KEEPS) not in history and any(_is_longer(value, world) for value in results):
         history[code, KEEPS] = ()
-        raise SizesVary
+        raise Retry
     history[code, CAPTURED] = ()
 
 

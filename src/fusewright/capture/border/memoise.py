@@ -24,8 +24,9 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
-from fusewright.base.signals import Signal
+from fusewright.base.signals import Retry
 from fusewright.capture.border.aliasing import written_arguments
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed, contents, stamp
 from fusewright.capture.border.values import context, number
@@ -39,10 +40,9 @@ from fusewright.graph.nodes import add_call, leaves
 from fusewright.operators.schema import argument, facts, list_of_views
 from fusewright.record.traced_tensor import TracedTensor, make_traced
 from fusewright.sizes.symint import dim_of
-from fusewright.sizes.tensor_type import Location
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import Outside, World
+    from fusewright.capture.border.interfaces import Outside, World
 
 LEAST_OPERATORS = 3
 """A module that records fewer is interpreted as quickly."""
@@ -53,10 +53,6 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _UNCHANGING = (torch.Tensor, torch.SymInt, torch.SymBool, slice, *FROZEN_TYPES)
 _NOTHING = (MISSING, DELETED, NULL)
 _SUBJECTS: tuple[GuardKind, ...] = ("TYPE", "IS", "EQUALS", "LENGTH", "KEYS", "ABSENT", "CALL", "BOUND", "SAME")
-
-
-class ReplayDiffers(Signal):
-    """A replay did not give what the example gave: the frame is captured again without replays."""
 
 
 class _Refused(Exception):
@@ -382,7 +378,7 @@ class Repeats:
                 continue
             made = values[id(record.value)] = world.load(real, sources[at])
             if type(record.value) is TracedTensor and (type(made) is not TracedTensor or made.tensor_type != record.value.tensor_type):
-                raise ReplayDiffers
+                raise Retry(replays=False)
         self.count += 1
         return self._copy_nodes(example, values, here) if example.calls is None else self._repeat_calls(example, values, here)
 
@@ -508,7 +504,7 @@ class Repeats:
         try:
             for call in example.calls or ():
                 where = (*here.stack, *call.where[depth:])
-                recorder.location = lambda where=where: where
+                recorder.location = lambda where=where: where  # type: ignore[misc]
                 again = world.torch_call(call.function, mapped(call.args, tensor), mapped(call.kwargs, tensor))
                 _note_results(call.result, again, values)
         finally:
@@ -687,15 +683,15 @@ def mapped(value: Any, tensor: Callable[[TracedTensor], TracedTensor]) -> Any:
 
 
 def _note_results(old: Any, new: Any, values: dict[int, object]) -> None:
-    """Notes what stands for the results of a repeated call. Raises ReplayDiffers if they are of another kind."""
+    """Notes what stands for the results of a repeated call. Raises Retry if they are of another kind."""
     if type(old) is not type(new):
-        raise ReplayDiffers
+        raise Retry(replays=False)
     if type(old) is TracedTensor:
         if old.tensor_type != new.tensor_type or old.requires_grad != new.requires_grad:
-            raise ReplayDiffers
+            raise Retry(replays=False)
         values.setdefault(id(old), new)
     elif isinstance(old, (list, tuple)):
         if len(old) != len(new):
-            raise ReplayDiffers
+            raise Retry(replays=False)
         for one, other in zip(old, new):
             _note_results(one, other, values)

@@ -14,6 +14,7 @@ import os
 import signal
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from fusewright.base.signals import SkipFrame, UserException
 from fusewright.capture.border.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
@@ -51,7 +52,7 @@ def _folder(path: str | None) -> str:
     return os.path.dirname(os.path.abspath(path or os.__file__)) + os.sep
 
 
-_OURS = _folder(__file__)[: -len("capture" + os.sep)]
+_OURS = str(Path(os.path.abspath(__file__)).parents[2]) + os.sep
 _STANDARD = _folder(os.__file__)
 _LIBRARIES = (_folder(torch.__file__), _folder(np.__file__), "<frozen ")
 _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"

@@ -39,7 +39,7 @@ from fusewright.capture.guards.sources import Item
 from fusewright.sizes import symfloat as runtime_float
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 @dataclass(frozen=True, slots=True)

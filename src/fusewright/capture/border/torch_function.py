@@ -17,7 +17,7 @@ from fusewright.capture.border.values import cls as classes
 from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 def overriding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.dynamic import check_marks
 from fusewright.capture.border.effects import Effects, Shadow
+from fusewright.capture.border.interfaces import Outside, Tracer
+from fusewright.capture.border.interfaces import World as Border
 from fusewright.capture.border.memoise import Repeats
 from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import array, constant, context, function, module, number, tensor, wrapper
@@ -34,25 +35,23 @@ from fusewright.capture.border.values import list as lists
 from fusewright.capture.border.values import object as objects
 from fusewright.capture.border.values import set as sets
 from fusewright.capture.border.values import tuple as tuples
-from fusewright.capture.border.values.cls import AbstractChecks
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
+from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES
-from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Expr, Relation
 
 if TYPE_CHECKING:
-    from fusewright.capture.attempt import Tracer
     from fusewright.sizes.shape_env import ShapeEnv
 
 Loader = Callable[["World", Any, Source], object]
 
 
-def _load_array(world: World, real: np.ndarray, source: Source) -> object:
+def _load_array(world: Border, real: np.ndarray, source: Source) -> object:
     return (array.load_array if array.is_traceable(real) else objects.load_object)(world, real, source)
 
 
@@ -91,15 +90,6 @@ NATIVE_TYPES: frozenset[type] = frozenset({
     collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType, types.MethodWrapperType,
     type({}.keys()), type({}.values()), type({}.items()), type(iter([])), enumerate, zip, map, filter, reversed,
 }) | constant.FROZEN_TYPES  # fmt: skip
-
-
-@dataclass(slots=True)
-class Outside:
-    """An outside object, where it came from, and what stands for it inside (itself, when it is handed out raw)."""
-
-    real: Any
-    source: Source
-    value: Any
 
 
 class World:
@@ -181,7 +171,7 @@ class World:
 
     def recorder_owns(self, value: object) -> bool:
         """Whether `value` is a traced tensor of this attempt."""
-        return issubclass(type(value), TracedTensor) and value.recorder is self.recorder  # type: ignore[attr-defined]
+        return self.recorder.owns(value)
 
     def _guard_same(self, known: Outside, source: Source) -> None:
         if isinstance(source, Constant):
@@ -562,6 +552,10 @@ class World:
         self.repeats.log(fn, args, kwargs, result)
         return result
 
+    def repeated_call(self, module: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module, replayed where a call of another module of its class did the same (border/memoise.py)."""
+        return self.repeats.call(module, forward, args, kwargs)
+
     # Imports.
 
     def import_name(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
@@ -619,7 +613,7 @@ def size_guards_since(env: ShapeEnv | None, count: int, assumed: frozenset[Expr]
     return (*learnt, *(Guard("SIZE", FunctionSource(), (relation, sources), SMALL_SIZES) for relation in larger))
 
 
-def _getattr_dict(world: World, stand_in: OutsideDict, name: str) -> Any:
+def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
     if stand_in.shadow is None and name in dicts.LAZY_METHODS:
         return types.MethodType(getattr(OutsideDict, name), stand_in)
     if name == "__class__":
@@ -629,23 +623,23 @@ def _getattr_dict(world: World, stand_in: OutsideDict, name: str) -> Any:
     return native(getattr, stand_in.materialise(), name)
 
 
-def _getattr_native(world: World, obj: Any, name: str) -> Any:
+def _getattr_native(world: Border, obj: Any, name: str) -> Any:
     return native(getattr, obj, name)
 
 
-def _getattr_method(world: World, method: types.MethodType, name: str) -> Any:
+def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
     if name in ("__self__", "__func__"):
         return getattr(method, name)
     return world.getattr(method.__func__, name)
 
 
-def _getattr_cell(world: World, cell: types.CellType, name: str) -> Any:
+def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
     if name == "cell_contents" and world.outside(cell) is not None:
         return world.load_cell(cell)
     return native(getattr, cell, name)
 
 
-def _getattr_python_module(world: World, obj: types.ModuleType, name: str) -> Any:
+def _getattr_python_module(world: Border, obj: types.ModuleType, name: str) -> Any:
     if type(obj) is not types.ModuleType:
         return objects.getattr_object(world, obj, name)
     namespace = world.dict_stand_in(obj.__dict__, InstanceDict(world.constant(obj, obj.__name__)))
@@ -662,7 +656,7 @@ def _getattr_python_module(world: World, obj: types.ModuleType, name: str) -> An
     raise UserException(AttributeError(f"module '{obj.__name__}' has no attribute '{name}'", name=name, obj=obj))
 
 
-def _setattr_python_module(world: World, obj: types.ModuleType, name: str, value: object) -> None:
+def _setattr_python_module(world: Border, obj: types.ModuleType, name: str, value: object) -> None:
     if type(obj) is not types.ModuleType:
         objects.setattr_object(world, obj, name, value)
         return
@@ -671,14 +665,14 @@ def _setattr_python_module(world: World, obj: types.ModuleType, name: str, value
     protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
 
 
-def _setattr_native(world: World, obj: Any, name: str, value: object) -> None:
+def _setattr_native(world: Border, obj: Any, name: str, value: object) -> None:
     if name == "cell_contents" and world.outside(obj) is not None:
         world.store_cell(obj, value)
     else:
         native(setattr, obj, name, value)
 
 
-def _setattr_function(world: World, obj: types.FunctionType, name: str, value: object) -> None:
+def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: object) -> None:
     record = world.outside(obj)
     if record is None:
         native(setattr, obj, name, world.materialise(value))
@@ -688,7 +682,7 @@ def _setattr_function(world: World, obj: types.FunctionType, name: str, value: o
         protocols.setitem(world, world.dict_stand_in(obj.__dict__, InstanceDict(record.source)), name, value)
 
 
-Getter = Callable[[World, Any, str], Any]
+Getter = Callable[[Border, Any, str], Any]
 GETATTRS: dict[type, Getter] = {
     OutsideDict: _getattr_dict,
     types.FunctionType: function.getattr_function,
@@ -707,7 +701,7 @@ BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
     ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _getattr_native),
     (object, objects.getattr_object),
 )
-BASE_SETATTRS: tuple[tuple[type, Callable[[World, Any, str, object], None]], ...] = (
+BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ...] = (
     (torch.Tensor, tensor.setattr_tensor),
     (torch.nn.Module, module.setattr_module),
     (type, classes.setattr_class),
@@ -716,7 +710,7 @@ BASE_SETATTRS: tuple[tuple[type, Callable[[World, Any, str, object], None]], ...
     (types.CellType, _setattr_native),
     (object, objects.setattr_object),
 )
-BASE_DELATTRS: tuple[tuple[type, Callable[[World, Any, str], None]], ...] = (
+BASE_DELATTRS: tuple[tuple[type, Callable[[Border, Any, str], None]], ...] = (
     (torch.Tensor, tensor.delattr_tensor),
     (type, classes.delattr_class),
     (object, objects.delattr_object),

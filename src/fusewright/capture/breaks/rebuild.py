@@ -16,7 +16,7 @@ import itertools
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import contents
+from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
 from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
@@ -33,15 +34,12 @@ from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
 from fusewright.capture.call import transforms as call_transforms
-from fusewright.capture.guards.sources import Local
+from fusewright.capture.guards.sources import Local, Source
 from fusewright.capture.interpret.generators import InterpretedGenerator
 from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.interpret.tracebacks import Place, chain
 from fusewright.sizes.symfloat import node_of
 from fusewright.sizes.symint import size_of
-
-if TYPE_CHECKING:
-    from fusewright.capture.breaks.finish import Code
 
 FUNCTION = "__function"
 
@@ -57,6 +55,32 @@ ITERATORS: tuple[type, ...] = (
     itertools.compress, itertools.takewhile, itertools.dropwhile, itertools.combinations, itertools.permutations,
     type(reversed({})), type(iter(collections.deque())),
 )  # fmt: skip
+
+
+class Code(Protocol):
+    """The code under construction (finish.py)."""
+
+    counts: dict[int, int]
+    lines: list[str]
+    names: dict[int, str]
+    @property
+    def world(self) -> World: ...
+
+    def bind(self, hint: str, value: object) -> str: ...
+
+    def temporary(self, text: str) -> str: ...
+
+    def source(self, source: Source) -> str: ...
+
+    def expression(self, value: Any) -> str: ...
+
+    def keep(self, value: object, name: str) -> str: ...
+
+    def start(self, value: object, text: str) -> str: ...
+
+    def output(self, value: object) -> str: ...
+
+    def cell(self, cell: types.CellType) -> str: ...
 
 
 def content_text(code: Code, value: Any) -> str:

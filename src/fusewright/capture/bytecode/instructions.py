@@ -132,10 +132,6 @@ _JUMPS = frozenset(dis.opname[number] for number in (*dis.hasjrel, *dis.hasjabs)
 _BACKWARD = frozenset(name for name in _JUMPS if "BACKWARD" in name)
 
 
-def is_backward(name: str) -> bool:
-    return name in _BACKWARD
-
-
 def never_falls_through(name: str) -> bool:
     """True for the instructions after which control does not go on to the next one."""
     return name in _ENDS

@@ -27,8 +27,7 @@ from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -47,7 +46,7 @@ def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Function.apply: a stand-in of the class whose methods are interpreted is applied natively, so that autograd's rules are its own."""
     cls, *values = args
     _at_aten_level(tracer, "autograd-function", cls.__qualname__)
-    if not tracer.custom_gradients:
+    if not tracer.assumptions.custom_gradients:
         raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward has effects beyond its result")
     if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
         raise GraphBreak("autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients")
@@ -191,7 +190,7 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
             raise GraphBreak("autograd-call", "backward() into a gradient that itself has a history")
         unwatched(setattr, leaf, "grad", held)
         before[id(leaf)] = held
-    keywords = {name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given}
+    keywords: dict[str, Any] = {name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given}
     world.torch_call(torch.autograd.backward, (given["tensors"],), keywords)
     _note_freed(tracer, given)
     for leaf in wanted or leaves:
@@ -239,7 +238,7 @@ def _without_hooks(world: World, tensor: Any) -> None:
 def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_hook on a tensor made inside: its backward calls the interpreter."""
     tensor, hook = args
-    if tracer.world.outside(tensor) is not None or not tracer.custom_gradients:
+    if tracer.world.outside(tensor) is not None or not tracer.assumptions.custom_gradients:
         raise GraphBreak("autograd-call", "Tensor.register_hook() on an input, or a hook with effects beyond its result")
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:

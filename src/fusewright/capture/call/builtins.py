@@ -41,8 +41,7 @@ from fusewright.capture.guards.sources import Attribute
 from fusewright.sizes import symfloat as runtime_float
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -25,7 +25,7 @@ from fusewright.capture.call import torch as call_torch
 from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -55,7 +55,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Referent
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

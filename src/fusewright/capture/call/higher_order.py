@@ -27,7 +27,7 @@ from fusewright.sizes.expressions import Expr, Symbol, free_symbols
 from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -20,7 +20,7 @@ from fusewright.capture.border.values.constant import is_constant
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture import batch_of_one as ones
 from fusewright.capture.border import protocols
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.protocols import PLAIN, SCALARS, for_native
@@ -28,6 +27,7 @@ from fusewright.capture.border.values import tensor as tensors
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import concrete_inside
+from fusewright.capture.border.witness import asked
 from fusewright.capture.call import (
     autograd as call_autograd,
 )
@@ -45,7 +45,7 @@ from fusewright.capture.call import (
 )
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -184,10 +184,10 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     if protocol is not None:
         return protocol(tracer.world, owner, *args)
     if name == "storage_offset":
-        ones.asked(tracer.recorder, torch.Tensor.storage_offset, (owner,), {})
+        asked(tracer.recorder, torch.Tensor.storage_offset, (owner,), {})
         return tensors.storage_offset(tracer.world, owner)
     if name in _LAYOUT_QUERIES:
-        return ones.asked(tracer.recorder, getattr(torch.Tensor, name), (owner, *args), kwargs)
+        return asked(tracer.recorder, getattr(torch.Tensor, name), (owner, *args), kwargs)
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
     return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)

@@ -19,7 +19,7 @@ from fusewright.operators.decompositions.fused_optimizers import FUSED_NAMES, FU
 from fusewright.sizes.symfloat import float_of_tensor
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -19,7 +19,7 @@ from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.tuple import tuple_like
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

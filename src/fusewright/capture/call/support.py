@@ -23,8 +23,7 @@ from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.dict import OutsideDict
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 PURE_CLASSES: frozenset[type] = frozenset({
     object, slice, range, complex, bytes, bytearray, memoryview, types.SimpleNamespace, types.MethodType, types.MappingProxyType,

@@ -33,12 +33,10 @@ from fusewright.capture.call import (
 from fusewright.capture.call import (
     transforms as call_transforms,
 )
-from fusewright.operators.decompositions.interpolate import interpolate
-from fusewright.operators.decompositions.linspace import linspace
-from fusewright.operators.decompositions.recurrent import recurrent
+from fusewright.operators import decompositions
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -143,6 +141,10 @@ def _fixed(world: Any, value: Any) -> Any:
     return world.format(value, 1, "")
 
 
+# What runs while a program is captured. Public functions (decorators, marks) have rows of their own.
+_OF_CAPTURE = tuple(f"fusewright.{room}." for room in ("capture", "graph", "operators", "record", "sizes"))
+
+
 def policy(origin: str) -> Policy | None:
     """The rule for Python functions of the module `origin`; None: interpret."""
     if origin.startswith("torch"):
@@ -152,7 +154,7 @@ def policy(origin: str) -> Policy | None:
             return call_transforms.transform
         return _REFUSED.get(origin) or call_autograd.POLICIES.get(origin)
     if origin.startswith("fusewright."):
-        return _run_our_own if origin.startswith(("fusewright.capture.", "fusewright.graph.")) else None
+        return _run_our_own if origin.startswith(_OF_CAPTURE) else None
     if origin == "logging":
         return _logging
     return None
@@ -409,11 +411,6 @@ def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return _run_native(tracer, dropout, args, kwargs)
 
 
-def _linspace(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    made = linspace(tracer, args, kwargs)
-    return call_operator(tracer, torch.linspace, args, kwargs) if made is None else made
-
-
 def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """PyTorch's kernel looks at the classes, its form for tracing does not: that is a check in the graph. (On a GPU the device asserts.)"""
     world = tracer.world
@@ -425,22 +422,27 @@ def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return made
 
 
-def _recurrent(kind: str) -> Row:
+def _decomposed(fn: Any, decomposition: Callable[..., Any]) -> Row:
+    """The row of a function that may be recorded as other operators."""
+
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        made = recurrent(tracer, kind, args, kwargs)
-        return call_operator(tracer, getattr(torch, kind), args, kwargs) if made is None else made
+        made = decomposition(tracer.recorder, tracer.world.torch_call, args, kwargs)
+        return tracer.world.torch_call(fn, args, kwargs) if made is None else made
 
     return call
+
+
+def _written_out(function: Any) -> Row:
+    """The row of a function that is interpreted as `function`."""
+    return lambda tracer, args, kwargs: tracer.inline(function, args, kwargs)
 
 
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
     (torch.nn.functional.one_hot, _one_hot),
     (torch.nn.functional.dropout, _dropout),
-    (torch.nn.functional.interpolate, interpolate),
-    (torch.linspace, _linspace),
-    *((getattr(torch, kind), _recurrent(kind)) for kind in ("gru", "rnn_tanh", "rnn_relu")),
-    *call_attention.ROWS,
+    *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),
+    *((fn, _written_out(row)) for fn, row in decompositions.INTERPRETED.items()),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
     (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),

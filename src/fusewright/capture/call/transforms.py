@@ -18,7 +18,7 @@ from fusewright.capture.border import protocols
 from fusewright.capture.border.native import Trampoline, unwatched
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer
 
 _APIS, _TRANSFORMS = "torch._functorch.apis", "torch._functorch.eager_transforms"
 MODULES = (_APIS, _TRANSFORMS)

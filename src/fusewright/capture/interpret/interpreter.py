@@ -11,11 +11,14 @@ import collections
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.capture.assumptions import Assumptions
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
+from fusewright.capture.border.interfaces import Tracer as AnyTracer
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values.list import APPEND, load_to_append
 from fusewright.capture.bytecode.instructions import CO_ASYNC, CO_FAST_KINDS, CO_GENERATOR, NULL, CodeInfo, decoded
@@ -29,7 +32,10 @@ from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.interpret.predication import Ways
 from fusewright.capture.interpret.tracebacks import Raised
 from fusewright.capture.settings import CaptureOptions
-from fusewright.sizes.tensor_type import Location
+from fusewright.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.world import World
 
 # Instructions that only move values, compare classes of exceptions, or leave.
 _HARMLESS = frozenset(
@@ -159,10 +165,9 @@ class Tracer:
 
     world, recorder  the border, and what it records into
     locals           real values of the root frame's argument slots
-    stop_at          the root step in front of which to stop (-1: run to the end); `cut` then builds what is returned
+    assumptions      what the attempt takes for granted, and the root step in front of which to stop; `cut` then builds what is returned
     step             root instructions begun so far
     ways             calls that depend on comparisons of sizes, and may be recorded for each outcome
-    custom_gradients custom autograd functions and hooks may be captured (False: an attempt has found that their backward has effects)
     """
 
     def __init__(
@@ -170,17 +175,16 @@ class Tracer:
         function: types.FunctionType,
         arguments: tuple[object, ...],
         options: CaptureOptions,
-        call: Callable[[Tracer, object, tuple[Any, ...], dict[str, Any]], object],
-        stop_at: int = -1,
+        call: Callable[[AnyTracer, object, tuple[Any, ...], dict[str, Any]], object],
+        assumptions: Assumptions = Assumptions(),  # noqa: B008  (frozen)
     ) -> None:
         self.function = function
         self.locals = arguments
         self.options = options
-        self.stop_at = stop_at
-        self.custom_gradients = True
+        self.assumptions = assumptions
         self.ways = Ways(enabled=False)  # set by the attempt
-        self.recorder: Any = None
-        self.world: Any = None
+        self.recorder: Recorder = None  # type: ignore[assignment]  # the attempt sets both
+        self.world: World = None  # type: ignore[assignment]
         self.frame: Frame | None = None
         self.root: Frame | None = None
         self.step = 0
@@ -201,7 +205,7 @@ class Tracer:
 
     def run(self, load_argument: Callable[[object, int, str], object], cut: Callable[[Frame], Continuation]) -> Continuation:
         """Interprets the root frame. `load_argument(real, slot, name)` brings an argument inside; `cut(frame)` is asked for the
-        continuation when `stop_at` is reached. Raises GraphBreak and SkipFrame."""
+        continuation when `assumptions.stop_at` is reached. Raises GraphBreak and SkipFrame."""
         code = self.function.__code__
         if code.co_flags & (CO_GENERATOR | CO_ASYNC) or code.co_flags & CO_FAST_KINDS != CO_FAST_KINDS:
             raise SkipFrame("frame-kind", "a generator, a coroutine, a class body or a module")
@@ -226,7 +230,7 @@ class Tracer:
     def _run_root(self, frame: Frame, cut: Callable[[Frame], Continuation]) -> Continuation:
         self.frame = frame
         ops = frame.ops
-        stop_at = self.stop_at
+        stop_at = self.assumptions.stop_at
         while True:
             try:
                 while True:

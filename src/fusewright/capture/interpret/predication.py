@@ -4,9 +4,9 @@ Takes a call of a Python function that is interpreted; gives its result. Where t
 width: return table`) and gives a tensor, it is interpreted once for each outcome, and the result is chosen by the sizes at run time; no
 outcome becomes a guard. Always holds: nothing that is recorded for one outcome takes it for granted, so it may run for any sizes; ways that
 have an effect, draw random numbers, read something new from outside, make guards of their own, cost a matrix product or do not give plain
-tensors that are the same size for their outcome raise `OneWay`, and the frame is captured again with the comparison as a guard, as it is
+tensors that are the same size for their outcome raise `Retry`, and the frame is captured again with the comparison as a guard, as it is
 everywhere else. A chosen result is a tensor of its own: where the program could tell (it writes to it, returns it, or asks for its
-identity or gradient), `OneWay` is raised as well.
+identity or gradient), `Retry` is raised as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import dataclass, field
-from fusewright.base.signals import Signal, UserException
+from fusewright.base.signals import Retry, Signal, UserException
 from fusewright.capture.border.effects import stamp
 from fusewright.capture.border.native import native
 from fusewright.capture.bytecode.instructions import CO_GENERATOR
@@ -31,11 +31,11 @@ from fusewright.sizes.symint import SymNode, size_of
 from fusewright.sizes.tensor_type import contiguous_strides
 
 if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Frame, Tracer
+    from fusewright.capture.border.interfaces import Frame, Tracer
 
 aten = torch.ops.aten
 
-ONE_WAY = "one way"
+GUARDED = "guarded"
 """What is noted of a code object, beside the sizes that were seen, when its ways cannot be joined."""
 MOST_WAYS = 4
 MOST_OPERATORS = 16
@@ -49,14 +49,6 @@ _VALUES = (int, float, bool, str, type(None), torch.SymInt, torch.dtype, torch.d
 GROWS = 4
 
 Path = tuple[tuple[Relation, bool], ...]
-
-
-class OneWay(Signal):
-    """The ways of a call cannot be joined: the frame is captured again with guards on the comparisons of `code`."""
-
-    def __init__(self, code: types.CodeType) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 @dataclass(slots=True)
@@ -89,10 +81,11 @@ class Ways:
 
     def may_fork(self, tracer: Tracer, function: types.FunctionType, arguments: list[Any]) -> bool:
         """Whether a call's comparisons are left open: its arguments cannot be changed by it, so it may be interpreted again."""
-        if not self.enabled or not tracer.recorder.env.symbols:
+        env = tracer.recorder.env
+        if not self.enabled or env is None or not env.symbols:
             return False
         code = function.__code__
-        if (code, ONE_WAY) in tracer.options.size_history:
+        if (code, GUARDED) in tracer.options.size_history:
             return False
         if function.__closure__ is not None or code.co_flags & CO_GENERATOR:
             return False
@@ -107,13 +100,16 @@ class Ways:
         now = _state(tracer)
         if type(result) is TracedTensor and now[GROWS:] == start[GROWS:] and _is_light(tracer, before, 1) and not _may_train(tracer):
             return _Joining(self, tracer, function.__code__, make, now).join(asked, result)
+        env = tracer.recorder.env
+        assert env is not None
         for relation, _ in asked:
-            tracer.recorder.env.guard(relation)
+            env.guard(relation)
         return result
 
     def _run(self, tracer: Tracer, frame: Frame, path: Path) -> tuple[Path, object]:
         """Interprets the frame with the answers of `path`: all that was asked, and the result."""
-        env: ShapeEnv = tracer.recorder.env
+        env = tracer.recorder.env
+        assert env is not None
         self.fork = fork = Fork(frame, env, self.fork, dict(path), list(path))
         if path:
             fork.known = env.copy()
@@ -154,12 +150,12 @@ class Ways:
         return bool(native(bool, comparison)) if answer is None else answer
 
     def check(self, outputs: tuple[object, ...], tells: bool) -> None:
-        """Raises OneWay where the program can tell a chosen result from what eager has: it has written to it, or returns it or a view of
+        """Raises Retry where the program can tell a chosen result from what eager has: it has written to it, or returns it or a view of
         it. `tells`: the program wants gradients, or has asked whether two tensors are the same object."""
         leaving = {id(_root(value)) for value in outputs if isinstance(value, TracedTensor)}
         for result, code in self.joined:
             if tells or (not result.is_inference() and result._version) or id(result) in leaving:
-                raise OneWay(code)
+                raise Retry(guarded=frozenset({code}))
 
 
 def _root(value: TracedTensor) -> TracedTensor:
@@ -173,6 +169,7 @@ def _state(tracer: Tracer) -> tuple[object, ...]:
     """What a call that has no effect and reads nothing new leaves as it was. The first GROWS grow by what is read or asked."""
     world, recorder = tracer.world, tracer.recorder
     env = recorder.env
+    assert env is not None
     return (
         len(env.guards), len(world.input_sources), len(env.symbols), len(world.numbers),
         stamp(world.effects), world.store_count, len(recorder.submodules), recorder.freed, len(recorder.read_sizes), tracer.suspended(),
@@ -209,6 +206,7 @@ class _Joining:
     def __init__(self, ways: Ways, tracer: Tracer, code: types.CodeType, make: Callable[[], Frame], start: tuple[object, ...]) -> None:
         self.ways, self.tracer, self.code, self.make, self.start = ways, tracer, code, make, start
         self.recorder = tracer.recorder
+        assert tracer.recorder.env is not None
         self.env: ShapeEnv = tracer.recorder.env
         self.found: list[_Way] = []
 
@@ -222,8 +220,8 @@ class _Joining:
         self.ways.joined.append((chosen, self.code))
         return chosen
 
-    def refuse(self) -> OneWay:
-        return OneWay(self.code)
+    def refuse(self) -> Retry:
+        return Retry(guarded=frozenset({self.code}))
 
     def tree(self, asked: Path, result: object, depth: int) -> Any:
         """(comparison, tree where it holds, tree where it does not), or a _Way."""

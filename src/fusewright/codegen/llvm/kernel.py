@@ -25,6 +25,7 @@ from fusewright.codegen.llvm.emit.loops import Loops
 from fusewright.codegen.llvm.emit.memory import LINE, ZEROS, ZEROS_DEFINITION, Pointer
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
+from fusewright.codegen.llvm.emitter import Pending
 from fusewright.codegen.llvm.nans import passed_over, rounds_as_they_are
 from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
@@ -39,7 +40,6 @@ SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
 SHORT_BODY, LONG_BODY = 12, 60  # operations of a body that is written twice to save turns, and of one to give the processor two chains
 LARGE_POINTS = 1 << 20
-Pending = list[tuple[Store, Value]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from fusewright.schedule.plan import Define, Reduce, Store
 from fusewright.sizes import expressions as sizes
 
 if TYPE_CHECKING:
-    from fusewright.codegen.llvm.kernel import KernelEmitter
+    from fusewright.codegen.llvm.emitter import KernelEmitter
 
 CHUNK = 8192
 """Bytes of a chunk: a part of a first-level cache, and long enough that its end costs little."""

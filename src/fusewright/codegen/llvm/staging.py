@@ -20,7 +20,7 @@ from fusewright.loops.ir import Axis, Expression, Load
 from fusewright.sizes import expressions as sizes
 
 if TYPE_CHECKING:
-    from fusewright.codegen.llvm.kernel import KernelEmitter
+    from fusewright.codegen.llvm.emitter import KernelEmitter
 
 SMALL = 16 << 10
 """Bytes of a tile up to which it lies on the stack."""

@@ -24,7 +24,7 @@ from fusewright.loops.ir import Axis
 from fusewright.schedule.plan import Define, Reduce
 
 if TYPE_CHECKING:
-    from fusewright.codegen.llvm.kernel import KernelEmitter
+    from fusewright.codegen.llvm.emitter import KernelEmitter
 
 ROWS = 8
 """Rows that one pass takes."""

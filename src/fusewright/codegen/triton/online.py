@@ -20,7 +20,7 @@ from fusewright.schedule.expressions import Rewriter
 from fusewright.schedule.plan import Define, Reduce
 
 if TYPE_CHECKING:
-    from fusewright.codegen.triton.kernel import Emitter
+    from fusewright.codegen.triton.values import Emitter
 
 STEP = 4096
 """Elements of the row in one step of the loop; with 32 of them a thread, and three steps of loads on their way, a row of 32,768 bfloat16

@@ -18,6 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fusewright.base.errors import CannotFunctionalise
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, replace
 from fusewright.graph.nodes import written
 from fusewright.loops import ir
@@ -42,7 +43,7 @@ from fusewright.loops.lower.values import (
 )
 from fusewright.operators.schema import facts, list_of_views
 from fusewright.sizes.expressions import Dim, Expr, Symbol, known_le, known_lt
-from fusewright.sizes.tensor_type import Location, TensorType, contiguous_strides
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 COMPUTABLE = frozenset(
     {

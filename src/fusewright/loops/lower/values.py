@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import torch
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, BufferRef, Expression, Load
@@ -29,7 +30,7 @@ from fusewright.sizes.expressions import (
     substitute,
 )
 from fusewright.sizes.strides import estimate
-from fusewright.sizes.tensor_type import Location, TensorType
+from fusewright.sizes.tensor_type import TensorType
 
 Shape = tuple[Dim, ...]
 

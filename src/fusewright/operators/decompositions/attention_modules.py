@@ -1,4 +1,5 @@
 """What PyTorch's operators behind the modules of attention compute, written out; capture interprets these functions in their place.
+And attention itself, with a mask that its kernels take.
 
 Takes what `torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd` take, for dense tensors; gives what they give.
 Always holds: they are only for modules in inference, as PyTorch calls them.
@@ -7,10 +8,27 @@ Always holds: they are only for modules in inference, as PyTorch calls them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional as F
+
+from fusewright.sizes.interfaces import Recorder
+
+
+def with_dense_mask(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A mask that does not vary along its last dimension (transformers expands such ones) keeps attention off every fused kernel of a GPU:
+    it is written out."""
+    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    if not isinstance(mask, torch.Tensor) or mask.device.type != "cuda" or recorder.level != "aten":
+        return None
+    if not mask.ndim or mask.stride(-1) == 1:
+        return None
+    mask = call(torch.Tensor.contiguous, (mask,), {})
+    if len(args) > 3:
+        return call(F.scaled_dot_product_attention, (*args[:3], mask, *args[4:]), kwargs)
+    return call(F.scaled_dot_product_attention, args, {**kwargs, "attn_mask": mask})
 
 
 def _multi_head(

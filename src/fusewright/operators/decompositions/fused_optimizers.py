@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from fusewright.base.signals import GraphBreak
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
 Run = Callable[..., Any]

@@ -7,16 +7,15 @@ natively.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from fusewright.sizes.expressions import floor_div
+from fusewright.sizes.interfaces import Recorder
 from fusewright.sizes.symint import dim_of, size_of
-
-if TYPE_CHECKING:
-    from fusewright.capture.interpret.interpreter import Tracer
 
 aten = torch.ops.aten
 _PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
@@ -36,22 +35,18 @@ _LARGEST_DENOMINATOR = 1 << 10
 """A size times a scale that is a fraction of this denominator at most is exact in double precision."""
 
 
-def interpolate(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A row of call_torch: the result of `interpolate(*args, **kwargs)`."""
+def interpolate(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of `interpolate(*args, **kwargs)`, or None."""
     given: dict[str, Any] = {"size": None, "scale_factor": None, "mode": "nearest", "align_corners": None}
     given |= dict(zip(_PARAMETERS, args)) | kwargs
     plain = given.keys() <= set(_PARAMETERS) and not given.get("recompute_scale_factor") and not given.get("antialias")
-    call = _operator_call(tracer, given) if plain and len(args) <= len(_PARAMETERS) else None
-    if call is None:
-        return tracer.world.torch_call(torch.nn.functional.interpolate, args, kwargs)
-    operator, arguments = call
-    return tracer.world.torch_call(operator, arguments, {})
+    found = _operator_call(recorder, given) if plain and len(args) <= len(_PARAMETERS) else None
+    return None if found is None else call(*found, {})
 
 
-def _operator_call(tracer: Tracer, given: dict[str, Any]) -> tuple[OpOverload, tuple[Any, ...]] | None:
+def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverload, tuple[Any, ...]] | None:
     x, mode, corners = given.get("input"), given["mode"], given["align_corners"]
-    recorder = tracer.recorder
-    if recorder.level != "aten" or not recorder.symbolic or not isinstance(x, torch.Tensor) or not tracer.world.recorder_owns(x):
+    if recorder.level != "aten" or not recorder.symbolic or not isinstance(x, torch.Tensor) or not recorder.owns(x):
         return None
     rank = x.dim() - 2
     operator = _OPERATORS.get((mode, rank)) if type(mode) is str else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from fusewright.record.recorder import Recorder
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
 

@@ -21,7 +21,6 @@ from fusewright.sizes.expressions import Dim, Expr, bounds, ceil_div
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
-_INDEX_FORMATS = (None, torch.contiguous_format)
 
 
 def exact_device(device: torch.device | str | None) -> torch.device:

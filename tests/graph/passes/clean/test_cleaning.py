@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 import fusewright
+from fusewright.base.rewrites import Rewrites
 from fusewright.graph import passes
 from fusewright.graph.passes.clean.canonicalise import canonicalise
 from fusewright.graph.passes.clean.constant_fold import constant_fold
 from fusewright.graph.passes.clean.cse import cse
 from fusewright.graph.passes.clean.dce import dce
-from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.printer import print_graph
 from fusewright.graph.verify import GraphError, verify
 from fusewright.record.recorder import Recorder
@@ -146,12 +146,12 @@ def test_stop_after_bisects() -> None:
         return [c(torch.add, (c(torch.cos, (y,)), c(torch.cos, (y,))))]
 
     reports = []
-    passes.run(recorded(program, torch.randn(3)), observer=reports.append)
+    passes.run(recorded(program, torch.randn(3)), passes.PassContext(observer=reports.append))
     total = sum(report.rewrites for report in reports)
     assert total == 3 and [r.name for r in reports] == [function.__name__ for function, _ in passes.PIPELINE]
     dead = next(report for report in reports if report.name == "dce")
     assert "sin" in dead.before and "sin" not in dead.after and dead.seconds > 0 and "sin" in dead.last
-    counts = [len(operators(passes.run(recorded(program, torch.randn(3)), stop_after=n))) for n in range(total + 1)]
+    counts = [len(operators(passes.run(recorded(program, torch.randn(3)), passes.PassContext(Rewrites(n))))) for n in range(total + 1)]
     assert counts == [5, 4, 3, 2]
 
 
@@ -164,8 +164,8 @@ def test_passes_change_nothing_without_leave(function) -> None:
 
     graph = recorded(program, torch.randn(3))
     before = text(graph)
-    assert text(function(graph, Rewrites(limit=0))) == before
-    assert text(function(graph, Rewrites())) != before
+    assert text(function(graph, passes.PassContext(Rewrites(0)))) == before
+    assert text(function(graph, passes.PassContext())) != before
 
 
 def test_verifier_sees_defects() -> None:

@@ -19,8 +19,7 @@ from fusewright.capture.border.values.tensor import placeholder_name
 from fusewright.capture.guards.sources import ArrayTensor, Source
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
-    from fusewright.capture.interpret.interpreter import Tracer
+    from fusewright.capture.border.interfaces import Tracer, World
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {
     torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.int32: np.int32, torch.int16: np.int16,
@@ -142,7 +141,7 @@ def load_array(world: World, real: np.ndarray, source: Source) -> object:
 
     world.guard("TYPE", source, np.ndarray)
     world.guard("CALL", source, fits)
-    traced = world.recorder.input(torch.from_numpy(real), placeholder_name(source), {}, False)
+    traced = world.recorder.input(torch.from_numpy(real), placeholder_name(source), requires_grad=False)
     world.input_sources.append(ArrayTensor(source))
     world.uses_arrays = world.reads_arrays = True
     return world.stand_in(real, source, TracedArray(world, traced))

@@ -29,7 +29,7 @@ from fusewright.capture.border.values import number
 from fusewright.capture.guards.sources import Attribute, Source
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 EQUALS_TYPES: frozenset[type] = frozenset({int, float, complex, str, bytes, torch.device, torch.Size, range})
 

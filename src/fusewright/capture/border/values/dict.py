@@ -22,7 +22,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import DictKey, Item, ProxiedDict, Source
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 class OutsideDict:
@@ -73,13 +73,6 @@ class OutsideDict:
             value = self.world.load(real, Item(self.source, key))
         self.loaded[key] = value
         return value
-
-    def peek(self, key: object) -> object:
-        """What `lookup` would find outside or in the overlay, without loading or guarding it."""
-        if self.shadow is not None:
-            return dict.get(self.shadow, key, MISSING)
-        stored = self.stores.get(key, MISSING)
-        return self.real.get(key, MISSING) if stored is MISSING else (MISSING if stored is DELETED else stored)
 
     def store(self, key: object, value: object) -> None:
         """Holds a store back until `finish`."""

@@ -21,7 +21,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Local, Source
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 def load_identity(world: World, real: object, source: Source) -> object:
@@ -109,14 +109,6 @@ def getattr_function(world: World, function: types.FunctionType, name: str) -> o
         return getattr(function, name)  # a method of the function type: __get__, __call__, __repr__…
     except AttributeError as missing:
         raise UserException(missing) from None
-
-
-def cell_name(function: types.FunctionType, cell: types.CellType) -> str:
-    """The variable's name of a closure cell of `function`, for messages."""
-    for name, candidate in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        if candidate is cell:
-            return name
-    return "?"
 
 
 IDENTITY_TYPES: tuple[type, ...] = (

@@ -16,7 +16,7 @@ from fusewright.capture.border.effects import Shadow, contents
 from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 APPEND = frozenset({"append", "extend"})

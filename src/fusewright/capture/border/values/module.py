@@ -21,7 +21,7 @@ from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import InstanceDict, Item
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 Module = torch.nn.Module
 
@@ -111,6 +111,6 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
         and all(_is_empty(world, namespace, name) for name in _HOOKS)
     )
     if plain:
-        return world.repeats.call(module, getattr_module(world, module, "forward"), args, kwargs)
+        return world.repeated_call(module, getattr_module(world, module, "forward"), args, kwargs)
     # A compiled submodule (`module.compile()`) is captured from its original code, so `_compiled_call_impl` is passed over.
     return world.tracer.call(world.getattr(module, "_call_impl"), args, kwargs)

@@ -19,7 +19,7 @@ from fusewright.sizes.symfloat import OutsideFloat, float_of_input
 from fusewright.sizes.symint import size_of
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 SMALLEST, LARGEST = 2, 2**31 - 1
 """Ints below are what programs count and choose with, ints above may leave the 64 bits that native code computes in: both are captured by
@@ -91,6 +91,7 @@ def load_int(world: World, real: int, source: Source) -> object:
     if known is not None:
         return known[0]
     env = world.recorder.env
+    assert env is not None
     symbol = env.create(f"n{len(env.symbols)}", real, source, 0, LARGEST)
     env.numbers.add(symbol)
     world.recorder.size_input(symbol, symbol.name)

@@ -28,7 +28,7 @@ from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict,
 from fusewright.capture.guards.types import HoldsValue
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 # Attributes of these belong to a thread, or to another object: neither has a path.

@@ -18,7 +18,7 @@ from fusewright.capture.border.values.list import check_no_slots, load_attribute
 from fusewright.capture.guards.sources import Source
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 class HoldsElements:

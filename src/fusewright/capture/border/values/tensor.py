@@ -29,7 +29,7 @@ from fusewright.sizes.strides import free_strides
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -59,6 +59,7 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     for dim, inner in free_strides(real).items():
         if dim in steps:  # elements share no memory
             type_ = traced.tensor_type
+            assert recorder.env is not None
             recorder.env.guard(Relation("<=", type_.shape[inner] * type_.stride[inner], steps[dim]))
     world.input_sources.append(source)
     world.stand_in(real, source, traced)
@@ -113,6 +114,7 @@ def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Gu
     """Symbolic strides must stay the products of sizes that they are."""
     guards: list[Guard] = []
     env = world.recorder.env
+    assert env is not None
     for dim, step in enumerate(traced.stride()):
         if type(step) is not int and not _is_own(env, dim_of(step), source, dim):
             stride = symbol(f"stride{len(env.symbols)}_{len(guards)}")

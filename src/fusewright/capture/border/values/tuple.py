@@ -13,7 +13,7 @@ from fusewright.capture.border.values.number import tuple_has_changed
 from fusewright.capture.guards.sources import Item, Source
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 
 def load_tuple(world: World, real: tuple, source: Source) -> object:

@@ -21,7 +21,7 @@ from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Sou
 from fusewright.record.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
-    from fusewright.capture.border.world import World
+    from fusewright.capture.border.interfaces import World
 
 CODE = "unsupported-tensor"
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})

@@ -164,12 +164,6 @@ class Memory:
         raw = self._load_row(element, self._at(element.memory, tile, index, 0), lanes, None)
         return self.b.compare("icmp ne", raw, self.b.const(0, "i8")) if element.kind == "bool" else raw
 
-    def load_row(self, dtype: torch.dtype, address: str, lanes: int, mask: Value | None, ahead: int = 0) -> Value:
-        """Elements side by side, 0 where the mask is false. ahead: bytes to what the second-level cache is to fetch, 0 for nothing."""
-        if ahead:
-            self._fetch(address, ahead, locality=SECOND_LEVEL)
-        return self._load_row(ELEMENT_TYPES[dtype], address, lanes, mask)
-
     def fill_tile(
         self,
         tile: tuple[str, int, Value],

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -25,9 +25,9 @@ MOST_BYTES = 8 * 1024 * 1024
 """Larger matrices of probabilities stay with the fused operator, which never holds one."""
 
 
-def attention_backward(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def attention_backward(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for node in graph.find_nodes(op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu_backward.default):
-        if _is_short(node) and rewrites.allow(f"attention gradient: {node.name}"):
+        if _is_short(node) and context.allow(f"attention gradient: {node.name}"):
             _write_out(graph, node)
     return graph
 

@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder, replacing
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -29,9 +29,9 @@ MOST_WORK = 1 << 18
 (float32; 70 to 200 in bfloat16), 45 and 56 with 128 keys; the advantage goes down with more."""
 
 
-def short_attention(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def short_attention(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for node in graph.find_nodes(op="call_function", target=ATTENTION):
-        if is_short(node) and rewrites.allow(f"attention: {node.name}"):
+        if is_short(node) and context.allow(f"attention: {node.name}"):
             with replacing(graph, node) as build:
                 _write_out(build, node)
     return graph

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.clean.escape import escaping
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType, same_strides
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 Rule = Callable[[Builder, torch.fx.Node], torch.fx.Node | None]
 
 
-def canonicalise(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def canonicalise(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     outside = escaping(graph)
     output = next(iter(reversed(graph.nodes)))
     returned = set(output.all_input_nodes)
@@ -42,7 +42,7 @@ def canonicalise(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
             continue
         # A returned tensor is an object of its own: never the input itself, never the same object twice.
         own_object = node not in returned or (found.op == "call_function" and found not in returned)
-        if not own_object or not rewrites.allow(f"canonicalise: {node.name} is {found.name}"):
+        if not own_object or not context.allow(f"canonicalise: {node.name} is {found.name}"):
             if not found.users and found.op == "call_function" and found not in returned:
                 graph.erase_node(found)
             if own_object:

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from fusewright.graph.builder import Builder
 from fusewright.graph.known_values import NUMBER
 from fusewright.graph.passes.clean.escape import escaping
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, same_strides
 
@@ -131,7 +131,7 @@ def _is_known(node: torch.fx.Node, type_: TensorType) -> bool:
     return node.target in _EXACT or (node.target in _EAGERS_OWN and type_.device.type == "cpu" and type_.numel() == 1)
 
 
-def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def constant_fold(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     numbers: dict[torch.fx.Node, Number] = {}
     outside = escaping(graph)
     build = Builder(graph)
@@ -157,7 +157,7 @@ def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
             if result is None:
                 chosen = _chosen(node, type_, numbers)
                 if chosen is not None and node not in outside:
-                    if not rewrites.allow(f"constant_fold: {node.name} is {chosen.name}"):
+                    if not context.allow(f"constant_fold: {node.name} is {chosen.name}"):
                         return graph
                     node.replace_all_uses_with(chosen)
                     graph.erase_node(node)
@@ -166,7 +166,7 @@ def constant_fold(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
             # A tensor that leaves the graph keeps its own operator's layout, and so do all others that are not row-major.
             if node in outside or not same_strides(type_, _row_major(type_)):
                 continue
-            if not rewrites.allow(f"constant_fold: {node.name} is full of {result}"):
+            if not context.allow(f"constant_fold: {node.name} is full of {result}"):
                 return graph
             build.location = node.meta.get("location", ())
             with graph.inserting_before(node):

@@ -14,10 +14,10 @@ import torch.fx
 
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.graph.passes.clean.escape import escaping, is_view
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 
 
-def cse(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def cse(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     outside = escaping(graph)
     returned = set(next(iter(reversed(graph.nodes))).all_input_nodes)
     seen: dict[object, torch.fx.Node] = {}
@@ -34,7 +34,7 @@ def cse(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
             continue
         if first in returned and node in returned:
             continue  # two results are two objects, even when they share storage
-        if not rewrites.allow(f"cse: {node.name} is {first.name}"):
+        if not context.allow(f"cse: {node.name} is {first.name}"):
             return graph
         if node in outside:
             outside.add(first)

@@ -10,9 +10,9 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
+from fusewright.operators.data_dependent import GIVES
 from fusewright.operators.schema import facts
-from fusewright.record.data_sizes import GIVES
 
 
 def must_stay(node: torch.fx.Node) -> bool:
@@ -25,10 +25,10 @@ def must_stay(node: torch.fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and facts(node.target).effect
 
 
-def dce(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def dce(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for node in reversed(graph.nodes):
         if not node.users and not must_stay(node):
-            if not rewrites.allow(f"dce: {node.name}"):
+            if not context.allow(f"dce: {node.name}"):
                 return graph
             graph.erase_node(node)
     return graph

@@ -24,14 +24,15 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.errors import CannotFunctionalise
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field, replace
 from fusewright.graph.builder import Builder, env_of, is_dense, marks_of
 from fusewright.graph.nodes import add_call
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
+from fusewright.operators.data_dependent import GIVES
 from fusewright.operators.schema import facts, functional_form
-from fusewright.record.data_sizes import GIVES
-from fusewright.sizes.tensor_type import Location, TensorType, same_strides, with_sizes
+from fusewright.sizes.tensor_type import TensorType, same_strides, with_sizes
 
 aten = torch.ops.aten
 
@@ -67,7 +68,7 @@ _HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
 }
 
 
-def functionalise(graph: torch.fx.Graph, rewrites: Rewrites | None = None) -> torch.fx.Graph:
+def functionalise(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.Graph:
     """See the head of this file. Raises CannotFunctionalise for a mutation that has no pure equivalent.
 
     It is all or nothing, so it counts no rewrites."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch.fx
 
 from fusewright.graph.builder import env_of
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.graph.write_sizes import write_sizes
 
 
-def specialise(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def specialise(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     env = env_of(graph)
-    return graph if env is None or not env.has_equalities else write_sizes(graph, env.simplify, rewrites.allow)
+    return graph if env is None or not env.has_equalities else write_sizes(graph, env.simplify, context.allow)

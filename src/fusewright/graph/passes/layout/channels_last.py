@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.graph.builder import Builder, argument_types, derive
+from fusewright.graph.builder import Builder, argument_types
 from fusewright.graph.passes.clean.escape import escaping
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
+from fusewright.operators.derive import derive
 from fusewright.operators.rules.common import channels_last_strides, suggests_channels_last
 from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, same_strides
@@ -88,9 +89,9 @@ def _explicit_format(node: Node) -> bool:
 class _Layout:
     """One run over a graph: `original` holds the types that nodes had before."""
 
-    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites, joint: bool) -> None:
+    def __init__(self, graph: torch.fx.Graph, context: PassContext, joint: bool) -> None:
         self.graph = graph
-        self.rewrites = rewrites
+        self.context = context
         self.build = Builder(graph)
         self.joint = joint
         self.original: dict[Node, Any] = {}
@@ -129,7 +130,7 @@ class _Layout:
         return found
 
     def visit(self, node: Node) -> None:
-        if _wants_channels_last(node, self.joint) and self.rewrites.allow(f"channels-last: {node.name}"):
+        if _wants_channels_last(node, self.joint) and self.context.allow(f"channels-last: {node.name}"):
             node.update_arg(0, self.channels_last(node.args[0], node))  # type: ignore[arg-type]
             self.retype(node)
             return
@@ -198,11 +199,11 @@ class _Layout:
                 node.replace_input_with(argument, before)
 
 
-def layout(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def layout(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     joint = any(node.target is aten.convolution_backward.default for node in graph.nodes)
     if sum(_wants_channels_last(node, joint) for node in graph.nodes) < LEAST_CONVOLUTIONS:
         return graph
-    run = _Layout(graph, rewrites, joint)
+    run = _Layout(graph, context, joint)
     nodes = list(graph.nodes)
     end = next(node for node in nodes if node.op == "output" or node.meta.get("epilogue"))  # nothing is computed after it
     for node in nodes:

@@ -13,18 +13,18 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder, replacing
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 ROWS = 2  # the dimension that is added
 
 
-def line_convolution(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def line_convolution(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     if graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         return graph
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if _is_quicker(node) and rewrites.allow(f"as an image: {node.name}"):
+        if _is_quicker(node) and context.allow(f"as an image: {node.name}"):
             with replacing(graph, node) as build:
                 _rewrite(build, node)
     return graph

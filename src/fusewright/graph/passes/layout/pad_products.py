@@ -15,7 +15,7 @@ import torch.fx
 
 from fusewright.base.records import dataclass
 from fusewright.graph.builder import Builder, replacing
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -49,11 +49,11 @@ def may_pad(graph: torch.fx.Graph) -> bool:
     return any(kind is not None and kind.device.type in ALIGNMENT for kind in kinds)
 
 
-def pad_products(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def pad_products(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for target, first in _PRODUCTS.items():
         for node in graph.find_nodes(op="call_function", target=target):
             padding = _padding(node, first)
-            if padding is not None and rewrites.allow(f"padded product: {node.name}"):
+            if padding is not None and context.allow(f"padded product: {node.name}"):
                 with replacing(graph, node) as build:
                     _rewrite(build, node, first, padding)
     return graph

@@ -15,27 +15,27 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder, replacing
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 Node = torch.fx.Node
 
 
-def patch_convolution(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def patch_convolution(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for target, first, rewrite in ((aten.convolution.default, 0, _forward), (aten.convolution_backward.default, 1, _backward)):
         for node in graph.find_nodes(op="call_function", target=target):
-            if _by_patches(node, first) and rewrites.allow(f"patches: {node.name}"):
+            if _by_patches(node, first) and context.allow(f"patches: {node.name}"):
                 with replacing(graph, node) as build:
                     rewrite(build, node)
     return graph
 
 
-def patches_in_inference(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def patches_in_inference(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     """The same for a graph without gradients; those of training are rewritten when forward and backward are."""
     if graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         return graph
-    return patch_convolution(graph, rewrites)
+    return patch_convolution(graph, context)
 
 
 def _by_patches(node: Node, first: int) -> bool:

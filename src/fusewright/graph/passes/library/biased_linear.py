@@ -13,19 +13,19 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
 
 
-def biased_linear(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def biased_linear(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return graph
     build = Builder(graph)
     for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
         weight = _weight(node)
-        if weight is None or not rewrites.allow(f"linear with bias: {node.name}"):
+        if weight is None or not context.allow(f"linear with bias: {node.name}"):
             continue
         bias, x, _ = node.args
         build.location = node.meta.get("location", ())

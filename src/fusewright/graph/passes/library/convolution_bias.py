@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import building_for
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -24,12 +24,12 @@ DEVICES = {"cuda"}
 """Kinds of device whose library takes no bias."""
 
 
-def convolution_bias(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def convolution_bias(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if _adds(node) and rewrites.allow(f"bias added: {node.name}"):
+        if _adds(node) and context.allow(f"bias added: {node.name}"):
             _add(graph, node)
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        if _sums(node) and rewrites.allow(f"bias gradient: {node.name}"):
+        if _sums(node) and context.allow(f"bias gradient: {node.name}"):
             _sum(graph, node)
     return graph
 

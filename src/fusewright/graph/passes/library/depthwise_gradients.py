@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.operators.rules.common import suggests_channels_last
 from fusewright.sizes.tensor_type import TensorType
 
@@ -29,9 +29,9 @@ MOST_KEPT_BYTES = 32 * 1024 * 1024
 """The C library maps larger blocks anew each time, so that all of their pages are made again."""
 
 
-def depthwise_gradients(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def depthwise_gradients(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        if _is_dear(node) and rewrites.allow(f"depthwise gradient: {node.name}"):
+        if _is_dear(node) and context.allow(f"depthwise gradient: {node.name}"):
             _split(graph, node)
     return graph
 

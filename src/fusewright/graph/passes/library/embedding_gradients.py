@@ -15,17 +15,17 @@ import torch.fx
 
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.clean.escape import shares_memory
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
 Node = torch.fx.Node
 
 
-def embedding_gradients(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def embedding_gradients(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     build = Builder(graph)
     for node in graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default):
-        if not _is_plain(node) or not rewrites.allow(f"embedding gradient: {node.name}"):
+        if not _is_plain(node) or not context.allow(f"embedding gradient: {node.name}"):
             continue
         build.location = node.meta.get("location", ())
         total = next(iter(node.users)) if len(node.users) == 1 else None

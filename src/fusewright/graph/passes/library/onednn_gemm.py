@@ -8,15 +8,14 @@ uses half the width of the registers on processors that are not Intel's: on two 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.fx
 
 from fusewright.graph.builder import building_for, env_of
+from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.parameters.stable import stable_nodes
-from fusewright.graph.passes.runner import Rewrites
 from fusewright.sizes.expressions import Dim
 from fusewright.sizes.shape_env import ShapeEnv, example_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
@@ -37,17 +36,13 @@ _LEFT: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 """Where the left factor is among the arguments."""
 
 
-def never() -> bool:
-    return False
-
-
-def quick_products(graph: torch.fx.Graph, rewrites: Rewrites, has_quick_onednn: Callable[[], bool] = never) -> torch.fx.Graph:
-    """`has_quick_onednn` is asked where there is such a product."""
+def quick_products(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
+    """`context.has_quick_onednn` is asked where there is such a product."""
     nodes = [node for target in _LEFT for node in graph.find_nodes(op="call_function", target=target)]
     stable, env = (stable_nodes(graph), env_of(graph)) if nodes else (set(), None)
     for node in nodes:
         fits = node.args[_LEFT[node.target] + 1] not in stable and _fits(node, env)
-        if fits and has_quick_onednn() and rewrites.allow(f"by oneDNN: {node.name}"):
+        if fits and context.has_quick_onednn() and context.allow(f"by oneDNN: {node.name}"):
             _rewrite(graph, node)
     return graph
 

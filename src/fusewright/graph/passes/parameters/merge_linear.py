@@ -2,7 +2,7 @@
 side by side, of which each takes its columns.
 
 Takes and gives a functional inference graph whose parameter inputs carry meta["stable"]. The weights side by side depend on parameters
-alone, so they are made once (passes/prepare.py).
+alone, so they are made once (graph/passes/parameters/freeze.py).
 Always holds: each element is the sum that it was, in the same precision. What a layer gave is a window on the product's rows from now
 on; only operators that read any strides see it: layers whose result leaves the graph, or that another matrix product reads, stay as they
 are.
@@ -18,10 +18,11 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
-from fusewright.graph.builder import MARKS, argument_types, building_for, derive, env_of
+from fusewright.graph.builder import MARKS, argument_types, building_for, env_of
 from fusewright.graph.passes.clean.escape import shares_memory
+from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.parameters.stable import stable_nodes
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
 from fusewright.operators.shape_rules import by_rule
 from fusewright.sizes.expressions import known_eq, product
@@ -41,7 +42,7 @@ _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.convolution.def
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-def merge_linear(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def merge_linear(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     """See the head of this file."""
     stable, env = stable_nodes(graph), env_of(graph)
     groups: dict[tuple[object, ...], list[Node]] = {}
@@ -54,7 +55,7 @@ def merge_linear(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
         if len(nodes) < 2 or _rows(nodes[0], env) * x.meta["type"].shape[1] * columns < LEAST_WORK:  # type: ignore[attr-defined]
             continue
         fitting = [node for node in nodes if _retype(node, replace(node.meta["type"], stride=(columns, 1)), {}, env)]
-        if len(fitting) > 1 and rewrites.allow(f"one product: {', '.join(node.name for node in fitting)}"):
+        if len(fitting) > 1 and context.allow(f"one product: {', '.join(node.name for node in fitting)}"):
             _merge(graph, fitting, x, env)  # type: ignore[arg-type]
     return graph
 

@@ -2,7 +2,7 @@
 
 Takes and gives a functional inference graph whose parameter inputs carry meta["stable"]. Also folds a BatchNorm in evaluation into the
 convolution before it, and an activation behind it into the operator. The new nodes that depend on parameters alone (packed weights,
-folded statistics) are computed once: see passes/prepare.py.
+folded statistics) are computed once: see graph/passes/parameters/freeze.py.
 Always holds: values equal those before within rounding, NaN and infinities included (oneDNN's ReLU and GELU lose them, so those stay
 loops).
 """
@@ -19,6 +19,7 @@ import torch.fx
 
 from fusewright.base.records import replace
 from fusewright.graph.builder import Builder
+from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
     LARGEST_TWICE,
@@ -28,18 +29,13 @@ from fusewright.graph.passes.library.linear_paths import (
     PLAIN,
     SMALLEST,
     TURNED,
-    Choose,
-    FewRows,
     Linear,
-    likely,
-    no_rows,
     ways_for,
 )
 from fusewright.graph.passes.library.linear_paths import FEW_ROWS as PLAIN_ROWS
 from fusewright.graph.passes.parameters.freeze import may_be_kept
 from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.graph.passes.parameters.usual_sizes import UsualSizes
-from fusewright.graph.passes.runner import Rewrites
 from fusewright.graph.skinny_gemm import FEW_ROWS
 from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Dim, maximum
@@ -66,9 +62,9 @@ ACTIVATIONS: dict[Any, str] = {aten.silu.default: "swish", aten.hardswish.defaul
 """Activations that the library fuses exactly, and their names there."""
 
 
-def pack(graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose = likely, few_rows: FewRows = no_rows) -> torch.fx.Graph:
-    """`choose`: which of the library's ways a linear layer takes; `few_rows`: for how many rows a kernel of ours is beside it."""
-    run = _Packing(graph, rewrites, choose, few_rows)
+def pack(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
+    """See the head of this file."""
+    run = _Packing(graph, context)
     for node in list(graph.nodes):
         if node.op != "call_function" or node._erased:  # a convolution has taken it in
             continue
@@ -79,11 +75,9 @@ def pack(graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose = likely, few
 
 
 class _Packing:
-    def __init__(self, graph: torch.fx.Graph, rewrites: Rewrites, choose: Choose, few_rows: FewRows) -> None:
+    def __init__(self, graph: torch.fx.Graph, context: PassContext) -> None:
         self.graph = graph
-        self.rewrites = rewrites
-        self.choose = choose
-        self.few_rows = few_rows
+        self.context = context
         self.build = Builder(graph)
         self.stable = stable_nodes(graph)
         self.usual = UsualSizes(graph, self.build.env)
@@ -152,20 +146,20 @@ class _Packing:
         linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None and not apart, by_rows, varies=varies)
         plain_input = _is_plain(x.meta["type"])
         ways = tuple(way for way in self.ways(linear, rows) if plain_input or way in (PLAIN, TURNED))
-        way = self.choose(linear, ways) if linear.rows != 0 else PLAIN
-        if apart and way in BIAS_FIRST and self.rewrites.allow(f"bias apart: {node.name}"):
+        way = self.context.choose(linear, ways) if linear.rows != 0 else PLAIN
+        if apart and way in BIAS_FIRST and self.context.allow(f"bias apart: {node.name}"):
             product = self.new(aten.mm.default, (x, weight), self.dense_result(node), node)
             self.replace(node, self.within(aten.add.Tensor, product, bias, at=node))
             node, bias = product, None
         twice = not by_rows and inner * columns * type_.dtype.itemsize > LARGEST_TWICE
-        most = self.few_rows(linear) if varies and not twice else 0
-        if way != PLAIN and self.rewrites.allow(f"packed weight ({way}): {node.name}"):
+        most = self.context.few_rows(linear) if varies and not twice else 0
+        if way != PLAIN and self.context.allow(f"packed weight ({way}): {node.name}"):
             node = _WAYS[way](self, node, x, weight, bias, linear)
             if not most:
                 self.fuse_activation(node)
         elif by_rows:
             return  # for a kernel of ours the operator is as good as it is
-        if most and self.rewrites.allow(f"few rows: {node.name}"):
+        if most and self.context.allow(f"few rows: {node.name}"):
             self.beside(node, x, weight, bias, linear, most)
 
     def beside(self, product: Node, x: Node, weight: Node, bias: Node | None, linear: Linear, most: int) -> None:
@@ -277,7 +271,7 @@ class _Packing:
             return
         if not all(isinstance(size, int) for size in kind.shape):
             return
-        if 0 in type_.shape or not self.rewrites.allow(f"packed weight: {node.name}"):
+        if 0 in type_.shape or not self.context.allow(f"packed weight: {node.name}"):
             return
         norm = self.norm_after(node) if type_.dtype is torch.float32 else None
         after = node
@@ -349,7 +343,7 @@ class _Packing:
             linear = Linear(dtype, rows, inner, columns, with_bias, True, (batch, height, width))
         else:
             linear = Linear(dtype, self.near(rows), inner, columns, with_bias, True, varies=True, pixels=True)
-        way = self.choose(linear, self.ways(linear, rows))
+        way = self.context.choose(linear, self.ways(linear, rows))
         if way == CONVOLUTION:
             return None
         later = bias if apart and way in BIAS_FIRST else None
@@ -397,7 +391,7 @@ class _Packing:
         kind: TensorType = x.meta["type"]  # type: ignore[union-attr]
         if training or not alone or mean is None or variance is None or not self.is_stable(gamma, beta, mean, variance):
             return
-        if kind.device.type != "cpu" or kind.dtype not in _IN_FLOAT or kind.ndim < 2 or not self.rewrites.allow(f"prepared: {node.name}"):
+        if kind.device.type != "cpu" or kind.dtype not in _IN_FLOAT or kind.ndim < 2 or not self.context.allow(f"prepared: {node.name}"):
             return
         gamma, beta, mean, variance = (self.in_float(one, node) for one in (gamma, beta, mean, variance))  # type: ignore[arg-type]
         scale = self.call(aten.rsqrt.default, self.call(aten.add.Scalar, variance, epsilon, at=node), at=node)
@@ -436,7 +430,7 @@ class _Packing:
             return
         reader = next(iter(node.users)) if len(node.users) == 1 else None
         name = None if reader is None else ACTIVATIONS.get(reader.target)
-        if name is None or reader is None or reader.meta["type"] != node.meta["type"] or not self.rewrites.allow(f"fused: {name}"):
+        if name is None or reader is None or reader.meta["type"] != node.meta["type"] or not self.context.allow(f"fused: {name}"):
             return
         node.update_arg(position, name)
         self.replace(reader, node)

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.base.records import dataclass
 from fusewright.graph.builder import Builder, building_for, env_of
+from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.library.linear_paths import Linear
 from fusewright.graph.passes.parameters.freeze import may_be_kept
 from fusewright.graph.passes.parameters.stable import stable_nodes
-from fusewright.graph.passes.runner import Rewrites
 from fusewright.sizes.expressions import Dim
 from fusewright.sizes.shape_env import ShapeEnv, example_of
 from fusewright.sizes.tensor_type import TensorType
@@ -59,24 +58,12 @@ def may_widen(graph: torch.fx.Graph) -> bool:
     return any(_half(node) for target in (*_PRODUCTS, *_CONVOLUTIONS) for node in graph.find_nodes(op="call_function", target=target))
 
 
-@dataclass(frozen=True, slots=True)
-class Halves:
-    """keeps: what depends on parameters alone is computed once, beforehand. takes_own: whether a kernel of ours, which multiplies halves as
-    they are, computes a product of matrices."""
-
-    keeps: bool = False
-    takes_own: Callable[[Linear], bool] = lambda linear: False
-
-
-NO_CHOICE = Halves()
-
-
-def half_products(graph: torch.fx.Graph, rewrites: Rewrites, halves: Halves = NO_CHOICE) -> torch.fx.Graph:
+def half_products(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     """See the head of this file."""
-    costs = _Costs(env_of(graph), stable_nodes(graph) if halves.keeps else set(), halves.takes_own)
+    costs = _Costs(env_of(graph), stable_nodes(graph) if context.keeps_parameters else set(), context.takes_generated)
     for target in (*_PRODUCTS, *_CONVOLUTIONS):
         for node in graph.find_nodes(op="call_function", target=target):
-            if _half(node) and costs.gains(node) and rewrites.allow(f"in float32: {node.name}"):
+            if _half(node) and costs.gains(node) and context.allow(f"in float32: {node.name}"):
                 _rewrite(graph, node)
     return graph
 

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.builder import Builder, building_for
-from fusewright.graph.passes.runner import Rewrites
+from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
@@ -30,15 +30,15 @@ TRAINS: dict[torch._ops.OpOverload, Callable[[tuple[object, ...]], bool]] = {
 own statistics."""
 
 
-def norm_results(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
+def norm_results(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
     for target, trains in TRAINS.items():
         for node in graph.find_nodes(op="call_function", target=target):
-            if trains(node.args) and rewrites.allow(f"normalised: {node.name}"):
+            if trains(node.args) and context.allow(f"normalised: {node.name}"):
                 _write_out(graph, node)
     for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
         gradient, x, weight, mean, var, saved_mean, saved_root, train, *rest = node.args
         if train is True and saved_mean is not None and saved_root is not None and (mean is not None or var is not None):
-            if not rewrites.allow(f"running statistics: {node.name}"):
+            if not context.allow(f"running statistics: {node.name}"):
                 break
             node.args = (gradient, x, weight, None, None, saved_mean, saved_root, train, *rest)
     return graph
