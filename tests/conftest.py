@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import _native
-from fusewright import compiler as driver
+from fusewright import _native, compiler as driver
 from fusewright.base.errors import RuntimeFallback
 from fusewright.select import linear as linear_choice
 

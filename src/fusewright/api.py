@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from fusewright.base import marks
-from fusewright.base import options as option_tables
+from fusewright.base import marks, options as option_tables
 from fusewright.base.errors import OptionError, near_misses
 from fusewright.base.events import STREAM
 

@@ -21,8 +21,7 @@ from fusewright.schedule.printer import plan_text
 from fusewright.schedule.verify import verify
 from fusewright.sizes.expressions import loop_symbol, symbol
 from tests.loops import reference as loops
-from tests.schedule import programs as p
-from tests.schedule import reference as plans
+from tests.schedule import programs as p, reference as plans
 from tests.schedule.programs import Builder
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"

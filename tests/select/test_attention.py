@@ -15,8 +15,7 @@ from fusewright.backends import pipeline as native_stages
 from fusewright.codegen.llvm.module import host_target
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.verify import verify
-from fusewright.select import attention as sites
-from fusewright.select import generated_gemm as own_products
+from fusewright.select import attention as sites, generated_gemm as own_products
 from tests.backends.rounding import assert_as_near_as_eager
 from tests.listening import kernel_names, stage_texts
 

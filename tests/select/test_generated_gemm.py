@@ -16,8 +16,7 @@ from fusewright.base.records import replace
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.templates.skinny_gemm import tile_for
 from fusewright.graph.passes.library.linear_paths import OWN, PLAIN, Linear, ways_for
-from fusewright.select import generated_gemm as own_products
-from fusewright.select import linear as linear_choice
+from fusewright.select import generated_gemm as own_products, linear as linear_choice
 from tests.backends.rounding import ROUNDING, assert_as_near_as_eager
 from tests.listening import kernel_names, products
 

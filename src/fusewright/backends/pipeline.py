@@ -24,8 +24,7 @@ from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
-from fusewright.graph import passes
-from fusewright.graph import repeated_layers as bodies
+from fusewright.graph import passes, repeated_layers as bodies
 from fusewright.graph.builder import env_of
 from fusewright.graph.freezing import Preparation
 from fusewright.graph.grad_mode import run_with_grad_mode

@@ -10,10 +10,7 @@ Symbolic sizes stand in aten-level arguments as `Expr`, in torch-level arguments
 
 from __future__ import annotations
 
-import enum
-import functools
 import operator
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -36,7 +33,9 @@ from fusewright.operators.schema import OperatorFacts, argument, facts, function
 from fusewright.record import data_sizes, draws, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
-from fusewright.record.special_operators import SCALAR_READ, SPECIAL, is_symbolic_in_c
+from fusewright.record.refusals import OTHER_GRADIENT, has_sparse_gradient, refusal
+from fusewright.record.special_operators import SPECIAL, is_symbolic_in_c
+from fusewright.record.torch_level import NODE_ARGUMENTS, torch_target
 from fusewright.record.traced_tensor import (
     DATA_METHODS,
     TracedTensor,
@@ -58,20 +57,6 @@ _OWN = frozenset({"aten", "prim", "prims", "fusewright"})
 """Namespaces of operators whose gradients are known below Python: they see the program's own grad mode."""
 Level = Literal["aten", "torch"]
 aten = torch.ops.aten
-
-# Operators whose result would need the data. The rest of them carry a tag (data_dependent_output, dynamic_output_shape).
-_BREAKS: dict[OpOverload, tuple[str, str]] = {
-    aten._local_scalar_dense.default: SCALAR_READ,
-    aten.item.default: SCALAR_READ,
-    aten.is_nonzero.default: ("data-dependent-scalar", "a Python bool is read from a tensor"),
-    aten.set_.source_Tensor: ("inplace-metadata", "set_"),
-    aten.set_.source_Storage_storage_offset: ("inplace-metadata", "set_"),
-    aten.resize_as_.default: ("inplace-metadata", "resize_as_"),
-}
-
-# Operators whose gradient PyTorch computes by other formulas where a tensor subclass has a part: its layout is not eager's.
-_OTHER_GRADIENT: frozenset[OpOverload] = frozenset({aten.ormqr.default})
-
 
 class _RecordingMode(TorchDispatchMode):
     """Sends every operator, factory functions included, to the recorder."""
@@ -506,10 +491,10 @@ class Recorder:
                     raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
         if func is aten.as_strided.default:
             check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]
-        if func in _OTHER_GRADIENT and self._grad_mode and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
+        if func in OTHER_GRADIENT and self._grad_mode and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
             raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
-        refused = _refusal(func)
-        if self._grad_mode and self.level == "aten" and _has_sparse_gradient(func, args, kwargs):
+        refused = refusal(func)
+        if self._grad_mode and self.level == "aten" and has_sparse_gradient(func, args, kwargs):
             raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
         if refused is None:
             return None
@@ -642,7 +627,7 @@ class Recorder:
     # --- torch level
 
     def _torch_node(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> torch.fx.Node:
-        kind, target, args = _torch_target(fn, args)
+        kind, target, args = torch_target(fn, args)
         node_args = tuple(self._torch_argument(value) for value in args)
         node_kwargs = {name: self._torch_argument(value) for name, value in kwargs.items()}
         node = self.graph.create_node(kind, target, node_args, node_kwargs)  # type: ignore[arg-type]
@@ -665,7 +650,7 @@ class Recorder:
             return {key: self._torch_argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step))
-        if not isinstance(value, _NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):  # a node: a higher-order operator's body
+        if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):  # a node: a higher-order operator's body
             raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
         return value
 
@@ -754,53 +739,5 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-@functools.cache
-def _sparse_flags(func: OpOverload) -> tuple[int, ...]:
-    return tuple(i for i, a in enumerate(func._schema.arguments) if a.name in ("sparse", "sparse_grad"))
-
-
-def _has_sparse_gradient(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    """Whether the operator's gradient, if one is asked for, is a sparse tensor: no type of the graph's says so."""
-    flags = _sparse_flags(func)
-    if not any(argument(func, args, kwargs, index) is True for index in flags):
-        return False
-    return any(isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point() for value in (*args, *kwargs.values()))
-
-
-@functools.cache
-def _refusal(func: OpOverload) -> tuple[str, str] | None:
-    """The graph break that this operator may need: (code, detail)."""
-    tags = func.tags
-    found = _BREAKS.get(func)
-    if found is None and torch.Tag.data_dependent_output in tags:
-        found = ("data-dependent-scalar", f"{func} gives a Python value")
-    if found is None and torch.Tag.dynamic_output_shape in tags:
-        found = ("data-dependent-shape", f"{func} gives a shape that depends on data")
-    if found is None and torch.Tag.inplace_view in tags:
-        found = ("inplace-metadata", str(func))
-    return found
-
-
-# What a torch-level graph can hold as an argument besides tensors, sizes and containers of them.
-_NODE_ARGUMENTS = (
-    int, float, complex, str, bytes, range, type(None), type(Ellipsis), type, torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Generator, enum.Enum, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    torch.finfo, torch.iinfo, torch.nn.Module, torch.ScriptObject,
-)  # fmt: skip
-
-
 def _name(fn: object) -> str:
     return getattr(fn, "__qualname__", None) or str(fn)
-
-
-def _torch_target(fn: Callable[..., object], args: Sequence[object]) -> tuple[str, object, Sequence[object]]:
-    """(node kind, target, arguments) for a torch-level call: methods of Tensor by name, so that a subclass would be honoured."""
-    owner = getattr(fn, "__self__", None)
-    if isinstance(fn, types.MethodWrapperType) and fn.__name__ == "__get__" and isinstance(owner, types.GetSetDescriptorType):
-        return "call_function", getattr, (args[0], owner.__name__)
-    if isinstance(owner, TracedTensor):
-        return "call_method", fn.__name__, (owner, *args)
-    name = getattr(fn, "__name__", "")
-    if name and args and isinstance(args[0], TracedTensor) and getattr(torch.Tensor, name, None) is fn:
-        return "call_method", name, args
-    return "call_function", fn, args

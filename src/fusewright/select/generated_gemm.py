@@ -27,8 +27,7 @@ from fusewright.runtime import launch
 from fusewright.runtime.machine_code import load_code
 from fusewright.schedule.driver import with_memory
 from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
-from fusewright.select import attention, products
-from fusewright.select import skinny_gemm as few_rows_ways
+from fusewright.select import attention, products, skinny_gemm as few_rows_ways
 from fusewright.select.products import Replacement, Site
 from fusewright.sizes.expressions import Expr, evaluate, free_symbols
 

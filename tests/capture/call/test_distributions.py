@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch import distributions as D
+from torch import Tensor, distributions as D, nn
 
 import fusewright
 

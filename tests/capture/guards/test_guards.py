@@ -11,8 +11,7 @@ from collections import OrderedDict, deque
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fusewright import _native
 from fusewright.capture.guards import (

@@ -20,8 +20,7 @@ import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native, unwatched
-from fusewright.capture.border.values import array as arrays
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import array as arrays, cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict

@@ -24,17 +24,25 @@ from fusewright.capture.border import protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.dynamic import check_marks
 from fusewright.capture.border.effects import Effects, Shadow
-from fusewright.capture.border.interfaces import Outside, Tracer
-from fusewright.capture.border.interfaces import World as Border
+from fusewright.capture.border.interfaces import Outside, Tracer, World as Border
 from fusewright.capture.border.memoise import Repeats
 from fusewright.capture.border.native import native, unwatched
-from fusewright.capture.border.values import array, constant, context, function, module, number, tensor, wrapper
-from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values import dict as dicts
-from fusewright.capture.border.values import list as lists
-from fusewright.capture.border.values import object as objects
-from fusewright.capture.border.values import set as sets
-from fusewright.capture.border.values import tuple as tuples
+from fusewright.capture.border.values import (
+    array,
+    cls as classes,
+    constant,
+    context,
+    dict as dicts,
+    function,
+    list as lists,
+    module,
+    number,
+    object as objects,
+    set as sets,
+    tensor,
+    tuple as tuples,
+    wrapper,
+)
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.bytecode.instructions import NULL

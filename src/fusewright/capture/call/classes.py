@@ -20,8 +20,7 @@ from fusewright.capture.border.native import native
 from fusewright.capture.border.protocols import for_native, truth
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
-from fusewright.capture.call import support as call_support
-from fusewright.capture.call import torch as call_torch
+from fusewright.capture.call import support as call_support, torch as call_torch
 from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:

@@ -20,35 +20,18 @@ import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import Trampoline, is_library, native, unwatched
-from fusewright.capture.border.values import array as arrays
-from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values import function as functions
-from fusewright.capture.border.values import module as modules
+from fusewright.capture.border.values import array as arrays, cls as classes, function as functions, module as modules
 from fusewright.capture.border.values.constant import is_constant
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import (
     attention as call_attention,
-)
-from fusewright.capture.call import (
     builtins as call_builtins,
-)
-from fusewright.capture.call import (
     classes as call_classes,
-)
-from fusewright.capture.call import (
     higher_order as call_higher_order,
-)
-from fusewright.capture.call import (
     marked as call_marked,
-)
-from fusewright.capture.call import (
     methods as call_methods,
-)
-from fusewright.capture.call import (
     optimizers,
     polyfills,
-)
-from fusewright.capture.call import (
     torch as call_torch,
 )
 from fusewright.capture.guards import MISSING

@@ -20,27 +20,16 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border import protocols
 from fusewright.capture.border.native import Trampoline, native
 from fusewright.capture.border.protocols import PLAIN, SCALARS, for_native
-from fusewright.capture.border.values import array as arrays
-from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values import object as objects
-from fusewright.capture.border.values import tensor as tensors
+from fusewright.capture.border.values import array as arrays, cls as classes, object as objects, tensor as tensors
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import concrete_inside
 from fusewright.capture.border.witness import asked
 from fusewright.capture.call import (
     autograd as call_autograd,
-)
-from fusewright.capture.call import (
     builtins as call_builtins,
-)
-from fusewright.capture.call import (
     classes as call_classes,
-)
-from fusewright.capture.call import (
     support as call_support,
-)
-from fusewright.capture.call import (
     torch as call_torch,
 )
 

@@ -19,18 +19,11 @@ import torch
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.protocols import for_native
-from fusewright.capture.border.values import module as modules
-from fusewright.capture.border.values import tensor as tensors
+from fusewright.capture.border.values import module as modules, tensor as tensors
 from fusewright.capture.call import (
     attention as call_attention,
-)
-from fusewright.capture.call import (
     autograd as call_autograd,
-)
-from fusewright.capture.call import (
     marked as call_marked,
-)
-from fusewright.capture.call import (
     transforms as call_transforms,
 )
 from fusewright.operators import decompositions

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fusewright.codegen.analysis import Shape, StageView, reductions_of, same_walk
-from fusewright.codegen.llvm.emit import math as functions
-from fusewright.codegen.llvm.emit import reductions
+from fusewright.codegen.llvm.emit import math as functions, reductions
 from fusewright.codegen.llvm.emit.builder import Value
 from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.nans import passed_over

@@ -14,10 +14,8 @@ from fusewright.loops.lower import (
     reductions,
     scans,
     shape,
-    views,
-)
-from fusewright.loops.lower import (
     skinny_gemm as few_rows,
+    views,
 )
 from fusewright.loops.lower.driver import lower
 

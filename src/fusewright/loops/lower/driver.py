@@ -23,8 +23,7 @@ from fusewright.base.records import dataclass, replace
 from fusewright.graph.nodes import written
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, LoopProgram, Operation, Output, Pointwise, Reduction, Store
-from fusewright.loops.lower import expressions as ex
-from fusewright.loops.lower import registry
+from fusewright.loops.lower import expressions as ex, registry
 from fusewright.loops.lower.extern import call_extern
 from fusewright.loops.lower.liveness import drop_dead_operations
 from fusewright.loops.lower.registry import Fallback

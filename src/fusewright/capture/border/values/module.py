@@ -14,8 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from fusewright._native import ModuleCall
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values import object as objects
+from fusewright.capture.border.values import cls as classes, object as objects
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import InstanceDict, Item

@@ -20,8 +20,7 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
-from fusewright.capture.border.values import cls as classes
-from fusewright.capture.border.values import function as functions
+from fusewright.capture.border.values import cls as classes, function as functions
 from fusewright.capture.border.values.dict import OutsideDict, read_namespace
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source

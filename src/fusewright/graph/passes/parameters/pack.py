@@ -22,6 +22,7 @@ from fusewright.graph.builder import Builder
 from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
+    FEW_ROWS as PLAIN_ROWS,
     LARGEST_TWICE,
     MKL,
     ONEDNN,
@@ -32,7 +33,6 @@ from fusewright.graph.passes.library.linear_paths import (
     Linear,
     ways_for,
 )
-from fusewright.graph.passes.library.linear_paths import FEW_ROWS as PLAIN_ROWS
 from fusewright.graph.passes.parameters.freeze import may_be_kept
 from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.graph.passes.parameters.usual_sizes import UsualSizes
