@@ -29,9 +29,9 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        places = ctx.group.reaches[0].gradients
-        if not places or all(tangent is None for tangent in tangents):
+        if not ctx.group.reaches or all(tangent is None for tangent in tangents):
             return (None,) * len(ctx.needs_input_grad)
+        places = ctx.group.reaches[0].gradients
         found = gradients(ctx, list(tangents))
         return (None, None, None, *[found[place] if place >= 0 else None for place in places])
 
@@ -90,8 +90,8 @@ def _apply(halves: Halves, inputs: tuple[Any, ...]) -> list[Any]:
     for group in halves.groups:
         if halves.parts:
             made: Any = _apply_in_parts(halves, call)
-        elif group.uniform:
-            wanted = [inputs[position] for position in group.reaches[0].inputs]
+        elif group.single:
+            wanted = [inputs[position] for reach in group.reaches for position in reach.inputs]
             made = _Compiled.apply(halves, group, call, *(wanted or [visits.anchor()]))
         else:
             made = visits.apply(halves, group, call)

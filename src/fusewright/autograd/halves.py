@@ -55,6 +55,7 @@ class Group:
     foreign    positions of results that are saved and belong to another node of autograd's graph
     reaches    the inputs by the outputs that lead to them
     frees      the outputs (places among the tangents) that free what each other's backward needs
+    exits      the outputs by the operator that made them: hooks of one are called when that operator's turn comes
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -66,11 +67,12 @@ class Group:
     foreign: frozenset[int]
     reaches: tuple[Reach, ...]
     frees: tuple[tuple[int, ...], ...]
+    exits: tuple[tuple[int, ...], ...]
 
     @property
-    def uniform(self) -> bool:
-        """Whether every output leads to the same inputs, and frees what the others need."""
-        return len(self.frees) == len(self.reaches) == 1 and len(self.reaches[0].depends) == len(self.tangents)
+    def single(self) -> bool:
+        """Whether one node of autograd's graph can stand for the group."""
+        return len(self.exits) == 1 and len(self.reaches) <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,8 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
             "fusewright: the forward drew random numbers while the program recorded a CUDA graph; it cannot be repeated with them. "
             "Keep gradients of gradients (create_graph=True) of it out of the recording."
         )
+    # Aliases stand for the inputs, whose hooks are called when the gradients of the gradients reach them.
+    inputs = tuple([one.view_as(one) if isinstance(one, torch.Tensor) and one.requires_grad else one for one in inputs])
     with nullcontext() if ctx.random is None else ctx.random.again():
         outputs = halves.replay(*inputs)
     pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]

@@ -22,12 +22,20 @@ MOST_GROUPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """places: of its outputs among all; inputs: for each input that they lead to its key, and the places of those which do; frees: the
-    places by what the outputs have in common that a backward frees: operators that save a tensor."""
+    """Outputs, by their places among all, and the inputs that they lead to.
 
-    places: tuple[int, ...]
+    exits   the outputs by the operator that made them
+    frees   the outputs by what they have in common that a backward frees: operators that save a tensor
+    inputs  for each input its key, and the outputs that lead to it
+    """
+
+    exits: tuple[tuple[int, ...], ...]
     frees: tuple[tuple[int, ...], ...]
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        return tuple(sorted(place for exit in self.exits for place in exit))
 
 
 def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Group]:
@@ -35,7 +43,8 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Grou
     masks: dict[Any, int] = {}
     for place, output in enumerate(outputs):
         masks[output.grad_fn] = masks.get(output.grad_fn, 0) | 1 << place
-    roots = list(masks)
+    own = dict(masks)
+    roots = sorted(masks, key=lambda root: int(root._sequence_nr()))
     order, reached = _graph(roots, ends)
     for node in order:
         for following, _ in node.next_functions:
@@ -48,20 +57,26 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Grou
         groups = [(1 << len(outputs)) - 1]
     # The engine begins with what was made last, and so it does with the groups: those stand first whose nodes are made first.
     groups.sort(key=lambda group: max(root._sequence_nr() for root in roots if masks[root] & group))
-    found = [(key, masks[node]) for node, key in reached]
-    return [
-        Group(
-            _places(group),
-            tuple(_places(part) for part in frees if part & group),
-            tuple((key, _places(mask & group)) for key, mask in found if mask & group),
+    by_time = sorted(order, key=lambda node: -int(node._sequence_nr()))
+    made = []
+    for group in groups:
+        # Leaves by when their gradients are complete (the engine accumulates them at once), then what it comes to at last.
+        edges = (edge for node in by_time if masks[node] & group for edge, _ in node.next_functions)
+        complete = {edge: time for time, edge in enumerate(edges)}
+        mine = [node for node in reached if masks[node] & group]
+        mine.sort(key=lambda node: (not hasattr(node, "variable"), complete.get(node, -1)))
+        made.append(
+            Group(
+                tuple(_places(own[root]) for root in roots if own[root] & group),
+                tuple(_places(part) for part in frees if part & group),
+                tuple((reached[node], _places(masks[node] & group)) for node in mine),
+            )
         )
-        for group in groups
-    ]
+    return made
 
 
-def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], list[tuple[Any, int]]]:
-    """The nodes of the capture, each before those that it leads to, and those at its ends with their keys: leaves in the order in which
-    their gradients are complete (the engine accumulates them at once), then what has a history, which it comes to at last."""
+def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], dict[Any, int]]:
+    """The nodes of the capture, each before those that it leads to, and those at its ends with their keys."""
     keys: dict[Any, int | None] = {}
     order: list[Any] = []
     pending = [(root, False) for root in roots]
@@ -76,11 +91,7 @@ def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], list[t
                 pending.append((node, True))
                 pending += [(following, False) for following, _ in node.next_functions if following is not None]
     order.reverse()
-    by_time = sorted(order, key=lambda node: -int(node._sequence_nr()))
-    complete = {edge[0]: time for time, edge in enumerate(edge for node in by_time for edge in node.next_functions)}
-    reached = [(node, key) for node, key in keys.items() if key is not None]
-    reached.sort(key=lambda one: (not hasattr(one[0], "variable"), complete.get(one[0], -1)))
-    return order, reached
+    return order, {node: key for node, key in keys.items() if key is not None}
 
 
 def taken(ready: Sequence[int]) -> list[int]:

@@ -113,7 +113,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         dense=tuple(one.tensor_type.stride != value.tensor_type.stride for one, (_, value) in zip(tangents, wanted, strict=True)),
         gradients=tuple(position for position, _, _ in defined),
         depends=tuple(depends for _, depends, _ in defined),
-        groups=tuple(group.frees for group in groups),
+        groups=tuple((group.exits, group.frees) for group in groups),
         histories=frozenset(position for position in leaves if recorder.inputs[position][0].meta["history"] is not None),
         undefined=tuple((position, depends) for position, depends, value in gradients if value is None),
         updates=updates,
@@ -176,6 +176,7 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
     for value, root in zip(outputs, roots, strict=True):
         sharing.setdefault(id(root), set()).add(id(value))
     rebuilt = []
+    calls: dict[torch.fx.Node, int] = {}
     for value, root in zip(outputs, roots, strict=True):
         leaf = isinstance(value, TracedTensor) and value.requires_grad and value.grad_fn is None
         if root is None or value is root:
@@ -191,7 +192,7 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
             continue
         else:
             base = ("output", results.add(root))
-        steps = _steps(value, root)
+        steps = _steps(value, root, calls)
         _check_hooks(value, root)
         rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad or leaf, leaf=leaf))
     return rebuilt
@@ -206,8 +207,8 @@ def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:
         value = value.viewed
 
 
-def _steps(value: TracedTensor, root: TracedTensor) -> tuple[Any, ...]:
-    """The recorded view operators from `root` to `value`."""
+def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, int]) -> tuple[Any, ...]:
+    """The recorded view operators from `root` to `value`. `calls`: their numbers."""
     steps = []
     while value is not root:
         assert value.viewed is not None
@@ -218,6 +219,6 @@ def _steps(value: TracedTensor, root: TracedTensor) -> tuple[Any, ...]:
             node, element = node.args[0], node.args[1]  # type: ignore[assignment]
         if not isinstance(node.args[0], torch.fx.Node) or any(isinstance(one, torch.fx.Node) for one in node.args[1:]):
             raise CannotDifferentiate(f"a view made by {node.target} is returned together with what it is a view of")
-        steps.append((node.target, tuple(node.args[1:]), dict(node.kwargs), element))
+        steps.append((node.target, tuple(node.args[1:]), dict(node.kwargs), element, calls.setdefault(node, len(calls))))
         value = value.viewed
     return tuple(reversed(steps))

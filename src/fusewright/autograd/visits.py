@@ -1,8 +1,8 @@
-"""Outputs of one group that lead to different inputs.
+"""Several outputs of one group, which may lead to different inputs.
 
-A backward visits whatever the outputs that it starts from lead to: hooks of those inputs are called, and the graphs behind
-them run. So each set of inputs that the same outputs lead to has a node of its own, which its outputs' nodes point to by tokens
-(no elements):
+A backward visits whatever the outputs that it starts from lead to: hooks of those inputs are called, and the graphs behind them
+run; hooks of another output, which has no gradient, are not. So each output has a node of its own, and each set of inputs that the
+same outputs lead to; tokens (no elements) tie them:
 
     output ─► _Outputs ─token─► _Inputs ─► inputs
 
@@ -21,25 +21,27 @@ import torch
 from fusewright.autograd.halves import FREED, Call, Group, Halves, Reach, gradients, remember
 
 
-def anchor() -> torch.Tensor:
+def anchor(device: torch.device | None = None) -> torch.Tensor:
     """Makes outputs that lead to no input require a gradient."""
-    return torch.empty(0, requires_grad=True)
+    return torch.empty(0, device=device, requires_grad=True)
 
 
 class _Pass:
     """The backward pass under way (task), and what it has brought.
 
-    saved    the output of _Saved, whose node holds what the forward saved
+    saved    the output of _Saved, whose node holds what the forward saved; None: the node of the only inputs does
     exits    the nodes of the outputs, as weak references; waiting: those of them that have not run in this pass
     given    the outputs' gradients; found: the gradients of the inputs, once they are known
     freed    which of `frees` (see Group) earlier passes have freed
+    device   of the tokens: the engine runs a node on the stream that its gradients are made on
     """
 
-    __slots__ = ("exits", "found", "freed", "frees", "given", "saved", "task", "waiting")
+    __slots__ = ("device", "exits", "found", "freed", "frees", "given", "saved", "task", "waiting")
 
-    def __init__(self, saved: torch.Tensor, outputs: int, frees: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, saved: torch.Tensor | None, outputs: int, frees: tuple[tuple[int, ...], ...], device: torch.device) -> None:
         self.saved = saved
         self.frees = frees
+        self.device = device
         self.freed: set[int] = set()
         self.exits: list[weakref.ref[Any]] = []
         self.waiting: set[int] = set()
@@ -58,8 +60,8 @@ class _Pass:
             if tangent is not None:
                 self.found = None
 
-    def take(self, places: tuple[int, ...]) -> list[Any]:
-        """The gradients at `places` (-1: none); each is taken once in a pass."""
+    def take(self, ctx: Any, places: tuple[int, ...]) -> list[Any]:
+        """The gradients at `places` (-1: none) for the node `ctx`; each is taken once in a pass."""
         if self.found is None:
             visited = {index for index, part in enumerate(self.frees) if any(self.given[place] is not None for place in part)}
             if visited & self.freed:
@@ -67,7 +69,8 @@ class _Pass:
             last = not any(map(self._comes, self.waiting))
             if last and not torch._C._autograd._get_current_graph_task_keep_graph():
                 self.freed |= visited
-            self.found = list(gradients(self.saved.grad_fn, self.given, last and len(self.freed) == len(self.frees)))
+            holder = ctx if self.saved is None else self.saved.grad_fn
+            self.found = list(gradients(holder, self.given, last and len(self.freed) == len(self.frees)))
             if last:
                 self.given = [None if tangent is None else True for tangent in self.given]
         taken = []
@@ -92,19 +95,21 @@ class _Saved(torch.autograd.Function):
 
 
 class _Inputs(torch.autograd.Function):
-    """forward(ctx, state, reach, *inputs) → token."""
+    """forward(ctx, state, reach, saved, *inputs) → token. saved: what `remember` takes, if this node holds it."""
 
     @staticmethod
-    def forward(ctx: Any, state: _Pass, reach: Reach, *inputs: Any) -> torch.Tensor:
+    def forward(ctx: Any, state: _Pass, reach: Reach, saved: tuple[Halves, Group, Call] | None, *inputs: Any) -> torch.Tensor:
         ctx.state, ctx.reach = state, reach
-        return torch.empty(0)
+        if saved is not None:
+            remember(ctx, *saved)
+        return torch.empty(0, device=state.device)
 
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         reach: Reach = ctx.reach
         if not reach.reached_by(ctx.state.given):
             return (None,) * len(ctx.needs_input_grad)
-        return (None, None, *ctx.state.take(reach.gradients))
+        return (None, None, None, *ctx.state.take(ctx, reach.gradients))
 
 
 class _Outputs(torch.autograd.Function):
@@ -120,24 +125,23 @@ class _Outputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         ctx.state.arrive(ctx.exit, ctx.places, tangents)
-        return (None, None, None, *(torch.empty(0) for _ in ctx.needs_input_grad[3:]))
+        return (None, None, None, *(torch.empty(0, device=ctx.state.device) for _ in ctx.needs_input_grad[3:]))
 
 
 def apply(halves: Halves, group: Group, call: Call) -> list[Any]:
     """The outputs of the group, in the order of its tangents."""
     inputs = call.inputs
     wanted = [[inputs[position] for position in reach.inputs] for reach in group.reaches]
-    saved = _Saved.apply(halves, group, call, *(wanted[0] if wanted else [anchor()]))
-    state = _Pass(saved, len(group.tangents), group.frees)
+    alone = (halves, group, call) if len(group.reaches) == len(group.frees) == 1 else None
+    saved = None if alone or not wanted else _Saved.apply(halves, group, call, *wanted[0])
+    state = _Pass(saved, len(group.tangents), group.frees, call.results[group.tangents[0]].device)
     # Nodes made later run earlier, where the engine has the choice: all outputs before any inputs, and the first inputs first.
-    tokens = [_Inputs.apply(state, reach, *of) for reach, of in zip(reversed(group.reaches), reversed(wanted))][::-1]
-    leads: dict[tuple[int, ...], list[int]] = {}
-    for place in range(len(group.tangents)):
-        leads.setdefault(tuple([index for index, reach in enumerate(group.reaches) if place in reach.depends]), []).append(place)
+    tokens = [_Inputs.apply(state, reach, alone, *of) for reach, of in zip(reversed(group.reaches), reversed(wanted))][::-1]
     outputs: list[Any] = [None] * len(group.tangents)
-    for reached, places in leads.items():
+    for places in group.exits:
         values = tuple([call.results[group.tangents[place]] for place in places])
-        made = _Outputs.apply(state, tuple(places), values, *([tokens[index] for index in reached] or [anchor()]))
+        leads = [token for reach, token in zip(group.reaches, tokens) if places[0] in reach.depends]
+        made = _Outputs.apply(state, places, values, *(leads or [anchor(state.device)]))
         for place, output in zip(places, made):
             outputs[place] = output
     return outputs

@@ -81,9 +81,9 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
     constant = constant_gradients(joint)
     own = backward.groups
     if whole or not own:
-        own = (tuple(part for parts in own for part in parts),)
+        own = ((tuple(exit for exits, _ in own for exit in exits), tuple(part for _, frees in own for part in frees)),)
     made = []
-    for index, frees in enumerate(own, 1):
+    for index, (exits, frees) in enumerate(own, 1):
         places = tuple(sorted(place for part in frees for place in part))
         gradients = [place for place, depends in enumerate(backward.depends) if depends[0] in places]
         saved, graph = halves.saved, halves.backward
@@ -108,8 +108,9 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             foreign=frozenset(),
             reaches=reaches,
             frees=tuple(tuple(map(places.index, part)) for part in frees),
+            exits=tuple(tuple(map(places.index, part)) for part in exits),
         )
-        elsewhere = set(backward.tangents).difference(group.tangents if group.uniform else ())
+        elsewhere = set(backward.tangents).difference(group.tangents if group.single else ())
         made.append((replace(group, foreign=frozenset(elsewhere.intersection(~place for place in saved))), graph))
     return made
 

@@ -13,6 +13,8 @@ from fusewright.capture.guards import Guard
 from fusewright.capture.guards.sources import Source
 from fusewright.record.applications import Application, Hook
 
+Places = tuple[tuple[int, ...], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Break:
@@ -28,14 +30,14 @@ class Rebuilt:
     """How one of the frame's outputs is made of what the graph returns, outside of the autograd function that runs the graph.
 
     base      ("output", position among the graph's outputs) or ("input", position among its inputs): what it is, or is a view of
-    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of the result or None);
-              sizes in the arguments may be symbolic
+    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of the result or None,
+              number of the call: outputs that have a call in common share its result); sizes in the arguments may be symbolic
     no_grad   it is cut off from its base's history (a detached view, one made under no_grad)
     leaf      it is a leaf that requires a gradient
     """
 
     base: tuple[str, int]
-    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...] = ()
+    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None, int], ...] = ()
     no_grad: bool = False
     leaf: bool = False
 
@@ -51,7 +53,7 @@ class Backward:
     gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs that share no
                operator (each backward frees its own) have gradients of their own, so that an input may stand here more than once
     depends    for each gradient, the tangents (their places in `tangents`) whose outputs lead to the input in autograd's graph
-    groups     the tangents (their places) of outputs that share operators; within a group, of those that share operators which save
+    groups     outputs that share operators, as places among the tangents: by the operator that made them, and by what a backward frees
     histories  positions of the inputs that have a history: the others are leaves
     undefined  (input, tangents): inputs that outputs lead to, and that get no gradient from them
     updates    (input, output) positions: an input that was written to with its history kept; it is to be given the output's value under
@@ -68,7 +70,7 @@ class Backward:
     gradients: tuple[int, ...]
     dense: tuple[bool, ...] = ()
     depends: tuple[tuple[int, ...], ...] = ()
-    groups: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    groups: tuple[tuple[Places, Places], ...] = ()
     histories: frozenset[int] = frozenset()
     undefined: tuple[tuple[int, tuple[int, ...]], ...] = ()
     updates: tuple[tuple[int, int], ...] = ()

@@ -19,15 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from fusewright.sizes import arithmetic as plain
-from fusewright.sizes.arithmetic import (
-    INFINITY,
-    Bound,
-    Interval,
-    floor_corner,
-    interval_product,
-    monomial_quotient,
-    shared_atoms,
-)
+from fusewright.sizes.arithmetic import INFINITY, Bound, Interval, interval_product, shared_atoms
 
 
 class Expr:
@@ -198,7 +190,7 @@ class Sum(Expr):
             low, high = plain.least(low + plain.least(low_term)), plain.most(high + plain.most(high_term))
         shared = shared_atoms(self._terms) if len(self._terms) > 1 else ()
         if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
-            counts = {monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
+            counts = {plain.monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
             quotient = _sum(counts, counts.pop((), 0))
             low_product, high_product = interval_product([interval(quotient), *(interval(atom) for atom in shared)])
             low = max(low, plain.least(plain.least(low_product) + plain.least(self._constant)))
@@ -237,7 +229,7 @@ class FloorDiv(_Binary):
                 return -INFINITY, INFINITY
             divisor_low = 1  # a divisor is never zero
             divisor_high = max(divisor_high, 1)
-        corners = [floor_corner(a, b) for a in (low, high) for b in (divisor_low, divisor_high)]
+        corners = [plain.floor_corner(a, b) for a in (low, high) for b in (divisor_low, divisor_high)]
         return min(corners), max(corners)
 
 
@@ -644,7 +636,7 @@ def _split_by(a: Expr, factor: Dim) -> tuple[Dim, Dim]:
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for other, other_count in a.terms:
-        left_over = monomial_quotient(other, monomial)
+        left_over = plain.monomial_quotient(other, monomial)
         if left_over is None or other_count % count:
             rest[other] = other_count
         else:
@@ -673,7 +665,7 @@ def _divide_symbolic(a: Dim, k: Expr) -> tuple[Dim, Dim]:
 
 def _first_divisible(a: Expr, lead: Monomial, lead_count: int) -> Dim | None:
     for monomial, count in a.terms:
-        left_over = monomial_quotient(monomial, lead)
+        left_over = plain.monomial_quotient(monomial, lead)
         if left_over is not None and count % lead_count == 0:
             return _sum({left_over: count // lead_count}, 0) if left_over else count // lead_count
     return None
@@ -694,7 +686,7 @@ def _cancel(a: Dim, k: Expr) -> tuple[Dim, Dim, Dim]:
         counts: dict[Monomial, int] = {}
         for monomial, count in _all_terms(d):
             if count:
-                left_over = monomial_quotient(monomial, shared)
+                left_over = plain.monomial_quotient(monomial, shared)
                 assert left_over is not None
                 counts[left_over] = count // number
         return _sum(counts, counts.pop((), 0))
@@ -763,7 +755,7 @@ def split_atom(e: Expr, atom: Expr) -> tuple[Dim | None, Dim]:
         if occurrences > 1:
             return None, 0
         if occurrences:
-            left_over = monomial_quotient(monomial, (atom,))
+            left_over = plain.monomial_quotient(monomial, (atom,))
             assert left_over is not None
             scale[left_over] = count
         else:

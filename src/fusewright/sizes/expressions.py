@@ -31,7 +31,6 @@ from fusewright.sizes.algebra import (
     interval,
     loop_symbol,
     modulo,
-    monomial_quotient,
     multiply,
     product,
     sort_key,
@@ -39,6 +38,7 @@ from fusewright.sizes.algebra import (
     symbol,
     term_key,
 )
+from fusewright.sizes.arithmetic import monomial_quotient
 
 __all__ = [
     "Dim",
