@@ -196,7 +196,7 @@ def test_another_kind_of_host_is_another_entry(monkeypatch: pytest.MonkeyPatch) 
     uses(f, x)
     for name in ("_sources", "_processor"):
         with monkeypatch.context() as patch:
-            patch.setattr(graph_cache, name, lambda: "another")
+            patch.setattr(host, name, lambda: "another")
             host.host_text.cache_clear()
             assert uses(f, x)[1] == [False]
         host.host_text.cache_clear()

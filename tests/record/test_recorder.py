@@ -241,7 +241,8 @@ def test_symbolic_sizes_at_torch_level() -> None:
 PROGRAM = """
 import sys, torch
 import torch.nn.functional as F
-from fusewright.graph import meta_kernels, passes
+from fusewright.graph import passes
+from fusewright.operators import meta_kernels
 from fusewright.record.recorder import Recorder
 layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
 for level in ("aten", "torch"):

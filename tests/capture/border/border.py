@@ -72,7 +72,7 @@ def same(eager: Any, ours: Any, where: str = "", seen: dict[int, int] | None = N
             same(left, right, f"{where}[{index}]", seen, gradients)
     elif type(eager).__dictoffset__ and not isinstance(eager, BaseException):
         same(vars(eager), vars(ours), f"{where}.__dict__", seen, gradients)
-    elif hasattr(type(eager), "__slots__") and type(eager).__module__ == __name__.replace("border", "border_programs"):
+    elif hasattr(type(eager), "__slots__") and type(eager).__module__ == f"{__name__}_programs":
         for name in type(eager).__slots__:
             same(getattr(eager, name, None), getattr(ours, name, None), f"{where}.{name}", seen, gradients)
     else:

@@ -81,8 +81,7 @@ class Ways:
 
     def may_fork(self, tracer: Tracer, function: types.FunctionType, arguments: list[Any]) -> bool:
         """Whether a call's comparisons are left open: its arguments cannot be changed by it, so it may be interpreted again."""
-        env = tracer.recorder.env
-        if not self.enabled or env is None or not env.symbols:
+        if not self.enabled or tracer.recorder.env is None or not tracer.recorder.env.symbols:
             return False
         code = function.__code__
         if (code, GUARDED) in tracer.options.size_history:
