@@ -102,7 +102,14 @@ SEVERAL: dict[str, Callable[..., Any]] = {
     "sharing_a_leaf": lambda a, b, c: (a.sin() * b, a.cos() * c, a.exp()),
     "one_operator": lambda a, b, c: (torch.stack([a, b, c]).sin() * c).unbind(0),
     "one_detached": lambda a, b, c: (a * b, (a * b).detach(), (b * c).sum()),
+    "cache": lambda a, b, c: (lambda t: tuple(t := (t * one).tanh() for one in (a, b, c, b, a, c, b, a, c, b)))(a),
     "twelve": lambda *abc: tuple(function(t) for t in abc for function in (torch.sin, torch.cos, torch.exp, torch.tanh)),
+}
+
+
+IMPOSSIBLE = {
+    "one_detached": {"1", "012"},  # eager raises
+    "cache": {"02", "012", "hooked"},  # eager fails half way; hooks of an output that another is made of (docs/architecture.md)
 }
 
 
@@ -140,9 +147,10 @@ def _several() -> None:
     of_results: Callable[[int], tuple[Any, ...]] = lambda call: tuple(leaf * 1.5 for leaf in leaves((3,), (3,), (3,))(call))
     for name, function in SEVERAL.items():
         for order, backward in orders.items():
-            if (name, order) not in {("one_detached", "1"), ("one_detached", "012"), ("one_detached", "kept")}:
+            if order not in IMPOSSIBLE.get(name, ()):
                 family(f"{name}_{order}", function, leaves((3,), (3,), (3,)), backward)
-        family(f"{name}_of_results", function, of_results, of_hooked_outputs)
+        if "hooked" not in IMPOSSIBLE.get(name, ()):
+            family(f"{name}_of_results", function, of_results, of_hooked_outputs)
 
 
 _several()

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.backends import graph_cache
 from fusewright.base import events
 from fusewright.base.errors import CacheWarning, OptionError
 from fusewright.runtime import host

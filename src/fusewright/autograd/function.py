@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from fusewright.autograd import buckets, visits
-from fusewright.autograd.halves import FREED, Call, Group, Halves, gradients, remember, replayed_gradients, values_for
+from fusewright.autograd.halves import FREED, Call, Group, Halves, Reach, gradients, remember, replayed_gradients, values_for
 from fusewright.autograd.rebuild import rebuilder
 from fusewright.capture.frame import Backward
 
 
 class _Compiled(torch.autograd.Function):
-    """forward(ctx, halves, group, call, *inputs) → the outputs of a group, all of which lead to `inputs`."""
+    """forward(ctx, halves, group, call, *inputs) → the outputs of a group; `inputs` are those of its reaches."""
 
     @staticmethod
     def forward(ctx: Any, halves: Halves, group: Group, call: Call, *inputs: Any) -> tuple[Any, ...]:
@@ -29,11 +29,15 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        if not ctx.group.reaches or all(tangent is None for tangent in tangents):
+        reaches: tuple[Reach, ...] = ctx.group.reaches
+        if not reaches or all(tangent is None for tangent in tangents):
             return (None,) * len(ctx.needs_input_grad)
-        places = ctx.group.reaches[0].gradients
         found = gradients(ctx, list(tangents))
-        return (None, None, None, *[found[place] if place >= 0 else None for place in places])
+        own: list[Any] = []
+        for reach in reaches:
+            reached = reach.reached_by(tangents)
+            own += [found[place] if reached and place >= 0 else None for place in reach.gradients]
+        return (None, None, None, *own)
 
 
 class _InParts(torch.autograd.Function):
@@ -78,6 +82,12 @@ def _apply_in_parts(halves: Halves, call: Call) -> Any:
     return _InParts.apply(halves, progress, buckets.chain(progress, owners), call, *owners[0], *undefined)
 
 
+def _unwatched(group: Group, inputs: tuple[Any, ...]) -> bool:
+    """Whether nobody sees which of the group's inputs, all of them leaves, a backward visits."""
+    positions = [position for reach in group.reaches for position in reach.inputs]
+    return all(not inputs[position]._backward_hooks for position in positions)
+
+
 def _apply(halves: Halves, inputs: tuple[Any, ...]) -> list[Any]:
     """The graph's outputs, with their gradient functions."""
     enabled = torch.is_grad_enabled()
@@ -90,7 +100,7 @@ def _apply(halves: Halves, inputs: tuple[Any, ...]) -> list[Any]:
     for group in halves.groups:
         if halves.parts:
             made: Any = _apply_in_parts(halves, call)
-        elif group.single:
+        elif group.single or (group.many and _unwatched(group, inputs)):
             wanted = [inputs[position] for reach in group.reaches for position in reach.inputs]
             made = _Compiled.apply(halves, group, call, *(wanted or [visits.anchor()]))
         else:

@@ -18,6 +18,9 @@ from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass
 from fusewright.graph.generators import states_of
 
+MOST_NODES = 8
+"""Outputs with a node each, as long as no input has a hook: a model that returns a cache has two outputs for each layer."""
+
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 FREED = (
@@ -34,11 +37,13 @@ class Reach:
     inputs     their positions
     gradients  for each its place among the group's gradients, or -1: it gets none
     depends    the outputs, by their places among the group's tangents
+    beyond     places (among the group's) of reaches that stand before this one: whatever leads here leads there, too
     """
 
     inputs: tuple[int, ...]
     gradients: tuple[int, ...]
     depends: tuple[int, ...]
+    beyond: tuple[int, ...] = ()
 
     def reached_by(self, given: Sequence[Any]) -> bool:
         """Whether any of the outputs has a gradient."""
@@ -53,9 +58,11 @@ class Group:
     tangents   positions of the outputs; dense: which of their gradients are laid out as empty_like(output) (see Backward)
     gradients  which inputs get a gradient, in order; constant: whether it reads no tangent
     foreign    positions of results that are saved and belong to another node of autograd's graph
-    reaches    the inputs by the outputs that lead to them
+    reaches    the inputs by the outputs that lead to them, those that most outputs lead to first
     frees      the outputs (places among the tangents) that free what each other's backward needs
-    exits      the outputs by the operator that made them: hooks of one are called when that operator's turn comes
+    leaves     whether all inputs are leaves
+    exits      the outputs by the operator that made them, and the reaches that they lead to (but for those beyond others): hooks of an
+               output are called when its operator's turn comes
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -67,12 +74,18 @@ class Group:
     foreign: frozenset[int]
     reaches: tuple[Reach, ...]
     frees: tuple[tuple[int, ...], ...]
-    exits: tuple[tuple[int, ...], ...]
+    leaves: bool
+    exits: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
     @property
     def single(self) -> bool:
         """Whether one node of autograd's graph can stand for the group."""
         return len(self.exits) == 1 and len(self.reaches) <= 1
+
+    @property
+    def many(self) -> bool:
+        """Whether nodes for all outputs are so many that they are made only where somebody may look at them."""
+        return len(self.exits) > MOST_NODES and len(self.frees) == 1 and self.leaves
 
 
 @dataclass(frozen=True, slots=True)

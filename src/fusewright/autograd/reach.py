@@ -94,6 +94,15 @@ def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], dict[A
     return order, {node: key for node, key in keys.items() if key is not None}
 
 
+def nested(sets: Sequence[frozenset[int]]) -> list[tuple[int, ...]]:
+    """For each set the places of those that include it, without those which include one of them. The sets differ; large ones first."""
+    found: list[tuple[int, ...]] = []
+    for place, inner in enumerate(sets):
+        around = [other for other in range(place) if inner < sets[other]]
+        found.append(tuple(other for other in around if not any(sets[between] < sets[other] for between in around if between > other)))
+    return found
+
+
 def taken(ready: Sequence[int]) -> list[int]:
     """In which order the engine takes nodes that become ready one after the other: it keeps them in a binary heap (of the C++ library),
     where nodes of equal priority, as all leaves are, change places. ready: their priorities."""

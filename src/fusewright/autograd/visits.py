@@ -95,7 +95,8 @@ class _Saved(torch.autograd.Function):
 
 
 class _Inputs(torch.autograd.Function):
-    """forward(ctx, state, reach, saved, *inputs) → token. saved: what `remember` takes, if this node holds it."""
+    """forward(ctx, state, reach, saved, *inputs, *tokens) → token. saved: what `remember` takes, if this node holds it; tokens: of the
+    nodes that stand beyond."""
 
     @staticmethod
     def forward(ctx: Any, state: _Pass, reach: Reach, saved: tuple[Halves, Group, Call] | None, *inputs: Any) -> torch.Tensor:
@@ -109,7 +110,8 @@ class _Inputs(torch.autograd.Function):
         reach: Reach = ctx.reach
         if not reach.reached_by(ctx.state.given):
             return (None,) * len(ctx.needs_input_grad)
-        return (None, None, None, *ctx.state.take(ctx, reach.gradients))
+        beyond = [torch.empty(0, device=ctx.state.device) for _ in reach.beyond]
+        return (None, None, None, *ctx.state.take(ctx, reach.gradients), *beyond)
 
 
 class _Outputs(torch.autograd.Function):
@@ -135,13 +137,14 @@ def apply(halves: Halves, group: Group, call: Call) -> list[Any]:
     alone = (halves, group, call) if len(group.reaches) == len(group.frees) == 1 else None
     saved = None if alone or not wanted else _Saved.apply(halves, group, call, *wanted[0])
     state = _Pass(saved, len(group.tangents), group.frees, call.results[group.tangents[0]].device)
-    # Nodes made later run earlier, where the engine has the choice: all outputs before any inputs, and the first inputs first.
-    tokens = [_Inputs.apply(state, reach, alone, *of) for reach, of in zip(reversed(group.reaches), reversed(wanted))][::-1]
+    # Nodes made later run earlier, where the engine has the choice: all outputs before any inputs.
+    tokens: list[Any] = []
+    for reach, of in zip(group.reaches, wanted):
+        tokens.append(_Inputs.apply(state, reach, alone, *of, *[tokens[place] for place in reach.beyond]))
     outputs: list[Any] = [None] * len(group.tangents)
-    for places in group.exits:
+    for places, leads in group.exits:
         values = tuple([call.results[group.tangents[place]] for place in places])
-        leads = [token for reach, token in zip(group.reaches, tokens) if places[0] in reach.depends]
-        made = _Outputs.apply(state, places, values, *(leads or [anchor(state.device)]))
+        made = _Outputs.apply(state, places, values, *([tokens[place] for place in leads] or [anchor(state.device)]))
         for place, output in zip(places, made):
             outputs[place] = output
     return outputs

@@ -18,7 +18,7 @@ from fusewright.autograd.function import differentiable
 from fusewright.autograd.halves import Graphs, Group, Halves, Reach
 from fusewright.autograd.joint import JointGraph, Split, constant_gradients
 from fusewright.autograd.partition import part_of, split
-from fusewright.autograd.reach import taken
+from fusewright.autograd.reach import nested, taken
 from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base.events import FellBack, StageDone
@@ -97,7 +97,14 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
         for position, depends in backward.undefined:
             if depends[0] in places:
                 reached.setdefault(depends, []).append((position, -1))
-        reaches = tuple(_reach(inputs, tuple(map(places.index, depends)), backward) for depends, inputs in reached.items())
+        # The engine begins with what was made last: inputs that it comes to first stand last, where that is left open.
+        sets = sorted(reached, key=len)[::-1]
+        beyond = nested(list(map(frozenset, sets)))
+        reaches = tuple(
+            replace(_reach(reached[one], tuple(map(places.index, one)), backward), beyond=around) for one, around in zip(sets, beyond)
+        )
+        leads = [tuple(at for at, one in enumerate(sets) if exit[0] in one) for exit in exits]
+        leads = [tuple(at for at in ats if not any(at in beyond[other] for other in ats)) for ats in leads]
         group = Group(
             backward=no_gradients,
             saved=saved,
@@ -108,7 +115,8 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
             foreign=frozenset(),
             reaches=reaches,
             frees=tuple(tuple(map(places.index, part)) for part in frees),
-            exits=tuple(tuple(map(places.index, part)) for part in exits),
+            leaves=backward.histories.isdisjoint(position for reach in reaches for position in reach.inputs),
+            exits=tuple((tuple(map(places.index, exit)), ats) for exit, ats in zip(exits, leads)),
         )
         elsewhere = set(backward.tangents).difference(group.tangents if group.single else ())
         made.append((replace(group, foreign=frozenset(elsewhere.intersection(~place for place in saved))), graph))
