@@ -86,6 +86,12 @@ class Effects:
         """Notes a call to make after the graph."""
         self.calls.append(DeferredCall(function, args, kwargs, where))
 
+    def exchanged(self, container: object, stand_ins: dict[int, object]) -> None:
+        """A container holds other stand-ins (by the identity of those before) of the same objects: that is no change."""
+        for shadow in self.shadows:
+            if shadow.value is container:
+                shadow.items = tuple(stand_ins.get(id(item), item) for item in shadow.items)
+
     def store_cell(self, cell: types.CellType, value: object) -> None:
         """Notes a store to an outside cell."""
         self.cells[id(cell)] = CellStore(cell, value)

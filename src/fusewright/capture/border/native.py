@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fusewright import _native
-from fusewright.base.signals import SkipFrame, UserException
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
@@ -82,8 +82,21 @@ def is_library(function: types.FunctionType) -> bool:
     return _SITE_PACKAGES in file or file.startswith((_OURS, _STANDARD, *_LIBRARIES))
 
 
-# Special methods of whose result native code asks that it is a number of the very type.
-_CONVERSIONS = frozenset({"__hash__", "__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__length_hint__"})
+_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+
+
+def _names(function: types.FunctionType, owner: object) -> set[str]:
+    """Under which a class may have this method: a lambda does not know."""
+    if function.__name__.startswith("__"):
+        return {function.__name__}
+    return {name for base in type(owner).__mro__ for name, found in base.__dict__.items() if found is function}
+
+
+# Special methods of whose result native code asks that it is of the very type.
+_CONVERSIONS = frozenset({
+    "__hash__", "__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__length_hint__", "__str__", "__repr__",
+    "__format__",
+})  # fmt: skip
 
 
 class Interceptor:
@@ -105,7 +118,13 @@ class Interceptor:
             return False
         try:
             value = self.tracer.called_natively(function, values)
-            return (_specialised(value) if function.__name__ in _CONVERSIONS else value,)
+            if type(value) in _PLAIN or not (values and _CONVERSIONS & _names(function, values[0])):
+                return (value,)
+            value = _specialised(value)
+            kind = self.tracer.world.type_of(value)
+            if kind is not type(value):  # what native code says of it shall name the program's class
+                raise GraphBreak("untraceable-call", f"{function.__name__} gives a {kind.__qualname__}")
+            return (value,)
         except UserException as signal:
             error = signal.exception
         raise error  # plainly: `from None` would change the exception's cause

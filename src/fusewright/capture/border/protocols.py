@@ -113,28 +113,46 @@ TRANSPARENT = (
 )
 
 
-def for_native(world: World, value: Any, depth: int = 0) -> Any:
-    """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers."""
-    kind = type(value)
-    if kind is OutsideDict:
-        return for_native(world, value.materialise(), depth + 1)
-    if depth > 8 or not world.has_stand_ins():
+def for_native(world: World, value: Any) -> Any:
+    """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and their subclasses."""
+    return _ready(world, value, set()) if isinstance(value, _NESTING) and world.has_stand_ins() else value
+
+
+_NESTING = (OutsideDict, list, dict, tuple, collections.deque)
+
+
+def _ready(world: World, value: Any, seen: set[int]) -> Any:
+    if type(value) is OutsideDict:
+        _ready(world, value.materialise(), seen)
+        return value.as_native()
+    if id(value) in seen:
         return value
-    if kind is list:
-        for index, element in enumerate(value):
-            ready = for_native(world, element, depth + 1)
-            if ready is not element:
-                value[index] = ready
-    elif kind is dict:
-        for key, element in value.items():
-            ready = for_native(world, element, depth + 1)
-            if ready is not element:
-                value[key] = ready
-    elif kind is tuple:
-        ready_elements = tuple(for_native(world, element, depth + 1) for element in value)
-        if any(new is not old for new, old in zip(ready_elements, value, strict=False)):
-            return ready_elements
+    seen.add(id(value))
+    if isinstance(value, tuple):
+        elements = tuple(_ready(world, part, seen) if isinstance(part, _NESTING) else part for part in tuple.__iter__(value))
+        return _with_elements(world, value, elements) if any(map(operator.is_not, elements, tuple.__iter__(value))) else value
+    base: Any = next(base for base in (list, collections.OrderedDict, dict, collections.deque) if isinstance(value, base))
+    exchanged: dict[int, object] = {}
+    for place, part in tuple(base.items(value) if isinstance(value, dict) else enumerate(base.__iter__(value))):
+        if isinstance(part, _NESTING):
+            ready = _ready(world, part, seen)
+            if ready is not part:
+                base.__setitem__(value, place, ready)
+                exchanged[id(part)] = ready
+    if exchanged:
+        world.effects.exchanged(value, exchanged)
     return value
+
+
+def _with_elements(world: World, value: tuple, elements: tuple) -> tuple:
+    """A tuple in the place of another."""
+    made = elements if type(value) is tuple else tuple.__new__(type(value), elements)
+    if hasattr(made, "__dict__"):
+        made.__dict__.update(object.__getattribute__(value, "__dict__"))
+    record = world.outside(value)
+    if record is not None:
+        world.replace_stand_in(record.real, made)
+    return made
 
 
 def refuse_opaque(world: World, obj: Any, method: str) -> None:
@@ -322,7 +340,12 @@ def contains(world: World, container: Any, item: Any) -> bool:
     if method is not None:
         return truth(world, world.tracer.call(method, (container, item)))
     if classes.lookup(kind, "__contains__") is MISSING:
-        iterator = iterate(world, container)
+        try:
+            iterator = iterate(world, container)
+        except UserException as signal:
+            if isinstance(signal.exception, TypeError):  # CPython's own complaint is about `in`
+                native(operator.contains, type(kind.__name__, (), {})(), item)
+            raise
         while True:
             try:
                 element = advance(world, iterator)
@@ -424,6 +447,26 @@ def _refuse_raw_store(world: World, obj: Any) -> None:
         raise GraphBreak("opaque-object", f"a store into a {type(obj).__qualname__}")
 
 
+_ANSWERS: dict[str, type] = {
+    "__bool__": bool, "__len__": int, "__hash__": int, "__index__": int, "__int__": int, "__float__": float, "__complex__": complex,
+    "__str__": str, "__repr__": str, "__format__": str,
+}  # fmt: skip
+_SMALL = range(1 << 60)
+
+
+def answered(world: World, obj: Any, name: str, ask: Callable[[Any], Any], value: Any) -> Any:
+    """What `ask(obj)` makes of `value`, which the special method `name` of `obj` has given: CPython checks it, and converts some."""
+    wanted, kind = _ANSWERS[name], world.type_of(value)
+    if kind is wanted and (wanted is not int or type(value) is not int or name in ("__index__", "__int__") or value in _SMALL):
+        return concrete(value) if name == "__hash__" else value
+    if kind is not type(value) and type(value) not in SYMBOLIC:
+        raise GraphBreak("untraceable-call", f"{name} gives a {kind.__qualname__}")
+    value = concrete(value)
+    if issubclass(kind, wanted) and kind is not wanted and name in ("__index__", "__int__", "__float__", "__complex__"):
+        raise GraphBreak("untraceable-call", f"{name} gives a {kind.__qualname__}, about which Python warns")
+    return native(ask, type(world.type_of(obj).__name__, (), {name: lambda *_: value})())
+
+
 def truth(world: World, obj: Any) -> bool:
     """`bool(obj)`."""
     kind = type(obj)
@@ -439,8 +482,7 @@ def truth(world: World, obj: Any) -> bool:
     for name in ("__bool__", "__len__"):
         method = classes.python_method(world, kind, name)
         if method is not None:
-            answer = world.tracer.call(method, (obj,))
-            return native(bool, answer) if type(answer) in SCALARS else native(bool, native(operator.index, answer))
+            return native(bool, answered(world, obj, name, bool if name == "__bool__" else len, world.tracer.call(method, (obj,))))
         refuse_opaque(world, obj, name)
         if classes.lookup(kind, name) is not MISSING:
             break
@@ -462,7 +504,10 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
     if method is not None:
         if method.__module__.startswith("fusewright.capture"):
             return native(iter, obj)
-        return world.tracer.call(method, (obj,))
+        iterator: Any = world.tracer.call(method, (obj,))
+        if classes.lookup(type(iterator), "__next__") is MISSING:
+            raise UserException(TypeError(f"iter() returned non-iterator of type '{world.type_of(iterator).__name__}'"))
+        return iterator  # type: ignore[no-any-return]
     if classes.lookup(kind, "__iter__") is MISSING and classes.python_method(world, kind, "__getitem__") is not None:
         return SequenceIterator(world, obj)
     if isinstance(obj, type) and type(obj).__module__ == "enum":
@@ -532,7 +577,7 @@ def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
     if how == "format":
         method = classes.python_method(world, type(value), "__format__") if type(value) not in PLAIN else None
         if method is not None:
-            return world.tracer.call(method, (value, spec))
+            return answered(world, value, "__format__", lambda echo: format(echo, spec), world.tracer.call(method, (value, spec)))
         if not spec:
             return to_text(world, value, "str")
         return native(format, text_ready(world, value), spec)
@@ -541,20 +586,20 @@ def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
 
 def to_text(world: World, value: Any, how: str) -> Any:
     """`str`, `repr` or `ascii` of a value; special methods written in Python are interpreted."""
-    value = concrete_inside(value)
+    value = concrete_inside(world.materialise(value))
     if isinstance(value, torch.Tensor):
         return text_of(value, _CONVERTERS[how])
     if how == "str":
         method = classes.python_method(world, type(value), "__str__")
         if method is None and classes.lookup(type(value), "__str__") is object.__str__:
             return to_text(world, value, "repr")
-        if method is not None and type(value) is not OutsideDict:
-            return world.tracer.call(method, (value,))
+        if method is not None:
+            return answered(world, value, "__str__", str, world.tracer.call(method, (value,)))
     else:
         method = classes.python_method(world, type(value), "__repr__")
-        if method is not None and type(value) is not OutsideDict:
-            text = world.tracer.call(method, (value,))
-            return native(ascii, text)[1:-1] if how == "ascii" else text
+        if method is not None:
+            text = answered(world, value, "__repr__", repr, world.tracer.call(method, (value,)))
+            return native(str.encode, text, "ascii", "backslashreplace").decode() if how == "ascii" and not text.isascii() else text
     ready = text_ready(world, value)
     return native(_CONVERTERS[how], ready)
 
@@ -572,8 +617,8 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
     if kind in SCALARS or isinstance(value, TRANSPARENT):
         return value
     if kind is OutsideDict:
-        value = value.materialise()
-        kind = dict
+        value = value.as_native()
+        kind = type(value)
     if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
         if depth < 6:
             for element in dict.items(value) if isinstance(value, dict) else tuple(value):

@@ -96,7 +96,7 @@ NATIVE_TYPES: frozenset[type] = frozenset({
     int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None), type(Ellipsis),
     torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool,
     collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType, types.MethodWrapperType,
-    type({}.keys()), type({}.values()), type({}.items()), type(iter([])), enumerate, zip, map, filter, reversed,
+    type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map, filter, reversed,
 }) | constant.FROZEN_TYPES  # fmt: skip
 
 
@@ -544,7 +544,7 @@ class World:
 
     def materialise(self, value: Any) -> Any:
         """What native code may see: the real dict behind a lazy stand-in, other values as they are."""
-        return value.materialise() if type(value) is OutsideDict else value
+        return value.as_native() if type(value) is OutsideDict else value
 
     def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function, method or operator: run natively on traced tensors, and recorded."""
@@ -626,9 +626,7 @@ def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
         return types.MethodType(getattr(OutsideDict, name), stand_in)
     if name == "__class__":
         return type(stand_in.real)
-    if not isinstance(stand_in.real, dict) and name not in ("keys", "values", "items"):
-        return native(getattr, types.MappingProxyType(stand_in.materialise()), name)
-    return native(getattr, stand_in.materialise(), name)
+    return native(getattr, stand_in.as_native(), name)
 
 
 def _getattr_native(world: Border, obj: Any, name: str) -> Any:

@@ -157,7 +157,7 @@ def _hash(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         return native(hash, concrete(obj))
     method = classes.python_method(world, type(obj), "__hash__") if type(obj) not in PLAIN else None
     if method is not None and not is_constant(obj):
-        return tracer.call(method, (obj,))
+        return protocols.answered(world, obj, "__hash__", hash, tracer.call(method, (obj,)))
     if world.is_raw(obj):
         _id(tracer, args, kwargs)
     return native(hash, obj)
@@ -178,7 +178,7 @@ def _len(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         return len(obj)
     method = classes.python_method(world, type(obj), "__len__")
     if method is not None:
-        return tracer.call(method, (obj,))
+        return protocols.answered(world, obj, "__len__", len, tracer.call(method, (obj,)))
     protocols.refuse_opaque(world, obj, "__len__")
     return native(len, obj)
 
@@ -345,8 +345,15 @@ def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     if method is not None:
         return tracer.call(method, (obj,))
     if type(obj) not in PLAIN and classes.python_method(world, type(obj), "__getitem__") is not None:
-        count = _len(tracer, (obj,), {})
-        return iter([world.getitem(obj, index) for index in range(count - 1, -1, -1)])
+        found: list[Any] = []
+        for index in range(_len(tracer, (obj,), {}) - 1, -1, -1):
+            try:
+                found.append(world.getitem(obj, index))
+            except UserException as signal:
+                if isinstance(signal.exception, (IndexError, StopIteration)):
+                    break
+                raise
+        return iter(found)
     return native(reversed, for_native(world, obj))
 
 
@@ -369,10 +376,11 @@ def _convert(cls: type, method: str, code: str) -> Row:
         if isinstance(obj, (torch.SymFloat, torch.SymInt)) and cls is float:
             return native(torch.sym_float, obj)
         if type(obj) not in PLAIN:
-            for name in (method, "__index__"):
+            for name in (method, "__index__") if len(args) == 1 and not kwargs else ():
                 function = classes.python_method(world, type(obj), name)
                 if function is not None:
-                    return native(cls, tracer.call(function, (obj,)))
+                    ask = operator.index if name == "__index__" else cls
+                    return native(cls, protocols.answered(world, obj, name, ask, tracer.call(function, (obj,))))
             protocols.refuse_opaque(world, obj, method)
         return native(cls, *(for_native(world, value) for value in args), **kwargs)
 
@@ -436,8 +444,8 @@ def _rounding(fn: Callable[..., Any], method: str) -> Row:
         world, obj = tracer.world, concrete(args[0])
         args = (obj, *args[1:])
         if isinstance(obj, torch.Tensor):
-            if fn is round:
-                return world.torch_call(torch.round, (obj,), {"decimals": args[1]} if len(args) > 1 else kwargs)
+            if not hasattr(torch.Tensor, method):
+                raise UserException(TypeError(f"type {world.type_of(obj).__name__} doesn't define {method} method"))
             return world.torch_call(fn, args, kwargs)
         special = classes.python_method(world, type(obj), method) if type(obj) not in PLAIN else None
         if special is not None:

@@ -80,7 +80,9 @@ def construct(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         return instance
     if isinstance(initialiser, types.FunctionType):
         world_init = world.load(initialiser, world.constant(initialiser, "__init__"))
-        tracer.call(world_init, (instance, *args), kwargs)
+        given = tracer.call(world_init, (instance, *args), kwargs)
+        if given is not None:
+            raise UserException(TypeError(f"__init__() should return None, not '{world.type_of(given).__name__}'"))
     elif initialiser is not object.__init__ and not isinstance(initialiser, types.FunctionType) and initialiser is not MISSING:
         tracer.call(initialiser, (instance, *args), kwargs)
     return instance
@@ -123,46 +125,70 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
     if isinstance(cls, types.UnionType):
         return any(is_instance(tracer, obj, one) for one in cls.__args__)
     kind = world.type_of(obj)
-    if isinstance(cls, type):
-        check = classes.guarded_lookup(world, type(cls), "__instancecheck__")
-        if isinstance(check, types.FunctionType) and check.__module__ not in _KNOWN_CHECKS:
-            return truth(world, tracer.call(world.load(check, world.constant(check, "__instancecheck__")), (cls, obj)))
-        if isinstance(obj, torch.Tensor):
-            if cls in call_torch.LEGACY_TENSOR_TYPES:
-                return f"torch.{cls.__name__}" == obj.type().replace("torch.cuda.", "torch.")
-            if isinstance(check, types.FunctionType) and check.__module__ == "torch.nn.parameter":
-                return native(isinstance, world.real_of(obj), cls) if world.outside(obj) is not None else False
-            return issubclass(kind, cls)
-        world.guard_bases(kind)
-        answer = native(issubclass, kind, cls) if kind is not type(obj) else native(isinstance, obj, cls)
-        if getattr(cls, "_is_protocol", False):
-            _guard_protocol(tracer, obj, cls)
-        world.abstract_checks.note(kind, cls, answer)
-        return answer
-    return native(isinstance, obj, cls)
+    if kind is cls:
+        return True
+    check = classes.guarded_lookup(world, type(cls), "__instancecheck__")
+    if isinstance(check, types.FunctionType) and not (isinstance(cls, type) and check.__module__ in _KNOWN_CHECKS):
+        return truth(world, tracer.call(world.load(check, world.constant(check, "__instancecheck__")), (cls, obj)))
+    if not isinstance(cls, type):
+        return native(isinstance, obj, cls)
+    world.guard_bases(kind)
+    if cls in call_torch.LEGACY_TENSOR_TYPES and isinstance(obj, torch.Tensor):
+        return f"torch.{cls.__name__}" == obj.type().replace("torch.cuda.", "torch.")
+    if getattr(cls, "_is_protocol", False):
+        members = [_is_member(tracer, obj, cls, name) for name in sorted(typing._get_protocol_attrs(cls))]  # type: ignore[attr-defined]
+    if kind is type(obj):
+        answer = native(isinstance, obj, cls)
+    elif isinstance(obj, torch.Tensor) and cls in _FLAGS and (flag := _attribute(tracer, obj, _FLAGS[cls])) is not MISSING:
+        return truth(world, flag) or issubclass(kind, cls)
+    else:
+        native(isinstance, None, cls)  # what the class has against being asked does not depend on the object
+        answer = (getattr(cls, "_is_protocol", False) and all(members)) or _derives(kind, cls)
+    world.abstract_checks.note(kind, cls, answer)
+    return answer
 
 
-def _guard_protocol(tracer: Tracer, obj: Any, cls: Any) -> None:
-    """A runtime-checkable protocol looks for attributes of the instance: they are read once more through the border, to be guarded."""
-    for name in sorted(typing._get_protocol_attrs(cls)):  # type: ignore[attr-defined]
-        try:
-            tracer.world.getattr(obj, name)
-        except UserException as signal:
-            if not isinstance(signal.exception, AttributeError):
-                raise
+_FLAGS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+"""Attributes of tensors by which they count as instances."""
 
 
-def is_subclass(tracer: Tracer, cls: type, bases: Any) -> bool:
+def _derives(kind: type, cls: type) -> bool:
+    """`issubclass`, where protocols with data among their members refuse the question."""
+    return cls in kind.__mro__ if getattr(cls, "_is_protocol", False) else native(issubclass, kind, cls)
+
+
+def _is_member(tracer: Tracer, obj: Any, cls: type, name: str) -> bool:
+    """Whether an object has what a protocol asks for. Reading it through the border guards it."""
+    value = _attribute(tracer, obj, name)
+    return value is not MISSING and (value is not None or not callable(getattr(cls, name, None)))
+
+
+def _attribute(tracer: Tracer, obj: Any, name: str) -> Any:
+    try:
+        return tracer.world.getattr(obj, name)
+    except UserException as signal:
+        if not isinstance(signal.exception, AttributeError):
+            raise
+        return MISSING
+
+
+def is_subclass(tracer: Tracer, cls: Any, bases: Any) -> bool:
     """`issubclass(cls, bases)`."""
     world = tracer.world
-    for base in bases if isinstance(bases, tuple) else (bases,):
-        check = classes.guarded_lookup(world, type(base), "__subclasscheck__")
-        if isinstance(check, types.FunctionType) and check.__module__ not in _KNOWN_CHECKS:
-            raise GraphBreak("untraceable-call", f"issubclass with {base!r}")
-        if isinstance(cls, type) and isinstance(base, type):
-            world.guard_bases(cls)
-            world.abstract_checks.note(cls, base, native(issubclass, cls, base))
-    return native(issubclass, cls, bases)
+    if not isinstance(cls, type):
+        return native(issubclass, cls, bases)
+    if isinstance(bases, tuple):
+        return any(is_subclass(tracer, cls, one) for one in bases)
+    if isinstance(bases, types.UnionType):
+        return any(is_subclass(tracer, cls, one) for one in bases.__args__)
+    check = classes.guarded_lookup(world, type(bases), "__subclasscheck__")
+    if isinstance(check, types.FunctionType) and not (isinstance(bases, type) and check.__module__ in _KNOWN_CHECKS):
+        return truth(world, tracer.call(world.load(check, world.constant(check, "__subclasscheck__")), (bases, cls)))
+    answer = native(issubclass, cls, bases)
+    if isinstance(bases, type):
+        world.guard_bases(cls)
+        world.abstract_checks.note(cls, bases, answer)
+    return answer
 
 
 # Checks of these modules look at nothing but the class.

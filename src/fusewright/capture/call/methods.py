@@ -7,11 +7,13 @@ that look at its identity alone.
 
 from __future__ import annotations
 
+import _string  # type: ignore[import-not-found]
 import collections
+import itertools
 import operator
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,7 @@ from fusewright.capture.border.values import array as arrays, cls as classes, ob
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.symbolic import concrete_inside
+from fusewright.capture.border.values.text import joined
 from fusewright.capture.border.witness import asked
 from fusewright.capture.call import (
     autograd as call_autograd,
@@ -63,7 +66,20 @@ def call_bound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) 
 
 def call_unbound(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """`list.append(owner, *args)`; `fn` is the descriptor."""
+    kind = tracer.world.type_of(owner)
+    if not issubclass(kind, fn.__objclass__) and not isinstance(fn, types.ClassMethodDescriptorType):
+        if kind is type(owner):
+            return native(fn, owner, *args, **kwargs)  # CPython's own complaint
+        raise GraphBreak("untraceable-call", f"{fn.__qualname__} of a {kind.__qualname__}")
+    if kind is not type(owner) and fn.__name__ not in _OF_STAND_INS and classes.lookup(kind, fn.__name__) is not fn:
+        if fn is object.__eq__:
+            return _object_eq(tracer, owner, args, kwargs)
+        if fn.__objclass__ is object:
+            raise GraphBreak("untraceable-call", f"{fn.__qualname__} of a {kind.__qualname__}")
     return _call(tracer, fn, fn.__name__, owner, args, kwargs)
+
+
+_OF_STAND_INS = frozenset({"__setattr__", "__getattribute__", "__delattr__"})
 
 
 def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -197,7 +213,7 @@ def _object_setattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> N
 def _object_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(owner), type):
         return classes.getattr_class(tracer.world, owner, *args)
-    if issubclass(type(owner), (types.FunctionType, types.ModuleType)):
+    if issubclass(type(owner), (types.FunctionType, types.ModuleType)) or tracer.world.type_of(owner) is not type(owner):
         return tracer.world.getattr(owner, *args)
     return objects.generic_getattr(tracer.world, owner, *args)
 
@@ -361,7 +377,13 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
 
 def _takes_iterables(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
-    ready = tuple(call_support.native_iterable(world, value) for value in args)
+    try:
+        ready = tuple(call_support.native_iterable(world, value) for value in args)
+    except UserException as signal:
+        if fn.__name__ == "join" and isinstance(signal.exception, TypeError):  # which has a complaint of its own
+            ready = (object(),)
+        else:
+            raise
     return native(fn, *_receiver_and_rest(fn, owner, ready), **kwargs)
 
 
@@ -420,19 +442,49 @@ _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
 }  # fmt: skip
 
 
-def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> str:
+def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
-    ready = tuple(_format_argument(world, value) for value in args)
-    return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: _format_argument(world, value) for name, value in kwargs.items()})
+    if any(_formats_itself(world, value) for value in (*args, *kwargs.values())):
+        native(owner.format, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything()))  # complaints about the template itself
+        return joined(_fields(world, owner, args, kwargs, itertools.count()))
+    ready = tuple(protocols.text_ready(world, value) for value in args)
+    return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: protocols.text_ready(world, value) for name, value in kwargs.items()})
 
 
-def _format_argument(world: Any, value: Any) -> Any:
-    if type(value) not in PLAIN and (
-        classes.python_method(world, type(value), "__format__") is not None
-        or classes.python_method(world, type(value), "__str__") is not None
-    ):
-        return world.format(value, 0, "")
-    return protocols.text_ready(world, value)
+class _Anything:
+    """Has every attribute and every element, and no text."""
+
+    def __getattr__(self, name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, key: object) -> _Anything:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    __str__ = __repr__ = lambda self: ""
+
+
+def _formats_itself(world: Any, value: Any) -> bool:
+    names = ("__format__", "__str__", "__repr__") if type(value) not in PLAIN else ()
+    return any(classes.python_method(world, type(value), name) is not None for name in names)
+
+
+def _fields(world: Any, template: str, args: Args, kwargs: Kwargs, numbers: Iterator[int]) -> list[Any]:
+    """The parts of a formatted string, each value formatted through the border. `numbers`: of the fields that name no argument."""
+    parts: list[Any] = []
+    for literal, field, spec, conversion in native(_string.formatter_parser, template):
+        parts.append(literal)
+        if field is not None:
+            name, path = native(_string.formatter_field_name_split, field)
+            name = next(numbers) if name == "" else name
+            value = native(operator.getitem, args if type(name) is int else kwargs, name)
+            for is_attribute, key in path:
+                value = world.getattr(value, key) if is_attribute else world.getitem(value, key)
+            inner = joined(_fields(world, spec, args, kwargs, numbers))
+            parts.append(world.format(value, ord(conversion) if conversion else 0, inner))
+    return parts
 
 
 _TEXT_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {

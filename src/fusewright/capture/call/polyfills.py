@@ -128,6 +128,10 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
         for key in list(base.__iter__(value)):
             base.__setitem__(made, convert(key), convert(dict.__getitem__(value, key)))
+        if isinstance(value, collections.defaultdict):
+            if not _is_atomic(getattr(value.default_factory, "function", value.default_factory)):
+                raise GraphBreak("untraceable-call", "a copy of a defaultdict whose factory is an object")
+            made.default_factory = value.default_factory
     elif isinstance(value, list):
         list.extend(made, [convert(element) for element in list.__iter__(value)])
     elif isinstance(value, set):

@@ -118,8 +118,13 @@ class OutsideDict:
             self.shadow = shadow
             if isinstance(self.real, dict):
                 self.world.effects.shadows.append(Shadow(self.real, self.source, shadow, before))
-            self.world.replace_stand_in(self.real, shadow)
+            self.world.replace_stand_in(self.real, shadow if isinstance(self.real, dict) else types.MappingProxyType(shadow))
         return self.shadow
+
+    def as_native(self) -> dict | types.MappingProxyType:
+        """What native code may see: of the type that the outside object has."""
+        self.materialise()
+        return self.world.known_stand_in(self.real)  # type: ignore[no-any-return]
 
     # What a program may do with a dict by key alone stays lazy.
 
@@ -180,6 +185,9 @@ class OutsideDict:
 
     def __eq__(self, other: object) -> bool:
         return self.materialise() == (other.materialise() if isinstance(other, OutsideDict) else other)
+
+    def __repr__(self) -> str:
+        return repr(self.as_native())
 
     def keys(self) -> object:
         return self.materialise().keys()
