@@ -171,7 +171,8 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
         to_compile.notify(Hint(to_compile.function, f"no size is put into buckets: {why}"))
         return to_compile
     size_buckets = importlib.import_module("fusewright.backends.size_buckets")  # lazy: behind an option
-    graph = run_stage(to_compile, "buckets", "aot_graphs", print_graph, size_buckets.with_buckets, to_compile, optimise(to_compile, to_compile.graph, [CLEAN]))
+    cleaned = optimise(to_compile, to_compile.graph, [CLEAN])
+    graph = run_stage(to_compile, "buckets", "aot_graphs", print_graph, size_buckets.with_buckets, to_compile, cleaned)
     return replace(to_compile, graph=graph)
 
 

@@ -4,8 +4,8 @@ Takes the log of a capture whose symbols of size 1 had a larger example (`ShapeE
 of 1 would have recorded the same graph, but for how data is moved (a copy or a view that sizes of 1 make needless). What a program does is
 decided by what it is told: it would have taken the same way for 1 if every question about sizes that taking them to be 2 or more has
 answered has the same answer for 1. Where an answer differs inside of a call of a torch function (is this tensor contiguous?), that call
-alone is made again, on tensors as they are for 1, and what it records is compared by value (graph/translation_validation.py). So is every call that is
-given a tensor whose strides, or memory format, are others for 1. The type of every other result is derived once more for 1.
+alone is made again, on tensors as they are for 1, and what it records is compared by value (graph/translation_validation.py). So is every
+call that is given a tensor whose strides, or memory format, are others for 1. The type of every other result is derived once more for 1.
 Always holds: what is not understood, or has no counterpart in the log, makes the answer False; the frame is then captured for 1 too.
 """
 

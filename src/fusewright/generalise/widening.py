@@ -2,8 +2,8 @@
 
 Takes what is remembered of compiles over symbolic sizes, and a fresh capture for a call whose sizes are smaller than those compiles were
 taken to be; gives an entry that runs the code that exists. Always holds: the capture for the small sizes is what eager does, and the
-existing graph was shown to be that graph (graph/translation_validation.py), over inputs of the same layout, under the same settings and with the same
-objects around it; what the existing compile knows of sizes holds as well.
+existing graph was shown to be that graph (graph/translation_validation.py), over inputs of the same layout, under the same settings and
+with the same objects around it; what the existing compile knows of sizes holds as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which way a linear layer takes, of the library's and a kernel of our own: measured once for a machine, dtype and shape, and remembered
 on disk.
 
-Takes what `graph/passes/parameters/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The ways are tried in turn on
-made-up numbers, the least time of each counts, and the likely way keeps its place unless another is clearly quicker.
+Takes what `graph/passes/parameters/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The ways are tried in
+turn on made-up numbers, the least time of each counts, and the likely way keeps its place unless another is clearly quicker.
 Always holds: a compile spends at most its budget on measuring; beyond it, and where one try would take long (so that all ways are
 about as quick), the likely way is taken. Entries of the disk cache hold a way's name; one that is not among the ways is ignored.
 """

@@ -1,8 +1,8 @@
 """Depthwise convolution as loops: each channel of a channels-last image with its own small window.
 
-Takes what `graph/passes/parameters/pack.py` leaves as `aten.convolution`: weights whose channels lie side by side. Gives a sum over the window's
-places, so that padding and activation before it, and activation and residual behind it, are computed in the same kernel. Always holds:
-products are summed in float32; what lies outside the image is not multiplied.
+Takes what `graph/passes/parameters/pack.py` leaves as `aten.convolution`: weights whose channels lie side by side. Gives a sum over the
+window's places, so that padding and activation before it, and activation and residual behind it, are computed in the same kernel. Always
+holds: products are summed in float32; what lies outside the image is not multiplied.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recurrent layers over a length that varies, as one operator: PyTorch's own would fix the length and write out each step.
 
 Takes what `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None where they are recorded as they come:
-over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always holds: the operator computes what they do, by
-calling them.
+over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always holds: the operator computes what they do,
+by calling them.
 """
 
 from __future__ import annotations

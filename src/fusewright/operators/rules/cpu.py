@@ -2,7 +2,8 @@
 
 Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said (TensorTypes on
 the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU gives. Always holds: a correction
-leaves the results of other devices alone. tests/operators/test_meta_kernels.py compares every operator of PyTorch's samples with the real one.
+leaves the results of other devices alone. tests/operators/test_meta_kernels.py compares every operator of PyTorch's samples with the real
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What of a graph depends on parameters alone.
 
 Takes a functional graph whose parameter inputs carry meta["stable"]; gives the nodes that have one value as long as these do not change.
-An input with meta["usual"] is a size too, as it usually is (see graph/passes/parameters/usual_sizes.py): what depends on it is prepared as well.
+An input with meta["usual"] is a size too, as it usually is (see graph/passes/parameters/usual_sizes.py): what depends on it is prepared as
+well.
 """
 
 from __future__ import annotations
