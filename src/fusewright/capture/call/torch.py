@@ -136,6 +136,8 @@ def _fixed(world: Any, value: Any) -> Any:
 
 # What runs while a program is captured. Public functions (decorators, marks) have rows of their own.
 _OF_CAPTURE = tuple(f"fusewright.{room}." for room in ("capture", "graph", "operators", "record", "sizes"))
+# What stands for Python code of a program's.
+_INTERPRETED = ("fusewright.operators.higher_order", "fusewright.operators.decompositions.attention_modules")
 
 
 def policy(origin: str) -> Policy | None:
@@ -147,7 +149,7 @@ def policy(origin: str) -> Policy | None:
             return call_transforms.transform
         return _REFUSED.get(origin) or call_autograd.POLICIES.get(origin)
     if origin.startswith("fusewright."):
-        return _run_our_own if origin.startswith(_OF_CAPTURE) else None
+        return _run_our_own if origin.startswith(_OF_CAPTURE) and origin not in _INTERPRETED else None
     if origin == "logging":
         return _logging
     return None
