@@ -1,8 +1,8 @@
 """Shows that a change generates the same code: what every stage of a compile prints, over many programs.
 
-    python tests/replay.py record FOLDER             # in the checkout before the change (or with --tree CHECKOUT)
-    python tests/replay.py compare FOLDER            # in the changed checkout
-    python tests/replay.py compare BEFORE AFTER      # two folders that were recorded
+    python -m tests.replay record FOLDER             # in the checkout before the change (or with --tree CHECKOUT)
+    python -m tests.replay compare FOLDER            # in the changed checkout
+    python -m tests.replay compare BEFORE AFTER      # two folders that were recorded
 
 Programs are those of tests/replay_programs.py (a minute), with `--models` also those of benchmarks/models.py and
 benchmarks/train_models.py (ten minutes), static and dynamic; `--only` takes patterns of their names. A folder holds a

@@ -105,7 +105,8 @@ def test_a_convolution_by_1x1_gives_eagers_values(monkeypatch: pytest.MonkeyPatc
     net[3].running_mean.normal_()
     net[3].running_var.uniform_(0.5, 2.0)
     compare(net, torch.randn(2, 3, 12, 12, dtype=dtype))
-    assert len(made) == 2
+    # where oneDNN has no bfloat16, the layout stays as it is, and the first of the two is a convolution
+    assert len(made) == (2 if dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported() else 1)
 
 
 def test_a_changed_weight_is_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:

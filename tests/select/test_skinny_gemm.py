@@ -175,7 +175,7 @@ SHAPES = ((2, 4, 7), (1, 1, 1), (3, 1, 40), (2, 5, 16), (2, 3, 17), (1, 33, 33),
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "added", "two dimensions", "chosen", "all"])
-@pytest.mark.parametrize(("dtype", "features"), [(torch.float32, 64), (torch.float32, 16), (torch.bfloat16, 64), (torch.float16, 128), (torch.float32, 24)])
+@pytest.mark.parametrize(("dtype", "features"), [(torch.float32, 64), (torch.float32, 16), (torch.bfloat16, 64), (torch.float16, 128), (torch.float32, 20)])
 def test_attention(dtype: torch.dtype, features: int, mask: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_products, "MOST_WORK", 1 << 16)
 
@@ -193,7 +193,7 @@ def test_attention(dtype: torch.dtype, features: int, mask: str, kernels: list[s
             "all": torch.zeros(batch, 1, rows, columns, dtype=torch.bool),
         }
         agrees(run, attend, attend, q, k, v, *([masks[mask]] if mask in masks else []))
-    assert any(name.startswith("attention_") for name in kernels) == (features != 24)
+    assert any(name.startswith("attention_") for name in kernels) == (features != 20)
 
 
 def test_groups_of_heads_are_read_where_they_are(kernels: list[str]) -> None:

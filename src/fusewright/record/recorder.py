@@ -362,7 +362,10 @@ class Recorder:
         except MetadataChanged as error:
             return self._resized_out(func, args, kwargs, error)
         node = None
-        if self.level == "aten":
+        if self.level == "torch":
+            if not self._depth:
+                raise GraphBreak("untraceable-call", f"native code calls {_name(func)} by itself")
+        else:
             node = add_call(self.graph, func, tuple(node_args), node_kwargs)
             meta = node.meta
             meta["type"] = result_type

@@ -63,7 +63,10 @@ def test_float32_is_within_two_ulp_and_special_values_are_eagers(name: str) -> N
     # eager computes sigmoid as 1 / (1 + exp(-x)) in float32, and so do we: up to 2.5 ulp, 0 where exp overflows
     counts = x > -87 if name == "sigmoid" else torch.ones_like(x, dtype=torch.bool)
     assert ulps(got, exact)[counts].max() <= (2.5 if name == "sigmoid" else 2.0)
-    torch.testing.assert_close(got[-len(SPECIAL) :], FUNCTIONS[name](SPECIAL), equal_nan=True, rtol=1e-6, atol=0)
+    eager = FUNCTIONS[name](SPECIAL)
+    # SLEEF's sinh and cosh for AVX2 overflow a little before float32 does: there the exact value counts
+    eager = torch.where(eager.isinf(), exact[-len(SPECIAL) :].float(), eager)
+    torch.testing.assert_close(got[-len(SPECIAL) :], eager, equal_nan=True, rtol=1e-6, atol=0)
     zero = got == 0
     assert torch.equal(torch.signbit(got[zero]), torch.signbit(FUNCTIONS[name](x)[zero]))
 
