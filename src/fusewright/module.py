@@ -53,6 +53,8 @@ class ModuleCaller:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
+        if not _native.modes_known():
+            return torch.nn.Module._call_impl(module, *args, **kwargs)
         entry = type(module).__call__
         plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)  # whose __call__ adds error reports
         if plain and not has_hooks(module):
@@ -117,6 +119,8 @@ class CompiledModuleBase(TwinBase):
         return self._fusewright_caller.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not _native.modes_known():
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # a tracer looks for this module, not for the original
         return self._fusewright_caller(*args, **kwargs)
 
     # The same without Python, while a call comes to the compiled `forward`.
@@ -178,6 +182,8 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "__class__": property(_class_of, _set_class),  # a class statement with this name in it has no `super()`
+        # torch.jit.script would compile them, and needs a list
+        "__jit_unused_properties__": [*getattr(original, "__jit_unused_properties__", ()), "__class__", "_fusewright_original"],
     }
     cls: Any = type(original.__name__, (base, original), body)
     twin = object.__new__(cls)  # GraphModule's own __new__ would make yet another class
