@@ -65,8 +65,8 @@ def sample(name: str, engine: str) -> dict[str, float]:
     import torch
 
     import fusewright
-    import fusewright.driver
-    from fusewright import events
+    import fusewright.compiler
+    from fusewright.base import events
 
     torch.manual_seed(0)
     model, inputs = MODELS[name]()

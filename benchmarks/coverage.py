@@ -70,7 +70,7 @@ class Facts:
         self.seconds = 0.0
 
     def __enter__(self) -> Facts:
-        from fusewright import events
+        from fusewright.base import events
 
         self._events = events
         events.STREAM.subscribers.append(self._listen)

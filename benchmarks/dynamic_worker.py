@@ -46,12 +46,12 @@ class Facts:
         self.fallbacks: list[str] = []
         self.reused = 0
         if not way.startswith("torch.compile"):
-            from fusewright.events import STREAM
+            from fusewright.base.events import STREAM
 
             STREAM.subscribers.append(self.listen)
 
     def listen(self, event: Any) -> None:
-        from fusewright import events
+        from fusewright.base import events
 
         self.compiles[event.function] += isinstance(event, events.Compiled)
         self.reused += isinstance(event, events.Reused)

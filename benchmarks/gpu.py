@@ -33,8 +33,8 @@ from torch import nn
 
 import fusewright
 from benchmarks.overhead import Watched
-from fusewright import events
 from fusewright.backends.registry import Backend
+from fusewright.base import events
 
 Half = torch.bfloat16
 DEVICE = "cuda"

@@ -94,7 +94,7 @@ def compile_with(
         return onnx_session(function, args, kwargs or {}), dict
     if engine == "fusewright":
         import fusewright
-        from fusewright import events
+        from fusewright.base import events
 
         facts = {"kernels": 0, "breaks": 0, "graphs": 0}
 

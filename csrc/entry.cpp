@@ -21,7 +21,7 @@
 
 namespace {
 
-PyObject *fallback_error = nullptr;  // fusewright.errors.RuntimeFallback
+PyObject *fallback_error = nullptr;  // fusewright.base.errors.RuntimeFallback
 PyObject *fell_back = nullptr;       // callable(function, exception or None): a compiled call is about to be repeated eagerly
 PyObject *left_alone = nullptr;      // callable(function): a call runs eagerly in a mode that compiled code is not made for
 constexpr Py_ssize_t kStackArguments = 32;
@@ -150,7 +150,7 @@ bool tell_fallback(PyObject *function, PyObject *error) {
     PyObject *arguments[] = {function, error == nullptr ? Py_None : error};
     PyObject *answer = PyObject_Vectorcall(fell_back, arguments, 2, nullptr);
     Py_XDECREF(answer);
-    return answer != nullptr;
+    return answer != nullptr || fw_no_room();
 }
 
 // Whether a call of `function` may be answered by compiled code now: 1, 0, or -1 with an exception.
@@ -266,7 +266,7 @@ int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_
     PyObject *miss = Py_NewRef(self->miss), *found = PyObject_Vectorcall(miss, arguments, 3, nullptr);
     Py_DECREF(miss);
     Py_DECREF(tuple);
-    if (found == nullptr) return 1;
+    if (found == nullptr) return fw_no_room() ? 0 : 1;
     if (found == Py_None) {
         Py_DECREF(found);
         return 0;
@@ -730,6 +730,12 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+int fw_no_room(void) {
+    if (!PyErr_ExceptionMatches(PyExc_RecursionError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
+    PyErr_Clear();
+    return 1;
+}
 
 int fw_is_cache(PyObject *object) { return PyObject_TypeCheck(object, &cache_type); }
 

@@ -1,4 +1,4 @@
-// The type GuardProgram: building its code from the tuples that capture/guard_program.py emits, and its Python methods.
+// The type GuardProgram: building its code from the tuples that capture/guards/program.py emits, and its Python methods.
 //
 // Always holds: every slot, int and instruction number in a program that was built is in range, so that running needs no checks.
 #include <algorithm>

@@ -282,7 +282,7 @@ static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *fra
     }
     if (policy == NULL || !is_plain_function(code, function, frame)) return hand_on(tstate, frame, throwflag);
     PyObject *cache = frames != NULL ? cache_in_table(frames, code, function) : cache_at_code(code, function), *result;
-    if (cache == NULL) return PyErr_Occurred() ? finish_frame(tstate, frame, NULL) : hand_on(tstate, frame, throwflag);
+    if (cache == NULL) return PyErr_Occurred() && !fw_no_room() ? finish_frame(tstate, frame, NULL) : hand_on(tstate, frame, throwflag);
     // The frame keeps function and locals alive; the cache is ours, since a reset may drop it.
     PyCodeObject *skipped = skip_code;
     skip_code = NULL;

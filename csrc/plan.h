@@ -84,7 +84,7 @@ PyObject *wrap_handle(Handle handle);
 PyObject *wrap_and_delete(Handle handle);
 // Counts one in-place change of the tensor. False with an exception (an inference tensor outside inference mode).
 bool bump_version(PyObject *tensor);
-// Raises fusewright.errors.RuntimeFallback.
+// Raises fusewright.base.errors.RuntimeFallback.
 void raise_fallback(const std::string &message);
 
 // While alive, operators run below autograd and autocast with gradients off: what the graph recorded is what runs.

@@ -175,7 +175,7 @@ bool bump_version(PyObject *tensor) {
 }
 
 void raise_fallback(const std::string &message) {
-    PyObject *errors = PyImport_ImportModule("fusewright.errors");
+    PyObject *errors = PyImport_ImportModule("fusewright.base.errors");
     PyObject *type = errors == nullptr ? nullptr : PyObject_GetAttrString(errors, "RuntimeFallback");
     Py_XDECREF(errors);
     if (type == nullptr) return;

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import _native, driver
-from fusewright.backends import linear_choice
-from fusewright.errors import RuntimeFallback
+from fusewright import _native, compiler as driver
+from fusewright.base.errors import RuntimeFallback
+from fusewright.select import linear as linear_choice
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fusewright import events
+from fusewright.base import events
 
 
 @contextmanager

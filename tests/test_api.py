@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.events import STREAM, FellBack
+from fusewright.base.events import STREAM, FellBack
 
 
 class Net(nn.Module):

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright import decorators, marks
-from fusewright.events import STREAM, Captured, Event, Recompiling
+from fusewright import decorators
+from fusewright.base import marks
+from fusewright.base.events import STREAM, Captured, Event, Recompiling
 
 OURS_AND_TORCHS = pytest.mark.parametrize("api", [fusewright, torch.compiler], ids=["fusewright", "torch.compiler"])
 

@@ -21,7 +21,7 @@ from torch import nn
 
 import fusewright
 from fusewright.background import WORKER, Worker
-from fusewright.errors import BackendError, InternalErrorWarning
+from fusewright.base.errors import BackendError, InternalErrorWarning
 
 ROOT = Path(__file__).parents[1]
 

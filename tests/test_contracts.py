@@ -40,7 +40,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-GENERATES_PYTHON = ("background.py", "capture/finish.py", "codegen/triton/compiler.py", "records.py")
+GENERATES_PYTHON = ("background.py", "capture/breaks/finish.py", "codegen/triton/compiler.py", "base/records.py")
 """These run Python text that fusewright itself has just generated (background.py: one constant), never anything read from a file."""
 
 
@@ -55,8 +55,8 @@ def test_never(path: Path) -> None:
             if imported.split(".")[0] == package and not name.startswith(places):
                 found.append(f"{imported} outside {places}")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and name != "options.py":
-            found.append(f"line {node.lineno}: os.{node.attr} outside options.py")
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and name != "base/options.py":
+            found.append(f"line {node.lineno}: os.{node.attr} outside base/options.py")
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "print" and not name.startswith("tools/"):
                 found.append(f"line {node.lineno}: print outside tools/")
@@ -76,7 +76,7 @@ def test_files_are_small_and_say_what_they_are(path: Path) -> None:
 
 
 def test_every_break_code_is_in_the_catalogue() -> None:
-    from fusewright.break_catalogue import BREAKS
+    from fusewright.base.break_catalogue import BREAKS
 
     missing = set()
     for path in FILES:

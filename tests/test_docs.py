@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import logs
 from fusewright.backends import registry
-from fusewright.options import MODES, OPTIONS, STANCES, VARIABLES
+from fusewright.base.options import MODES, OPTIONS, STANCES, VARIABLES
+from fusewright.tools import logs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md"))]
@@ -57,3 +57,24 @@ def test_tables_list_what_there_is() -> None:
     for name in (*STANCES, *(name for name in fusewright.__all__ if name.islower())):
         documented = any(f"`{name}" in page.read_text() or f"fusewright.{name}" in page.read_text() or f'"{name}"' in treatment for page in PAGES)
         assert documented, name
+
+
+PROSE = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
+PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+PLACES = (ROOT, ROOT / "src" / "fusewright", ROOT / "docs")
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_paths_in_backquotes_exist(page: Path) -> None:
+    missing = []
+    for quoted in re.findall(r"`([^`\n]+)`", page.read_text()):
+        is_path = PATH.fullmatch(quoted) and quoted.endswith((".py", ".c", ".cpp", ".h", ".md", "/"))
+        if is_path and "/" in quoted and not any((place / quoted).exists() for place in PLACES):
+            missing.append(quoted)
+    assert not missing, f"{page.name} names files that are not there: {missing}"
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert not [target for target in targets if not (page.parent / target).exists()]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
-from fusewright.events import STREAM, Compiled, Event
+from fusewright.base.events import STREAM, Compiled, Event
 
 
 def collecting_backend(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.capture.native import Interceptor
-from fusewright.events import STREAM, Captured
+from fusewright.base.events import STREAM, Captured
+from fusewright.capture.border.native import Interceptor
 
 
 def scale(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright import events
+from fusewright.base import events
 
 
 @pytest.fixture

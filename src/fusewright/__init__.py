@@ -2,8 +2,7 @@
 
 from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
 from fusewright.api import aot, compile, compile_, explain, list_backends, register_backend, reset, set_logs, set_stance
-from fusewright.decorators import allow_in_graph, assume_constant_result, disable, graph_break, is_compiling, substitute_in_graph
-from fusewright.errors import (
+from fusewright.base.errors import (
     BackendError,
     DynamicMarkError,
     FusewrightError,
@@ -13,6 +12,7 @@ from fusewright.errors import (
     RecompileError,
     RecompileLimitWarning,
 )
+from fusewright.decorators import allow_in_graph, assume_constant_result, disable, graph_break, is_compiling, substitute_in_graph
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 
 __version__ = "0.1.0"

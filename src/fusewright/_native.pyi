@@ -8,7 +8,7 @@ OPCODES: tuple[str, ...]
 RELATIONS: tuple[str, ...]
 
 class GuardProgram:
-    """csrc/guard_program.cpp; built by capture/guard_program.py."""
+    """csrc/guard_program.cpp; built by capture/guards/program.py."""
 
     def __new__(
         cls,

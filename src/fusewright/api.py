@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 
-from fusewright import marks
-from fusewright import options as option_tables
-from fusewright.errors import OptionError, near_misses
-from fusewright.events import STREAM
+from fusewright.base import marks, options as option_tables
+from fusewright.base.errors import OptionError, near_misses
+from fusewright.base.events import STREAM
 
 
 @functools.cache
 def _driver() -> Any:
-    return importlib.import_module("fusewright.driver")
+    return importlib.import_module("fusewright.compiler")
 
 
 @contextlib.contextmanager
@@ -61,7 +60,7 @@ def compile(
     dynamic     None: sizes are static until they change; True: symbolic from the start; False: never symbolic
     backend     "native" (default), another name of `list_backends()`, or a callable backend(gm, example_inputs)
     mode        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    options     typed options (fusewright.options.OPTIONS); they refine the mode
+    options     typed options (fusewright.base.options.OPTIONS); they refine the mode
     name        stands before the function's name in logs and reports
     disable     return `model` as it is
     recompile_limit  versions kept for one function before new cases run eagerly (8)
@@ -101,9 +100,10 @@ def compile(
 def _subscribe() -> None:
     """Honours FUSEWRIGHT_LOGS and FUSEWRIGHT_DEBUG, once in a process."""
     if option_tables.environment("FUSEWRIGHT_LOGS"):
-        importlib.import_module("fusewright.logs").set_logs_from_environment()
+        importlib.import_module("fusewright.tools.logs").set_logs_from_environment()
     if option_tables.environment("FUSEWRIGHT_DEBUG"):
         STREAM.subscribers.append(importlib.import_module("fusewright.tools.debug_folder").of_process())
+        STREAM.subscribers.append(importlib.import_module("fusewright.tools.served_cases").listen)
 
 
 def _listener(settings: Any) -> Any:
@@ -257,6 +257,6 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
 def set_logs(**artifacts: Any) -> None:
     """Turns log artifacts on or off: `set_logs(graph_breaks=True, recompiles=True)`; a logging level may be given instead of True.
 
-    Artifacts: see fusewright.logs.ARTIFACTS. Records go to loggers `fusewright.<artifact>`.
+    Artifacts: see fusewright.tools.logs.ARTIFACTS. Records go to loggers `fusewright.<artifact>`.
     """
-    importlib.import_module("fusewright.logs").set_logs(**artifacts)
+    importlib.import_module("fusewright.tools.logs").set_logs(**artifacts)

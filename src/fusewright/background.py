@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fusewright.capture.guard_types import GlobalState
-from fusewright.capture.torch_state import capture_global_state
+from fusewright.capture.guards.torch_state import capture_global_state
+from fusewright.capture.guards.types import GlobalState
 
 
 class Abandoned(BaseException):

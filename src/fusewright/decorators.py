@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from fusewright import _native, marks
-from fusewright.errors import OptionError
-
-_ORIGINALS = ("__wrapped__", "_torchdynamo_orig_callable")
+from fusewright import _native
+from fusewright.base import marks
+from fusewright.base.errors import OptionError
 
 
 def disable(fn: Any = None, recursive: bool = True, reason: str | None = None) -> Any:

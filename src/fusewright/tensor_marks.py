@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fusewright import marks
-from fusewright.errors import OptionError
+from fusewright.base import marks
+from fusewright.base.errors import OptionError
 
 
 def mark_dynamic(t: torch.Tensor, index: int | Sequence[int], *, min: int | None = None, max: int | None = None) -> None:

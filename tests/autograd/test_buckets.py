@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from fusewright.autograd.buckets import buckets, parts_of
-from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 
 def kind(*shape: int) -> TensorType:

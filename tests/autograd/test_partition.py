@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import fusewright
 from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import choose_saved, saved_bytes, split
-from fusewright.errors import OptionError
+from fusewright.base.errors import OptionError
 
 
 def saved_by(function: Callable[..., Any], *inputs: Any, budget: float = 1.0) -> tuple[int, Split]:

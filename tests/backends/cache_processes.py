@@ -19,7 +19,7 @@ import torch
 
 import fusewright
 from fusewright.backends.graph_cache import store
-from fusewright.events import STREAM, InternalError
+from fusewright.base.events import STREAM, InternalError
 
 PROCESSES = 8
 FUNCTIONS = 12

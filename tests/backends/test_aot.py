@@ -11,7 +11,7 @@ import torch
 import fusewright
 from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import split
-from fusewright.errors import BackendError, OptionError
+from fusewright.base.errors import BackendError, OptionError
 
 aten = torch.ops.aten
 

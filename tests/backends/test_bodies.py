@@ -1,4 +1,4 @@
-"""Layers that repeat are lowered and scheduled a few times, for all of them (graph/bodies.py, schedule/unroll.py): the plan is the one that the
+"""Layers that repeat are lowered and scheduled a few times, for all of them (graph/repeated_layers.py, schedule/unroll.py): the plan is the one that the
 whole graph gives, and where layers differ after all, the whole graph is taken."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.backends import native_stages
-from fusewright.codegen.llvm.signature import signature
+from fusewright.backends import pipeline as native_stages
+from fusewright.codegen.signature import signature
 from fusewright.loops.ir import BufferRef
 from fusewright.schedule.plan import Plan, RunKernel
 from fusewright.schedule.verify import verify

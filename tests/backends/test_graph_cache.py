@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import events
-from fusewright.backends import graph_cache
-from fusewright.errors import CacheWarning, OptionError
+from fusewright.base import events
+from fusewright.base.errors import CacheWarning, OptionError
+from fusewright.runtime import host
 from fusewright.tools import cli
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +150,7 @@ def test_relations_between_sizes_are_guards_again() -> None:
         for k, l in [(n, m), (n * 2, m * 2), (n + 4, n + 4), (n + 4, m + 8)]:
             x, y = torch.randn(k), torch.randn(l)
             torch.testing.assert_close(compiled(x, y), f(x, y))
-    assert graph_cache.store().entries()
+    assert host.store().entries()
 
 
 def test_a_damaged_entry_is_compiled_again(folder: Path) -> None:
@@ -195,16 +195,16 @@ def test_another_kind_of_host_is_another_entry(monkeypatch: pytest.MonkeyPatch) 
     uses(f, x)
     for name in ("_sources", "_processor"):
         with monkeypatch.context() as patch:
-            patch.setattr(graph_cache, name, lambda: "another")
-            graph_cache.host_text.cache_clear()
+            patch.setattr(host, name, lambda: "another")
+            host.host_text.cache_clear()
             assert uses(f, x)[1] == [False]
-        graph_cache.host_text.cache_clear()
+        host.host_text.cache_clear()
     for module, attribute in ((torch, "__version__"), (torch.version, "git_version"), (sys.implementation, "cache_tag")):
         with monkeypatch.context() as patch:
             patch.setattr(module, attribute, "another")
-            graph_cache.host_text.cache_clear()
+            host.host_text.cache_clear()
             assert uses(f, x)[1] == [False]
-        graph_cache.host_text.cache_clear()
+        host.host_text.cache_clear()
     assert uses(f, x)[1] == [True]
 
 
@@ -219,7 +219,7 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(Path, "home", staticmethod(nobody))
     _, hits = uses(lambda x: x.sin() * 2, torch.ones(3))
-    assert hits == [False] and graph_cache.store().folder.parent == tmp_path and graph_cache.store().entries()
+    assert hits == [False] and host.store().folder.parent == tmp_path and host.store().entries()
 
 
 def test_a_wrong_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

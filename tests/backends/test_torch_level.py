@@ -13,7 +13,7 @@ from torch import nn
 
 import fusewright
 from fusewright.backends import registry
-from fusewright.graph.types import TensorType
+from fusewright.sizes.tensor_type import TensorType
 
 
 class Net(nn.Module):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runtime.plans import Schedule, elementwise, whole
 
 from fusewright.codegen.call_plan import describe
 from fusewright.codegen.call_plan_types import CCall, Gather, KernelCall, PythonCall, SlotStep
 from fusewright.codegen.size_values import SIZE_OPERATIONS, ValueTable
-from fusewright.graph.sizes import Dim, evaluate, maximum, minimum, symbol
 from fusewright.loops.ir import BufferRef, Output
+from fusewright.sizes.expressions import Dim, evaluate, maximum, minimum, symbol
+from tests.runtime.plans import Schedule, elementwise, whole
 
 aten = torch.ops.aten
 double = elementwise(lambda a: a * 2)

@@ -9,7 +9,7 @@ from torch.fx import Graph
 
 import fusewright
 from fusewright.graph import generators
-from fusewright.graph.types import TensorType
+from fusewright.sizes.tensor_type import TensorType
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.errors import GraphBreakError
+from fusewright.base.errors import GraphBreakError
 
 TABLE = torch.tensor([1.0, 2.0])
 

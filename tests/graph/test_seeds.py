@@ -6,7 +6,7 @@ import torch
 import torch.fx
 
 from fusewright.graph.seeds import seeds_outside
-from fusewright.graph.types import TensorType
+from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

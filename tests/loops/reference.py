@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusewright.graph.sizes import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol, evaluate
 from fusewright.loops.ir import (
     Apply,
     Axis,
@@ -34,6 +33,7 @@ from fusewright.loops.ir import (
     Scan,
     Store,
 )
+from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol, evaluate
 
 Index = int | Tensor
 HALF = (torch.bfloat16, torch.float16)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
-from fusewright.events import STREAM, KernelMade
+from fusewright.base.events import STREAM, KernelMade
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 

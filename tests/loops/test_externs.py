@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.plans import Schedule, whole
 
 from fusewright.codegen.call_plan_types import CCall
 from fusewright.loops.externs import EXTERNS, placement
 from fusewright.loops.ir import Buffer
 from fusewright.runtime import launch
+from tests.runtime.plans import Schedule, whole
 
 aten, mkldnn, mkl = torch.ops.aten, torch.ops.mkldnn, torch.ops.mkl
 

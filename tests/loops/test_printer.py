@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fusewright.graph.sizes import loop_symbol
 from fusewright.loops import ir
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.printer import print_expression, print_program
+from fusewright.sizes.expressions import loop_symbol
 from tests.loops import tracing
 
 I0 = loop_symbol("i0", 8)

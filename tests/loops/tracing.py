@@ -13,12 +13,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusewright.graph.passes.functionalise import functionalise
-from fusewright.graph.recorder import Recorder
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.types import TensorType
+from fusewright.graph.passes.clean.functionalise import functionalise
 from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
+from fusewright.record.recorder import Recorder
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.tensor_type import TensorType
 from tests.loops import reference
 
 

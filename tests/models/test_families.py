@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import fusewright
-from fusewright.events import STREAM, Broken, Captured, Event, FellBack, Skipped
+from fusewright.base.events import STREAM, Broken, Captured, Event, FellBack, Skipped
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.coverage import TOLERANCE, difference, measure

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.events import STREAM, Event, FellBack, InternalError
+from fusewright.base.events import STREAM, Event, FellBack, InternalError
 from tests.models.net_streams import change, net, sizes
 
 CALLS = 60

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training_models import MODELS, TRANSFORMERS, Case, bert, build, convnext, gpt2, llama, lstm, mobilenet_v2, resnet, vit
 
 import fusewright
-from fusewright.events import STREAM, Broken, Captured, Event, FellBack, InternalError, Skipped, StageDone
+from fusewright.base.events import STREAM, Broken, Captured, Event, FellBack, InternalError, Skipped, StageDone
+from tests.models.training_models import MODELS, TRANSFORMERS, Case, bert, build, convnext, gpt2, llama, lstm, mobilenet_v2, resnet, vit
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import fusewright
-from fusewright import events
+from fusewright.base import events
 from tests.ops.cases import Case
 from tests.ops.compare import alias_pattern, copy_tree, differences
 

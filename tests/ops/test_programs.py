@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.ops.cases import Case, Differentiated
 from tests.ops.programs import case_of, make, text_of

@@ -11,12 +11,12 @@ import torch
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.kernel_code import KernelCode
-from fusewright.graph.sizes import Dim, Expr
-from fusewright.graph.types import contiguous_strides
 from fusewright.loops.externs import placement
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
 from fusewright.runtime import launch
 from fusewright.schedule.plan import Kernel, Placement, Plan, RunExtern, RunKernel, Step
+from fusewright.sizes.expressions import Dim, Expr
+from fusewright.sizes.tensor_type import contiguous_strides
 
 SIGNATURE = ctypes.CFUNCTYPE(
     None,

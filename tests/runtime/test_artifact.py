@@ -7,11 +7,11 @@ import torch
 
 from fusewright.codegen.call_plan import describe
 from fusewright.codegen.call_plan_types import CallPlan
-from fusewright.graph.sizes import symbol
 from fusewright.loops.ir import BufferRef, Output
 from fusewright.runtime import launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, NotSerialisable, dump, load_graph, load_plan
-from runtime.plans import Schedule, elementwise, whole
+from fusewright.sizes.expressions import symbol
+from tests.runtime.plans import Schedule, elementwise, whole
 
 aten = torch.ops.aten
 double = elementwise(lambda a: a * 2)

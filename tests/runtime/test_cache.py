@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from fusewright.errors import CacheWarning
+from fusewright.base.errors import CacheWarning
 from fusewright.runtime.cache import (
     KERNEL_MAGIC,
     STALE_SECONDS,

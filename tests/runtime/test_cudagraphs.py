@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import events
+from fusewright.base import events
+from fusewright.base.errors import CacheWarning
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
-from fusewright.errors import CacheWarning
 from fusewright.runtime import cuda_code
 from fusewright.runtime.cudagraphs import MOST_REPEATS, WARM_UP, Inputs, unsafe_reason
 from fusewright.schedule import schedule

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from fusewright import _native
-from fusewright.errors import RuntimeFallback
-from fusewright.graph.sizes import minimum, symbol
+from fusewright.base.errors import RuntimeFallback
 from fusewright.loops.ir import BufferRef, Output
 from fusewright.runtime import launch, torch_c
-from runtime.plans import SIGNATURE, Schedule, elementwise, whole
+from fusewright.sizes.expressions import minimum, symbol
+from tests.runtime.plans import SIGNATURE, Schedule, elementwise, whole
 
 aten = torch.ops.aten
 double = elementwise(lambda a: a * 2)

@@ -12,9 +12,9 @@ from torch import nn
 
 import fusewright
 from fusewright import _native
-from fusewright.events import STREAM, Event, FellBack, Recompiling
-from fusewright.graph.preparation import Preparation, Ref, Step
-from fusewright.graph.types import TensorType
+from fusewright.base.events import STREAM, Event, FellBack, Recompiling
+from fusewright.graph.freezing import Preparation, Ref, Step
+from fusewright.sizes.tensor_type import TensorType
 
 
 class Net(nn.Module):

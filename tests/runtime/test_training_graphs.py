@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright import events
 from fusewright.backends import graph_cache
+from fusewright.base import events
 from fusewright.runtime import training_graphs
 from fusewright.runtime.training_graphs import CAPTURING, HOOKED, MOVING, PENDING, TrainingGraphs
 

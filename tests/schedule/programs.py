@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fusewright.graph.sizes import Dim, loop_symbol
-from fusewright.graph.types import Location, contiguous_strides
+from fusewright.base.location import Location
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, BufferRef, Expression, Extern, LoopProgram, Output, Pointwise, Reduction, Scan, Store
+from fusewright.sizes.expressions import Dim, loop_symbol
+from fusewright.sizes.tensor_type import contiguous_strides
 
 CPU = torch.device("cpu")
 

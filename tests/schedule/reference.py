@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusewright.graph.sizes import Expr
 from fusewright.loops.ir import Axis, Store
 from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel
+from fusewright.sizes.expressions import Expr
 from tests.loops import reference as loops
 from tests.loops.reference import Index, Memory, Points, accumulate, collect, grid
 

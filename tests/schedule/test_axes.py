@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fusewright.graph.sizes import loop_symbol, symbol
 from fusewright.schedule.align import refine, window
 from fusewright.schedule.axes import coalesced, decompose, make_nest, place_in_block, strides_of
 from fusewright.schedule.dependencies import touch
 from fusewright.schedule.names import kernel_name
 from fusewright.schedule.stages import common_refinement
+from fusewright.sizes.expressions import loop_symbol, symbol
 from tests.schedule import programs as p
 from tests.schedule.programs import Builder
 

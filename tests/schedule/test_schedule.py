@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusewright.graph.sizes import loop_symbol, symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import LoopProgram
 from fusewright.schedule import ScheduleOptions, schedule
@@ -20,9 +19,9 @@ from fusewright.schedule.axes import hint
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.verify import verify
+from fusewright.sizes.expressions import loop_symbol, symbol
 from tests.loops import reference as loops
-from tests.schedule import programs as p
-from tests.schedule import reference as plans
+from tests.schedule import programs as p, reference as plans
 from tests.schedule.programs import Builder
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fusewright.backends import graph_cache
+from fusewright.runtime import host
 from fusewright.runtime.cache import SUFFIX, DiskCache, pack
 from fusewright.tools import cli
 
@@ -64,7 +64,7 @@ def test_a_bundle_comes_back(bundle: Path, cache: DiskCache, capsys: pytest.Capt
 def test_a_bundle_of_another_kind_of_host_is_refused(
     bundle: Path, cache: DiskCache, part: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = graph_cache.host_text().split("|")
+    parts = host.host_text().split("|")
     parts[part] += "other"
     monkeypatch.setattr(cli, "host_text", lambda: "|".join(parts))
     assert cli.main(["cache", "import", str(bundle)]) == 2
@@ -129,7 +129,7 @@ def test_damaged_bundles(bundle: Path, cache: DiskCache) -> None:
 def test_a_locked_or_strangely_packed_bundle(bundle: Path, cache: DiskCache) -> None:
     made = bundle.with_name("lzma.zip")
     with zipfile.ZipFile(made, "w", zipfile.ZIP_LZMA) as file:
-        file.writestr(cli.HOST_FILE, graph_cache.host_text())
+        file.writestr(cli.HOST_FILE, host.host_text())
     assert cli.main(["cache", "import", str(made)]) == 2
     locked = bytearray(bundle.read_bytes())
     at = -1

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import fusewright
 from fusewright.autograd.buckets import Progress
-from fusewright.errors import InternalErrorWarning
-from fusewright.events import STREAM, Captured, Compiled
+from fusewright.base.errors import InternalErrorWarning
+from fusewright.base.events import STREAM, Captured, Compiled
 
 
 class Block(nn.Module):

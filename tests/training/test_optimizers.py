@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fusewright
-from fusewright.events import STREAM, Broken, Compiled, Skipped, StageDone
+from fusewright.base.events import STREAM, Broken, Compiled, Skipped, StageDone
 
 O = torch.optim
 STEPS = 20
@@ -453,7 +453,7 @@ def test_steps_stay_compiled_after_pytorchs_own_compiler_was_used() -> None:
     """torch.compile marks parts of every optimizer class as disabled, in the whole process."""
     program = """
 import torch, fusewright
-from fusewright.events import STREAM, Broken, Skipped
+from fusewright.base.events import STREAM, Broken, Skipped
 events = []
 def make():
     parameter = torch.nn.Parameter(torch.ones(3))

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.errors import RuntimeFallback
-from fusewright.graph.sizes import Expr
-from fusewright.graph.types import TensorType, symbols_in
-from fusewright.records import dataclass, field
+from fusewright.base.errors import RuntimeFallback
+from fusewright.base.records import dataclass, field
+from fusewright.sizes.expressions import Expr
+from fusewright.sizes.tensor_type import TensorType, symbols_in
 
 Node = torch.fx.Node
 

@@ -10,8 +10,8 @@ import operator
 import torch
 import torch.fx
 
-from fusewright.graph.sizes import Dim, bounds, product
-from fusewright.graph.types import TensorType
+from fusewright.sizes.expressions import Dim, bounds, product
+from fusewright.sizes.tensor_type import TensorType
 
 Node = torch.fx.Node
 aten = torch.ops.aten

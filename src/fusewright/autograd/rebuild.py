@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from fusewright.capture.frame import Rebuilt
-from fusewright.graph.sizes import Expr, evaluate
+from fusewright.sizes.expressions import Expr, evaluate
 
-Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
+Made = dict[tuple[int, bool], Any]
+Maker = Callable[[Sequence[Any], Sequence[Any], Made], Any]
 
 
 def rebuilder(rebuilt: tuple[Rebuilt, ...], symbols: tuple[Any, ...]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
@@ -22,7 +23,8 @@ def rebuilder(rebuilt: tuple[Rebuilt, ...], symbols: tuple[Any, ...]) -> Callabl
     makers = [_maker(one, symbols) for one in rebuilt]
 
     def rebuild(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(make(inputs, results) for make in makers)
+        made: Made = {}
+        return tuple([make(inputs, results, made) for make in makers])
 
     return rebuild
 
@@ -31,17 +33,18 @@ def _maker(one: Rebuilt, symbols: tuple[Any, ...]) -> Maker:
     from_input, position = one.base[0] == "input", one.base[1]
     static = not any(_has_symbol(step[1:3]) for step in one.steps)
 
-    def make(inputs: Sequence[Any], results: Sequence[Any]) -> Any:
+    def make(inputs: Sequence[Any], results: Sequence[Any], made: Made) -> Any:
         value = inputs[position] if from_input else results[position]
         sizes = {} if static else {symbol: inputs[place] for place, symbol in enumerate(symbols) if symbol is not None}
         if one.steps:
             with torch.set_grad_enabled(not one.no_grad):
-                for target, args, kwargs, element in one.steps:
-                    if not static:
-                        args, kwargs = _concrete(args, sizes), _concrete(kwargs, sizes)
-                    value = target(value, *args, **kwargs)
-                    if element is not None:
-                        value = value[element]
+                for target, args, kwargs, element, call in one.steps:
+                    found = made.get((call, one.no_grad))
+                    if found is None:
+                        if not static:
+                            args, kwargs = _concrete(args, sizes), _concrete(kwargs, sizes)
+                        found = made[call, one.no_grad] = target(value, *args, **kwargs)
+                    value = found if element is None else found[element]
             if one.no_grad and value.requires_grad:  # a view made under no_grad still follows its base
                 value = value.detach()
         return value.requires_grad_() if one.leaf else value

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from fusewright.graph.schema import facts
-from fusewright.graph.types import TensorType
+from fusewright.graph.nodes import written
+from fusewright.operators.schema import facts
+from fusewright.sizes.tensor_type import TensorType
 
 _VIEW_TAGS = (
     "view",
@@ -44,7 +45,7 @@ def can_recompute(node: torch.fx.Node) -> bool:
         return False
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        return True  # arithmetic on sizes, getitem
+        return target is not written  # arithmetic on sizes, getitem
     known = facts(target)
     return not (known.written or known.effect)
 

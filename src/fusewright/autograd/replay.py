@@ -17,10 +17,10 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from fusewright.autograd.joint import output_node
-from fusewright.graph.applications import Application, Hook
-from fusewright.graph.passes.functionalise import functionalise
-from fusewright.graph.schema import facts
-from fusewright.graph.sizes import Expr, evaluate
+from fusewright.graph.passes.clean.functionalise import functionalise
+from fusewright.operators.schema import facts
+from fusewright.record.applications import Application, Hook
+from fusewright.sizes.expressions import Expr, evaluate
 
 Replay = Callable[..., tuple[Any, ...]]
 

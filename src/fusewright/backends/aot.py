@@ -18,11 +18,11 @@ from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import split
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile, as_tuple, below_autograd
-from fusewright.errors import BackendError, OptionError
+from fusewright.base.errors import BackendError, OptionError
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.types import TensorType
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.tensor_type import TensorType
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 

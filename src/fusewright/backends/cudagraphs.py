@@ -14,9 +14,9 @@ import torch.fx
 
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.events import Hint
+from fusewright.base.events import Hint
 from fusewright.graph import passes
-from fusewright.graph.schema import facts
+from fusewright.operators.schema import facts
 
 _WARM_UP_RUNS = 2  # libraries allocate workspaces and choose algorithms in their first runs
 

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.errors import RuntimeFallback
+from fusewright.base.errors import RuntimeFallback
 
 
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from fusewright.backends.autotune import Records, Tuned, tune
-from fusewright.backends.trials import GpuTrials, machine_text
+from fusewright.base.records import replace
 from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
 from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.loops.ir import Buffer, LoopProgram
-from fusewright.records import replace
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions, with_memory
 from fusewright.schedule.plan import Kernel, Plan
+from fusewright.select.autotune import Records, Tuned, tune
+from fusewright.select.measure import GpuTrials, machine_text
 
 __all__ = ["Unsupported", "autotune", "compile_kernels", "may_autotune", "schedule_options", "split", "texts", "warm_up"]
 

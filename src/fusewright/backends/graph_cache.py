@@ -9,94 +9,40 @@ checked against the present sizes and become guards again; other sizes have an e
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.capture.torch_state import capture_global_state
+from fusewright.base.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
+from fusewright.base.location import Location
+from fusewright.base.options import environment
+from fusewright.base.records import dataclass, replace
+from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Expr, Relation, from_tuples, to_tuples
-from fusewright.graph.types import Location
-from fusewright.options import cache_folder, environment
-from fusewright.records import dataclass, replace
 from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
-from fusewright.runtime.cache import DiskCache
 from fusewright.runtime.cudagraphs import Recorder
+from fusewright.runtime.host import host_text, store
 from fusewright.runtime.machine_code import load_code
 from fusewright.runtime.parameters import with_preparation
 from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
+from fusewright.sizes.expressions import Expr, Relation, from_tuples, to_tuples
+from fusewright.sizes.shape_env import ShapeEnv
 
 IRRELEVANT = frozenset({"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
 """Options that do not change what is compiled."""
 RECORDED = "cuda"
 """The kind of device whose work can be recorded and replayed."""
-_CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
-
-
-@cache
-def _sources() -> str:
-    """A digest of this package's code, compiled and not: development changes it without changing the version."""
-    root = str(Path(__file__).parents[1])
-    digest = hashlib.sha256()
-    for path in sorted(_code_below(root)):
-        digest.update(path[len(root) :].encode() + b"\0")
-        with open(path, "rb", buffering=0) as file:
-            digest.update(file.read())
-    return digest.hexdigest()
-
-
-def _code_below(folder: str) -> Iterator[str]:
-    """The files of a folder and those below it that Python loads from source or as an extension (pathlib takes thrice as long)."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".py") or entry.name.startswith("_native"):
-                yield entry.path
-            elif entry.name != "__pycache__" and entry.is_dir():
-                yield from _code_below(entry.path)
-
-
-@cache
-def _processor() -> str:
-    """What tells this kind of processor from another: its model, and the instructions that it has."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
-    except OSError:
-        return f"{platform.machine()} {platform.processor()} {platform.platform()}"
-    fields = (line.partition(":") for line in first.splitlines())
-    return f"{platform.machine()} " + "; ".join(value.strip() for name, _, value in fields if name.strip() in _CPU_FIELDS)
-
-
-@cache
-def host_text() -> str:
-    """What an entry depends on beside the graph: versions of fusewright, Python and PyTorch, and the processor."""
-    return "|".join((_sources(), sys.implementation.cache_tag, torch.__version__, str(torch.version.git_version), _processor()))
-
-
-@cache
-def _store(folder: Path, mib: int) -> DiskCache:
-    return DiskCache(folder, mib << 20)
-
-
-def store() -> DiskCache:
-    """The disk cache that the environment names."""
-    return _store(cache_folder(), environment("FUSEWRIGHT_CACHE_MIB"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +115,8 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     loaded = load_code(compiled.code, map(symbol_of, keys))
     addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
     addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
-    made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner)
+    limit = to_compile.settings["arena_limit_mib"] << 20
+    made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner, arena_limit=limit)
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:

@@ -16,11 +16,11 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.capture.signals import GraphBreak
+from fusewright.base.errors import CannotFunctionalise
+from fusewright.base.events import Hint, KernelMade
+from fusewright.base.signals import GraphBreak
 from fusewright.codegen.device_kernel import Unsupported
-from fusewright.errors import CannotFunctionalise
-from fusewright.events import Hint, KernelMade
-from fusewright.graph.preparation import Preparation
+from fusewright.graph.freezing import Preparation
 from fusewright.runtime.artifact import CompiledGraph
 from fusewright.runtime.parameters import with_preparation
 
@@ -35,9 +35,9 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         split = importlib.import_module("fusewright.autograd.partition").split
         partition = functools.partial(split, budget=to_compile.settings["activation_memory_budget"])
         compile_half = functools.partial(_compile_half, to_compile.without_examples())
-        graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
+        graph = stages.optimise(to_compile, to_compile.graph)
         record = functools.partial(graph_cache.training_graphs, to_compile.without_examples())
-        return joint.compile_joint(stages.choose_operators(to_compile, graph), to_compile, compile_half, partition, record)
+        return joint.compile_joint(graph, to_compile, compile_half, partition, record)
     if to_compile.settings["pack_weights"]:
         _mark_parameters(to_compile)
     if has_data_sizes(to_compile.graph):
@@ -46,8 +46,7 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     if lookup.plan is not None:
         return lookup.plan
     stages = _stages()
-    graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
-    graph, preparation = stages.pack_parameters(to_compile, graph)
+    graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
     return _generate(to_compile, lookup, graph, to_compile.function, preparation)
 
 
@@ -55,8 +54,7 @@ def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A graph with sizes that depend on data."""
     stages = _stages()
     try:
-        graph = stages.choose_layouts(to_compile, stages.clean(to_compile))
-        graph, preparation = stages.pack_parameters(to_compile, graph)
+        graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
     except GraphBreak as question:  # a pass asks something of a size that nobody knows yet
         raise CannotFunctionalise(question.detail) from None
     compiled = in_parts(graph, to_compile.constants, functools.partial(_compile_half, to_compile.without_examples()))
@@ -73,14 +71,14 @@ def _mark_parameters(to_compile: GraphToCompile) -> None:
 
 
 def _stages() -> Any:
-    return importlib.import_module("fusewright.backends.native_stages")  # lazy: see above
+    return importlib.import_module("fusewright.backends.pipeline")  # lazy: see above
 
 
 def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
     """The native plan of one half of a joint graph: the "forward" or the "backward"."""
     name = f"{to_compile.function} {direction}"
     if direction != "forward":
-        graph = _stages().finish_backward(to_compile, graph)
+        graph = _stages().optimise(to_compile, graph, _stages().BACKWARD_STAGES)
     seeds: tuple[Any, ...] = ()
     recorded = to_compile.settings["triton.cudagraphs"] and to_compile.settings["triton.cudagraphs_training"]
     if direction == "forward" and to_compile.backward is not None and recorded:

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import from_callable, required
-from fusewright.errors import BackendError
+from fusewright.base.errors import BackendError
 
 required("onnxrt", {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"})
 

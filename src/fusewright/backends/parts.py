@@ -1,7 +1,7 @@
 """Graphs with sizes that depend on data, compiled in parts: each part begins where a size is known that the part before has given.
 
-Takes a functional graph whose nodes may carry meta[GIVES] (graph/data_sizes.py); gives the parts, each a graph of its own with the sizes as
-inputs, and the callable that runs them one after the other. Always holds: a size is checked against everything that capture took for
+Takes a functional graph whose nodes may carry meta[GIVES] (record/data_sizes.py); gives the parts, each a graph of its own with the sizes
+as inputs, and the callable that runs them one after the other. Always holds: a size is checked against everything that capture took for
 granted of it before the part that depends on it runs; a check that fails, like any failure at run time, has the whole call repeated
 eagerly, and nothing was written to an input before (only the last part writes), nor were random numbers drawn that eager would miss.
 """
@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.errors import CannotFunctionalise, RuntimeFallback
+from fusewright.base.errors import CannotFunctionalise, RuntimeFallback
+from fusewright.base.records import dataclass
 from fusewright.graph.builder import env_of
-from fusewright.graph.data_sizes import GIVES
 from fusewright.graph.generators import drawing_devices, states_of
-from fusewright.graph.schema import facts
-from fusewright.graph.sizes import Expr, Relation, Symbol, bounds, evaluate, free_symbols
-from fusewright.graph.types import TensorType
-from fusewright.records import dataclass
+from fusewright.operators.data_dependent import GIVES
+from fusewright.operators.schema import facts
+from fusewright.sizes.expressions import Expr, Relation, Symbol, bounds, evaluate, free_symbols
+from fusewright.sizes.tensor_type import TensorType
 
 Node = torch.fx.Node
 Name = Node | Symbol

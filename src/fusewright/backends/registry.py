@@ -18,11 +18,12 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
+from fusewright.base.errors import BackendError, OptionError, near_misses
+from fusewright.base.options import Settings
+from fusewright.base.records import dataclass, field, replace
+from fusewright.base.rewrites import Rewrites
 from fusewright.capture.frame import Backward
-from fusewright.errors import BackendError, OptionError, near_misses
-from fusewright.graph.sizes import Expr
-from fusewright.options import Settings
-from fusewright.records import dataclass, field, replace
+from fusewright.sizes.expressions import Expr
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 
@@ -67,9 +68,10 @@ class GraphToCompile:
     constants       tensors of get_attr nodes
     example_inputs  the real inputs of the call that caused the compile
     function        the name of the captured frame, for messages and events
-    notify          emits an event (fusewright.events.Event)
+    notify          emits an event (fusewright.base.events.Event)
     backward        set when `graph` is a joint graph: forward and backward operators in one
     parameters      positions of the inputs that are parameters or buffers of modules: they seldom change
+    rewrites        the budget of rewrites that all passes over this graph and its halves share
     """
 
     graph: torch.fx.Graph
@@ -79,8 +81,8 @@ class GraphToCompile:
     settings: Settings
     notify: Callable[[Any], None]
     backward: Backward | None = None
-    counts: dict[str, int] = field(default_factory=dict)
     parameters: frozenset[int] = frozenset()
+    rewrites: Rewrites = field(default_factory=Rewrites)
 
     def without_examples(self) -> GraphToCompile:
         """For what outlives the compile: a backward that is compiled later must not keep the first call's inputs alive."""
@@ -114,7 +116,7 @@ class Backend:
     follows_autograd: the callable's outputs carry autograd's history when the inputs do (it runs PyTorch operators).
     trains: takes joint graphs (`GraphToCompile.backward` set) and attaches their backward.
     dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
-    own_random: takes dropout as a function of a seed and positions (graph/draws.py), unless the option `fallback_random` says no.
+    own_random: takes dropout as a function of a seed and positions (record/draws.py), unless the option `fallback_random` says no.
     """
 
     name: str

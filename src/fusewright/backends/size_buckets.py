@@ -11,11 +11,11 @@ from typing import Any
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.events import Hint
+from fusewright.base.events import Hint
 from fusewright.graph.builder import env_of
-from fusewright.graph.passes.bucket import NotExact, bucketed
-from fusewright.graph.shape_env import ShapeEnv
-from fusewright.graph.sizes import Relation, Symbol
+from fusewright.graph.passes.layout.bucket import NotExact, bucketed
+from fusewright.sizes.expressions import Relation, Symbol
+from fusewright.sizes.shape_env import ShapeEnv
 
 
 def with_buckets(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.Graph:

@@ -7,16 +7,18 @@ from typing import Any
 
 import torch.fx
 
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass, field
 from fusewright.capture.guards import Guard
-from fusewright.capture.sources import Source
-from fusewright.graph.applications import Application, Hook
-from fusewright.graph.types import Location
-from fusewright.records import dataclass, field
+from fusewright.capture.guards.sources import Source
+from fusewright.record.applications import Application, Hook
+
+Places = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A graph break: `code` is a row of the catalogue in `fusewright.errors`; `stack` is outermost first."""
+    """A graph break: `code` is a row of the catalogue in `fusewright.base.errors`; `stack` is outermost first."""
 
     code: str
     detail: str
@@ -28,14 +30,14 @@ class Rebuilt:
     """How one of the frame's outputs is made of what the graph returns, outside of the autograd function that runs the graph.
 
     base      ("output", position among the graph's outputs) or ("input", position among its inputs): what it is, or is a view of
-    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of the result or None);
-              sizes in the arguments may be symbolic
+    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of the result or None,
+              number of the call: outputs that have a call in common share its result); sizes in the arguments may be symbolic
     no_grad   it is cut off from its base's history (a detached view, one made under no_grad)
     leaf      it is a leaf that requires a gradient
     """
 
     base: tuple[str, int]
-    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...] = ()
+    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None, int], ...] = ()
     no_grad: bool = False
     leaf: bool = False
 
@@ -47,7 +49,13 @@ class Backward:
 
     inputs, outputs  how many placeholders and outputs are the forward's
     tangents   positions of the outputs that have a tangent, in order
-    gradients  positions of the inputs that have a gradient, in order
+    dense      for each tangent, whether it is laid out as empty_like(output): elements of the output share memory
+    gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs that share no
+               operator (each backward frees its own) have gradients of their own, so that an input may stand here more than once
+    depends    for each gradient, the tangents (their places in `tangents`) whose outputs lead to the input in autograd's graph
+    groups     outputs that share operators, as places among the tangents: by the operator that made them, and by what a backward frees
+    histories  positions of the inputs that have a history: the others are leaves
+    undefined  (input, tangents): inputs that outputs lead to, and that get no gradient from them
     updates    (input, output) positions: an input that was written to with its history kept; it is to be given the output's value under
                autograd, after the graph
     rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they are
@@ -60,6 +68,11 @@ class Backward:
     outputs: int
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
+    dense: tuple[bool, ...] = ()
+    depends: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[tuple[Places, Places], ...] = ()
+    histories: frozenset[int] = frozenset()
+    undefined: tuple[tuple[int, tuple[int, ...]], ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
     rebuilt: tuple[Rebuilt, ...] | None = None
     user_code: tuple[Application | Hook, ...] | None = ()
@@ -85,7 +98,7 @@ class CapturedFrame:
     shown         whether it was shown that sizes of 1, which this capture took to be larger (`CaptureOptions.ones`), are served as well;
                   None where there are none
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
-    repeats    calls of modules that were replayed from others alike (capture/repeats.py)
+    repeats    calls of modules that were replayed from others alike (capture/border/memoise.py)
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from fusewright.records import dataclass, field
+from fusewright.base.records import dataclass, field
 
 
 def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:
@@ -33,15 +33,14 @@ class CaptureOptions:
     call_paused           call_paused(fn, *args, **kwargs): calls without compiling the frames that it runs
     differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see autograd/record.py; None: the
                     backend runs operators that autograd follows by itself, or has no backward
-    own_random      dropout draws from the kernels' own generator (graph/draws.py), not from PyTorch's
+    own_random      dropout draws from the kernels' own generator (record/draws.py), not from PyTorch's
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
-    data_shapes     operators whose result has a size that depends on data are recorded, see graph/data_sizes.py; else they break the graph
+    data_shapes     operators whose result has a size that depends on data are recorded, see record/data_sizes.py; else they break the graph
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
-    ones            sizes of 1 that would be symbolic were they larger are so, as if they were (capture/dynamic.py), and their sources are
-                    added to this set; None: they are not
+    ones            sizes of 1 that would be symbolic were they larger are so, as if they were (capture/border/dynamic.py)
     bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded to
     size_history    sizes seen so far by (code, source), None where they differed, and what is known of a function as a whole
-                    (capture/dynamic.py): captures add to it
+                    (capture/border/dynamic.py): captures add to it
     """
 
     fullgraph: bool = False
@@ -58,6 +57,6 @@ class CaptureOptions:
     own_random: bool = False
     data_shapes: bool = False
     data_numbers: bool = False
-    ones: set[object] | None = field(default=None, compare=False)
+    ones: bool = False
     bucket: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

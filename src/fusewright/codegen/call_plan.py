@@ -13,6 +13,7 @@ from itertools import takewhile
 
 import torch
 
+from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.call_plan_text import describe
 from fusewright.codegen.call_plan_types import (
     CallPlan,
@@ -34,11 +35,10 @@ from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.extern_calls import encode_extern
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.size_values import ValueTable
-from fusewright.graph.sizes import Dim, free_symbols
 from fusewright.loops.externs import references
 from fusewright.loops.ir import Buffer, BufferRef, Output
-from fusewright.records import dataclass, field, replace
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel
+from fusewright.sizes.expressions import Dim, free_symbols
 
 __all__ = ["build_call_plan", "describe"]
 

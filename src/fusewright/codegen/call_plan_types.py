@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
 STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group", "launch", "skip")

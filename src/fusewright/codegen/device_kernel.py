@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr
-from fusewright.graph.types import Location
-from fusewright.records import dataclass
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass
+from fusewright.sizes.expressions import Dim, Expr
 
 
 class Unsupported(Exception):

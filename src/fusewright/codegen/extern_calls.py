@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
+from fusewright.base.records import dataclass, replace
 from fusewright.codegen.call_plan_types import CCall, Gather, PythonCall, StepSpec
-from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.externs import CLASSES, ExternRow, references, row_of, schema_name
 from fusewright.loops.ir import BufferRef, Extern
-from fusewright.records import dataclass, replace
+from fusewright.sizes.expressions import Dim, Expr
 
 MAX_INTEGERS = 24
 MAX_DOUBLES = 6

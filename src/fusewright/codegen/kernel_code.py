@@ -10,9 +10,9 @@ out of range. Different ranges of one kernel may run at the same time on differe
 
 from __future__ import annotations
 
-from fusewright.graph.sizes import Dim, Expr
-from fusewright.graph.types import Location
-from fusewright.records import dataclass
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass
+from fusewright.sizes.expressions import Dim, Expr
 
 
 def symbol_of(key: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusewright.graph.sizes import Dim, Expr, Symbol, to_tuples
+from fusewright.sizes.expressions import Dim, Expr, Symbol, to_tuples
 
 SIZE_OPERATIONS = ("+", "*", "//", "%", "min", "max")
 """In the order of the native `SizeOp`."""

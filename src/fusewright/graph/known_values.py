@@ -12,8 +12,8 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.graph.nodes import leaves
-from fusewright.graph.schema import facts
-from fusewright.graph.sizes import Expr
+from fusewright.operators.schema import facts
+from fusewright.sizes.expressions import Expr
 
 LITERAL = "literal"
 """Marks (in `node.meta`) the copy of a constant that native code made from Python data."""

@@ -12,7 +12,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.graph.types import TensorType
+from fusewright.sizes.tensor_type import TensorType
 
 
 def print_graph(graph: torch.fx.Graph, locations: bool = True) -> str:

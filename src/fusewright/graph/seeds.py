@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.graph.types import TensorType
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
+from fusewright.sizes.tensor_type import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import torch.fx
 from torch.fx.node import map_aggregate
 
 from fusewright.graph.nodes import leaves
-from fusewright.graph.sizes import Dim, Expr
-from fusewright.graph.types import with_sizes
+from fusewright.sizes.expressions import Dim, Expr
+from fusewright.sizes.tensor_type import with_sizes
 
 
 def write_sizes(graph: torch.fx.Graph, becomes: Callable[[Dim], Dim], allowed: Callable[[str], bool] = lambda text: True) -> torch.fx.Graph:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import torch
 
+from fusewright.base.records import dataclass
 from fusewright.loops.ir import BufferRef
-from fusewright.records import dataclass
 
 Placement = Literal["out", "returned"]
 

@@ -5,7 +5,8 @@ Takes nothing; defines the types between lowering (`loops/lower`), scheduling (`
 Always holds:
 - Expressions are hash-consed: structurally equal expressions are the same object, so equality and hashing are by identity, a shared
   subexpression is shared, and walks must memoise by identity (an expression is a DAG, not a tree).
-- An index is a `Dim` (graph/sizes.py) over loop variables and size symbols, counted in elements from the buffer's start, strides included.
+- An index is a `Dim` (sizes/expressions.py) over loop variables and size symbols, counted in elements from the buffer's start, strides
+  included.
 - Arithmetic is done in the dtype of the expression. bfloat16 and float16 appear only in `Load`, in `Store`d values and as the target of a
   `cast`: lowering computes in float32 between them. bool is its own dtype (a mask), stored as one byte 0 or 1.
 """
@@ -17,9 +18,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, Symbol, symbol
-from fusewright.graph.types import Location
-from fusewright.records import dataclass, field
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass, field
+from fusewright.sizes.expressions import Dim, Expr, Symbol, symbol
 
 # --- expressions ----------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim
-from fusewright.graph.types import Location
+from fusewright.base.location import Location
 from fusewright.loops.ir import (
     Apply,
     Axis,
@@ -31,13 +30,13 @@ from fusewright.loops.ir import (
     LocalValue,
     LoopProgram,
     Masked,
-    Operation,
     Output,
     Pointwise,
     Reduction,
     Scan,
     Store,
 )
+from fusewright.sizes.expressions import Dim
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
@@ -177,11 +176,6 @@ def print_location(locations: Sequence[Location]) -> str:
 def print_store(store: Store, printer: ExpressionPrinter) -> str:
     value = printer.text(store.value)
     return f"{store.buffer}[{store.index}]{printer.bindings(store.bindings)} {MODES[store.mode]} {value}"
-
-
-def print_operation(operation: Operation) -> str:
-    """One operation, several lines, without a newline at the end."""
-    return "\n".join(_PRINTERS[type(operation)](operation))
 
 
 def _pointwise(operation: Pointwise) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fusewright.base.records import dataclass, fields
 from fusewright.codegen.call_plan_types import (
     CallPlan,
     CCall,
@@ -29,9 +30,8 @@ from fusewright.codegen.call_plan_types import (
     SlotSpec,
     SlotStep,
 )
-from fusewright.graph.preparation import Preparation, Ref, Size, Step
-from fusewright.graph.types import TensorType
-from fusewright.records import dataclass, fields
+from fusewright.graph.freezing import Preparation, Ref, Size, Step
+from fusewright.sizes.tensor_type import TensorType
 
 MAGIC = b"FWCP"
 VERSION = 4

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fusewright.errors import CacheWarning
-from fusewright.records import dataclass
+from fusewright.base.errors import CacheWarning
+from fusewright.base.records import dataclass
 
 try:
     import fcntl

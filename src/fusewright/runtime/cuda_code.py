@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from fusewright import _native
+from fusewright.base.errors import CacheWarning
+from fusewright.base.options import cache_folder, environment
+from fusewright.base.records import dataclass, field
 from fusewright.codegen.device_kernel import DeviceKernel, Processor
-from fusewright.errors import CacheWarning
-from fusewright.options import cache_folder, environment
-from fusewright.records import dataclass, field
 from fusewright.runtime.cache import (
     KERNEL_FOLDER,
     KERNEL_MAGIC,

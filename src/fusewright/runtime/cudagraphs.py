@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import torch
 
+from fusewright.base.records import dataclass, field
 from fusewright.codegen.call_plan_types import CallPlan, CCall, KernelCall, KernelGroup, LaunchCall, PythonCall, SlotStep
 from fusewright.graph.seeds import replays_draws
-from fusewright.records import dataclass, field
 from fusewright.runtime.artifact import find_operator
 
 WARM_UP = 2

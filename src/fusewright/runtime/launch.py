@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fusewright import _native
+from fusewright.base.records import dataclass
 from fusewright.codegen.call_plan_types import (
     ARGUMENT_KINDS,
     INTEGER_KINDS,
@@ -31,7 +32,6 @@ from fusewright.codegen.call_plan_types import (
     SlotStep,
     StepSpec,
 )
-from fusewright.records import dataclass
 from fusewright.runtime import torch_c
 
 

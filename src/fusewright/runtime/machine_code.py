@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterable
 
 from fusewright import _native
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
 from fusewright.runtime import torch_c
 
 _process = ctypes.CDLL(None)

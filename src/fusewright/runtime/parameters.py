@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fusewright import _native
-from fusewright.errors import RuntimeFallback
-from fusewright.graph.preparation import Preparation
+from fusewright.base.errors import RuntimeFallback
+from fusewright.graph.freezing import Preparation
 
 SAMPLES = 4
 """Places of each parameter whose content is compared at every call: in-place writes through `.data` have no version."""

@@ -100,12 +100,6 @@ DTYPE_CODES: dict[torch.dtype, int] = {
 """c10::ScalarType of each dtype."""
 DEVICE_CODES: dict[str, int] = _codes("device_type", _DEVICE_NAMES)
 """c10::DeviceType of each device type."""
-LAYOUT_CODES: dict[torch.layout, int] = {torch.strided: _code("aoti_torch_layout_strided") or 0}
-MEMORY_FORMAT_CODES: dict[torch.memory_format, int] = {
-    memory_format: code
-    for memory_format in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d, torch.preserve_format)
-    if (code := _code(f"aoti_torch_memory_format_{str(memory_format).removeprefix('torch.')}")) is not None
-}
 
 _dtype_of_code = {code: dtype for dtype, code in DTYPE_CODES.items()}
 

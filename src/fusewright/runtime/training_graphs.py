@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fusewright.base.records import dataclass, field
 from fusewright.codegen.call_plan_types import CallPlan, SlotStep
-from fusewright.records import dataclass, field
 from fusewright.runtime.cudagraphs import MOST_RECORDINGS, Inputs, copies_of, like, record, sizes_of, unsafe_reason
 
 PENDING = "an earlier forward still waits for its backward"
@@ -118,7 +118,6 @@ class _Recording:
     memory: Any = None
     graph: Any = None
     results: tuple[Any, ...] = ()
-    backward_calls: int = 0
     back: Any = None
     tangents: list[torch.Tensor] = field(default_factory=list)
     gradients: tuple[Any, ...] = ()

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from fusewright.graph.sizes import Dim, known_le
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
 from fusewright.schedule.axes import (
     Access,
     Nest,
@@ -27,6 +26,7 @@ from fusewright.schedule.axes import (
     same_all,
     strides_of,
 )
+from fusewright.sizes.expressions import Dim, known_le
 
 Part = tuple[int, int]
 """(axis, part of it); part 0 is the most significant."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from fusewright.graph.sizes import (
+from fusewright.base.records import dataclass, field
+from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
+from fusewright.schedule.dependencies import Touch
+from fusewright.sizes.expressions import (
     Dim,
     Expr,
     FloorDiv,
@@ -25,9 +28,6 @@ from fusewright.graph.sizes import (
     product,
     substitute,
 )
-from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
-from fusewright.records import dataclass, field
-from fusewright.schedule.dependencies import Touch
 
 Vector = tuple[Dim, tuple[Dim, ...]]
 """(offset, coefficients over the axes)."""
@@ -423,6 +423,15 @@ def coalesced(levels: list[tuple[Dim, Dim, int]]) -> list[tuple[Dim, Dim]]:
         else:
             joined.append((stride, extent))
     return joined
+
+
+def covers(vector: Vector, extents: Sequence[Dim], elements: Dim) -> bool:
+    """Whether an index, as a vector over loops of these extents, is at each of 0 .. elements - 1 in turn."""
+    offset, coefficients = vector
+    still = any(is_zero(c) and not (type(e) is int and e == 1) for c, e in zip(coefficients, extents, strict=True))
+    levels = coalesced(strides_of(vector, extents, 0))
+    whole = same(elements, 1) if not levels else len(levels) == 1 and same(levels[0][0], 1) and same(levels[0][1], elements)
+    return is_zero(offset) and not still and whole
 
 
 def place_in_block(

@@ -11,18 +11,18 @@ from functools import lru_cache
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, Symbol, free_symbols, loop_symbol, product, substitute, symbol
+from fusewright.base.records import dataclass, field
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
-from fusewright.records import dataclass, field
 from fusewright.schedule.align import window
-from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, hint, is_zero, merge_axes, place_in_block, strides_of
+from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, covers, hint, is_zero, merge_axes, place_in_block, strides_of
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.fuse import Group
 from fusewright.schedule.hoist import hoist, stored
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement, roots
 from fusewright.schedule.stages import StagePlan, Stager, Unit, elementwise
+from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, loop_symbol, product, substitute, symbol
 
 CHEAP = frozenset("add sub mul neg abs minimum maximum where cast".split())
 """Operations that are cheaper to do again than a round trip through memory."""
@@ -238,7 +238,8 @@ class _Emitter:
 
     def _fills(self, item: _Stored) -> bool:
         """Whether a store writes every element of its buffer (a scatter writes some)."""
-        return not item.bindings and product(item.nest.extents) == product(self.buffers[item.buffer].shape)
+        nest, access = item.nest, item.access
+        return access.affine and covers(nest.table[access.index], nest.extents, self.buffers[item.buffer].span())
 
     def _name(self, item: _Stored) -> Expression:
         """The local (or the expression as simple as one) that holds a stored value."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from fusewright.base.records import dataclass, replace
 from fusewright.loops import ir
 from fusewright.loops.ir import BufferRef, Expression, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
-from fusewright.records import dataclass, replace
 from fusewright.schedule.expressions import Rewriter, Survey, survey
 
 

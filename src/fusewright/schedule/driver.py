@@ -5,11 +5,12 @@ Takes a `LoopProgram` and options; gives a `Plan`. Always holds: the program is 
 
 from __future__ import annotations
 
+from fusewright.base.records import replace
 from fusewright.loops.ir import LoopProgram
-from fusewright.records import replace
 from fusewright.schedule.build import build_kernel
 from fusewright.schedule.dependencies import Dependencies, analyse, buffer_refs
 from fusewright.schedule.fuse import Group, fuse
+from fusewright.schedule.horizontal_fusion import run_together
 from fusewright.schedule.in_place import write_in_place
 from fusewright.schedule.memory import plan_memory
 from fusewright.schedule.names import kernel_name
@@ -17,7 +18,6 @@ from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.order import order_groups
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
 from fusewright.schedule.split import split_reductions
-from fusewright.schedule.together import run_together
 from fusewright.schedule.unroll import Repeat, Steps, unroll
 
 DEFAULTS = ScheduleOptions()

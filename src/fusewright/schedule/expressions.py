@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fusewright.graph.sizes import Dim, Expr, substitute
+from fusewright.base.records import dataclass, field
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked
-from fusewright.records import dataclass, field
+from fusewright.sizes.expressions import Dim, Expr, substitute
 
 
 @dataclass(slots=True)

@@ -6,18 +6,17 @@ order at one outer point after the other gives what running them one after the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
 
-from fusewright.graph.sizes import Dim, product
+from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Buffer, Extern, Reduction
-from fusewright.records import dataclass, field
 from fusewright.schedule.align import Link, Shape, align, identity, links_hold
 from fusewright.schedule.axes import Access, Nest, Recipe, hint, main_access, make_nest
 from fusewright.schedule.dependencies import Dependencies
 from fusewright.schedule.options import ScheduleOptions
+from fusewright.sizes.expressions import Dim, product
 
 Touching = tuple[Nest, Access]
 VECTOR = 16
@@ -411,7 +410,3 @@ class Fuser:
 
 def fuse(dependencies: Dependencies, buffers: dict[str, Buffer], options: ScheduleOptions) -> list[Group]:
     return Fuser(dependencies, buffers, options).run()
-
-
-def loop_groups(groups: Iterable[Group]) -> list[Group]:
-    return [group for group in groups if group.extern is None]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from fusewright.graph.sizes import Expr, free_symbols, known_le
+from fusewright.base.records import dataclass, field, replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
-from fusewright.records import dataclass, field, replace
 from fusewright.schedule.plan import Define, Reduce, Stage, Statement
+from fusewright.sizes.expressions import Expr, free_symbols, known_le
 
 
 @dataclass(slots=True)

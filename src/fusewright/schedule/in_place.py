@@ -9,14 +9,15 @@ write (`fuse` keeps the two apart).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
-from fusewright.graph.sizes import Dim, free_symbols
-from fusewright.graph.types import contiguous_strides
+from fusewright.base.records import replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, CheckedIndex, Expression, Extern, Load, LoopProgram, Operation, Pointwise, Store
-from fusewright.records import replace
 from fusewright.schedule.dependencies import Touch, output_buffers, rename_reads, roots, shared_memory, touch
 from fusewright.schedule.expressions import survey
+from fusewright.sizes.expressions import Dim, free_symbols
+from fusewright.sizes.tensor_type import contiguous_strides
 
 
 def write_in_place(program: LoopProgram) -> LoopProgram:
@@ -76,9 +77,15 @@ def _start(program: LoopProgram, uses: _Uses, changed: str, target: str, end: in
         return None
     if any(isinstance(one, Extern) and not one.outputs and not one.mutates for one in operations[first:]):
         return None  # a check, and a call that fails it is repeated eagerly: see `dependencies._edges`
-    whole = [size for size in original.shape if not (isinstance(size, int) and size == 1)]
     both = (operations[start], operations[end])
-    return start if all([axis.extent for axis in one.axes] == whole for one in both if isinstance(one, Pointwise)) else None
+    return start if all(_is_whole(one, original) for one in both if isinstance(one, Pointwise)) else None
+
+
+def _is_whole(copy: Pointwise, buffer: Buffer) -> bool:
+    """Whether the copy's loops go through the buffer's elements by its own strides."""
+    moving = [(size, step) for size, step in zip(buffer.shape, buffer.stride) if not (isinstance(size, int) and size == 1)]
+    index = sum((axis.symbol * step for axis, (_, step) in zip(copy.axes, moving)), cast(Dim, 0))
+    return [axis.extent for axis in copy.axes] == [size for size, _ in moving] and copy.stores[0].index == index
 
 
 def _memory(buffer: Buffer) -> tuple[object, ...]:

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fusewright.graph.sizes import Dim
+from fusewright.base.records import dataclass
 from fusewright.loops.ir import Buffer, Expression, Output, Store
-from fusewright.records import dataclass
 from fusewright.schedule.axes import hint, same
 from fusewright.schedule.dependencies import extern_reads, shared_memory
 from fusewright.schedule.expressions import survey
+from fusewright.schedule.horizontal_fusion import moments
 from fusewright.schedule.plan import Kernel, Placement, RunExtern, Step
-from fusewright.schedule.together import moments
+from fusewright.sizes.expressions import Dim
 
 ALIGNMENT = 64
 _CPU = torch.device("cpu")

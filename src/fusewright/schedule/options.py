@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusewright.graph.sizes import Expr
-from fusewright.records import dataclass, field
+from fusewright.base.records import dataclass, field
+from fusewright.sizes.expressions import Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ScheduleOptions:
     an index (each point then waits for memory: shorter chunks pay, of small reductions too). 0: no difference.
     max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations
     below which a kernel cannot keep a machine busy. small_points: iterations so few that parallelism does not matter.
-    chunk_points: reduced points from which a reduction with little outer parallelism is split. size_hint: assumed value of an unknown size.
+    chunk_points: reduced points from which a reduction with little outer parallelism is split.
     own_bytes: temporaries from this size on have memory of their own, from their first writer to their last reader; None: all of them
     share one arena, which stays.
     max_together: kernels of one parallel region; together_bytes: new memory that a kernel in such a region may write, at the sizes of the
@@ -45,5 +45,4 @@ class ScheduleOptions:
     own_bytes: int | None = None
     max_together: int = 1024
     together_bytes: int = 1024 * 1024
-    size_hint: int = 256
     examples: Mapping[Expr, int] = field(default_factory=dict, compare=False)

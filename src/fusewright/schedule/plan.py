@@ -16,10 +16,10 @@ from typing import Literal
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr
-from fusewright.graph.types import Location
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Axis, Buffer, Expression, Extern, Output, ReductionKind, Store
-from fusewright.records import dataclass, field
+from fusewright.sizes.expressions import Dim, Expr
 
 
 @dataclass(frozen=True, slots=True)

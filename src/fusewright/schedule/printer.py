@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusewright.graph.sizes import Dim
-from fusewright.graph.types import Location
+from fusewright.base.location import Location
 from fusewright.loops.ir import (
     Apply,
     Axis,
@@ -25,6 +24,7 @@ from fusewright.loops.ir import (
     Store,
 )
 from fusewright.schedule.plan import Attention, Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement
+from fusewright.sizes.expressions import Dim
 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 import torch
 
-from fusewright.graph.sizes import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
-from fusewright.graph.types import contiguous_strides
+from fusewright.base.records import replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Pointwise, Reduction
-from fusewright.records import replace
 from fusewright.schedule.axes import hint
 from fusewright.schedule.expressions import Rewriter, survey
-from fusewright.schedule.moments import Chunks, find_moments, moments_of_chunks
 from fusewright.schedule.options import ScheduleOptions
+from fusewright.schedule.statistics import Chunks, find_moments, moments_of_chunks
+from fusewright.sizes.expressions import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
+from fusewright.sizes.tensor_type import contiguous_strides
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
 ELEMENTARY = frozenset({"exp", "expm1", "log", "log1p", "erf", "erfc", "tanh", "sin", "cos", "sigmoid", "pow"})

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusewright.graph.sizes import Dim
+from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Pointwise, Scan
-from fusewright.records import dataclass, field
 from fusewright.schedule.axes import Access, Nest, Recipe, divide, hint, is_zero, merge_axes, same, same_all
 from fusewright.schedule.expressions import survey
+from fusewright.sizes.expressions import Dim
 
 
 @dataclass(slots=True, eq=False)

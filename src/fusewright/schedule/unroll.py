@@ -1,8 +1,8 @@
 """The steps of many equal bodies from those of a few: what is scheduled for one body serves the next ones with other buffers.
 
-Takes the ordered steps of a program with a few bodies (graph/bodies.py) and says how many were left out; gives the steps of all. Always
-holds: two stretches of steps, one a body, were found to be the same but for names: temporaries made in lowering the same node of the next
-body, the next body's own inputs in place of one body's, and all else equal. The steps that are added are the second stretch with these
+Takes the ordered steps of a program with a few bodies (graph/repeated_layers.py) and says how many were left out; gives the steps of all.
+Always holds: two stretches of steps, one a body, were found to be the same but for names: temporaries made in lowering the same node of the
+next body, the next body's own inputs in place of one body's, and all else equal. The steps that are added are the second stretch with these
 names moved on, so they compute from one body's values what the second stretch computes from the first one's. Anything else is `Irregular`.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fusewright.base.records import dataclass, replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, Output, Store
-from fusewright.records import dataclass, replace
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import Rewriter
 from fusewright.schedule.plan import Kernel, Reduce, RunExtern, RunKernel, ScanStep, Stage, Statement, Step

@@ -7,12 +7,12 @@ arena.
 
 from __future__ import annotations
 
-from fusewright.graph.sizes import Dim, free_symbols, is_multiple, known_le
 from fusewright.loops.ir import Axis, Store
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
+from fusewright.schedule.horizontal_fusion import moments
 from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement, roots
-from fusewright.schedule.together import moments
+from fusewright.sizes.expressions import Dim, free_symbols, is_multiple, known_le
 
 
 class PlanError(AssertionError):

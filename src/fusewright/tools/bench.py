@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree
 
 from fusewright import api
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

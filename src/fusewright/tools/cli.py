@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusewright.backends.graph_cache import host_text, store
-from fusewright.errors import OptionError
+from fusewright.base.errors import OptionError
 from fusewright.runtime.cache import (
     KERNEL_FOLDER,
     KERNEL_SUFFIX,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fusewright import events
+from fusewright.base import events
 
 
 class DebugFolder:
@@ -52,6 +52,7 @@ def _captured(event: events.Captured) -> list[tuple[str, str]]:
 WRITERS: dict[type[events.Event], Callable[[Any], list[tuple[str, str]]]] = {
     events.Captured: _captured,
     events.StageDone: lambda event: [(event.stage, event.text())],
+    events.PassDone: lambda event: [(f"pass_{event.name}", f"{event.text}\n# {event.rewrites} rewrites")],
     events.KernelMade: lambda event: [(f"kernel_{event.name}", event.text())],
     events.Broken: lambda event: [("break", str(event.report))],
     events.Skipped: lambda event: [("break", str(event.report))],

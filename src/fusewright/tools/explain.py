@@ -11,10 +11,11 @@ from typing import Any
 
 import torch.fx
 
-from fusewright import _native, api, events
-from fusewright.errors import BreakReport
-from fusewright.graph.types import Location
-from fusewright.records import dataclass, field
+from fusewright import _native, api
+from fusewright.base import events
+from fusewright.base.errors import BreakReport
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import torch
 
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels
-from fusewright.graph.sizes import Expr, evaluate, loop_symbol
 from fusewright.loops.ir import Axis, Expression, Store, apply, load
 from fusewright.runtime.machine_code import LoadedCode, load_code
 from fusewright.schedule.plan import Kernel, Plan, RunKernel, Stage
+from fusewright.sizes.expressions import Expr, evaluate, loop_symbol
 from tests.loops import reference as loops
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusewright.codegen.llvm.attention_block import is_supported
 from fusewright.codegen.llvm.module import _machine
+from fusewright.codegen.llvm.templates.attention_block import is_supported
 from fusewright.schedule import schedule
-from fusewright.schedule.attention import find, replaced
 from fusewright.schedule.driver import with_memory
+from fusewright.select.attention import find, replaced
 from tests.backends.rounding import assert_as_near_as_eager
 from tests.codegen.llvm.harness import Guarded, run_plan
 from tests.codegen.llvm.test_plans import NO_AVX512, PROCESSORS

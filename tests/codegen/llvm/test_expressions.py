@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusewright.codegen.llvm.capabilities import BOOL, FLOATS, INTEGERS, SUPPORTED, supports
-from fusewright.codegen.llvm.expressions import EMITTERS
+from fusewright.codegen.llvm.emit.expressions import EMITTERS
 from fusewright.loops.ir import OPERATIONS
 from tests.codegen.llvm.harness import elementwise
 

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from fusewright.graph.sizes import loop_symbol, symbol
 from fusewright.loops.ir import (
     Axis,
     Expression,
@@ -21,6 +20,7 @@ from fusewright.loops.ir import (
     masked,
 )
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage
+from fusewright.sizes.expressions import loop_symbol, symbol
 from tests.codegen.llvm.harness import Guarded, kernel_of, run_kernel
 
 F32, F64, I64, BF16, BOOL = torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.bool

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusewright.codegen.analysis import analyse
 from fusewright.codegen.llvm import online, prefetch, strategy
-from fusewright.codegen.llvm.analysis import analyse
 from fusewright.codegen.llvm.module import host_target
 from fusewright.codegen.llvm.strategy import choose
 from fusewright.schedule import schedule

@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
+from fusewright.base.location import Location
 from fusewright.codegen.llvm import compile_kernels, load_object
-from fusewright.codegen.llvm.signature import signature
-from fusewright.graph.sizes import evaluate, loop_symbol, symbol
-from fusewright.graph.types import Location
+from fusewright.codegen.signature import signature
 from fusewright.loops.ir import Axis, Store, apply, constant, load, local_value
 from fusewright.schedule.plan import Kernel, Reduce, Stage
+from fusewright.sizes.expressions import evaluate, loop_symbol, symbol
 from tests.codegen.llvm.harness import kernel_of, loaded
 
 F32 = torch.float32

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.codegen.llvm.analysis import analyse
+from fusewright.codegen.analysis import analyse
 from fusewright.codegen.llvm.nans import rounds_as_they_are
-from fusewright.graph.sizes import loop_symbol
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Expression
 from fusewright.schedule.plan import Stage, Store
+from fusewright.sizes.expressions import loop_symbol
 from tests.codegen.llvm.harness import kernel_of, run_plan
 from tests.codegen.llvm.test_large_reductions import planned
 from tests.codegen.llvm.test_plans import PROCESSORS

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import fusewright
-from fusewright import events
+from fusewright.base import events
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

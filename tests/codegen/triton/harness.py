@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fusewright.codegen.triton import DeviceKernel, Processor, generate
-from fusewright.graph.sizes import Expr, evaluate
 from fusewright.schedule.plan import Plan, RunKernel
+from fusewright.sizes.expressions import Expr, evaluate
 from tests.loops import reference as loops
 
 TINY = Processor(arch=90, units=2)

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusewright.base.records import replace
 from fusewright.codegen.triton import Processor, Unsupported, generate
 from fusewright.loops.ir import LoopProgram
-from fusewright.records import replace
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.printer import plan_text
 from tests.codegen.triton.harness import TINY, run_plan

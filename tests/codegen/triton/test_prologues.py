@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusewright.codegen.triton.product_tiles import ProductTile
-from fusewright.schedule import products
+from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
+from fusewright.select import products
 from tests.codegen.triton.harness import run_plan
-from tests.schedule import prologue_programs
+from tests.select import prologue_programs
 
 SMALL = ProductTile(32, 16, 16, 4, 3, 2)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fusewright
-from fusewright.graph.sizes import loop_symbol
 from fusewright.loops.ir import Pointwise
 from fusewright.loops.lower.views import reshape_indices
+from fusewright.sizes.expressions import loop_symbol
 from tests.loops.lower.checking import check
 
 X = torch.randn(2, 3, 4, 5)

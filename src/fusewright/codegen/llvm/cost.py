@@ -6,9 +6,9 @@ plus operations at vector rate.
 
 from __future__ import annotations
 
-from fusewright.codegen.llvm.analysis import Shape
+from fusewright.codegen.analysis import Shape
+from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.codegen.llvm.strategy import Strategy, estimate, operation_cost
-from fusewright.codegen.llvm.types import ELEMENT_TYPES
 
 BYTES_PER_NS = 8.0
 VECTOR_OPERATIONS_PER_NS = 2.0

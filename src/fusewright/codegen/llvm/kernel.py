@@ -13,32 +13,33 @@ from functools import partial
 
 import torch
 
-from fusewright.codegen.llvm import online, reductions, scans, staging
-from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, reductions_of, scans_of, values_of
-from fusewright.codegen.llvm.builder import Block, Cursor, FunctionBuilder, Scope, Value
-from fusewright.codegen.llvm.context import Context
+from fusewright.base.records import dataclass
+from fusewright.codegen.analysis import Shape, StageView, analyse, reductions_of, scans_of, values_of
+from fusewright.codegen.llvm import online, staging
 from fusewright.codegen.llvm.cost import grain_of
-from fusewright.codegen.llvm.evaluate import Evaluator
-from fusewright.codegen.llvm.loops import Loops
-from fusewright.codegen.llvm.memory import LINE, ZEROS, ZEROS_DEFINITION, Pointer
+from fusewright.codegen.llvm.emit import reductions, scans
+from fusewright.codegen.llvm.emit.builder import Block, Cursor, FunctionBuilder, Scope, Value
+from fusewright.codegen.llvm.emit.context import Context
+from fusewright.codegen.llvm.emit.evaluate import Evaluator
+from fusewright.codegen.llvm.emit.loops import Loops
+from fusewright.codegen.llvm.emit.memory import LINE, ZEROS, ZEROS_DEFINITION, Pointer
+from fusewright.codegen.llvm.emit.target import Target
+from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
+from fusewright.codegen.llvm.emitter import Pending
 from fusewright.codegen.llvm.nans import passed_over, rounds_as_they_are
 from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
-from fusewright.codegen.llvm.target import Target
-from fusewright.codegen.llvm.types import ELEMENT_TYPES
 from fusewright.codegen.llvm.wide import WideTile
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Axis, CheckedIndex, Expression
-from fusewright.records import dataclass
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Store
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim
 
 STACK_LIMIT = 64 * 1024  # bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
 SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
 SHORT_BODY, LONG_BODY = 12, 60  # operations of a body that is written twice to save turns, and of one to give the processor two chains
 LARGE_POINTS = 1 << 20
-Pending = list[tuple[Store, Value]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
+from fusewright.base.records import dataclass, replace
+from fusewright.codegen.analysis import tree_size, values_of
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.codegen.llvm.analysis import tree_size, values_of
-from fusewright.codegen.llvm.attention import emit_attention
-from fusewright.codegen.llvm.attention_block import emit_attention_block
+from fusewright.codegen.llvm.emit.target import Target, describe
 from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
-from fusewright.codegen.llvm.product import emit_product
-from fusewright.codegen.llvm.signature import signature
-from fusewright.codegen.llvm.target import Target, describe
-from fusewright.graph.sizes import substitute
-from fusewright.records import dataclass, replace
+from fusewright.codegen.llvm.templates.attention import emit_attention
+from fusewright.codegen.llvm.templates.attention_block import emit_attention_block
+from fusewright.codegen.llvm.templates.skinny_gemm import emit_product
+from fusewright.codegen.signature import signature
 from fusewright.schedule.plan import Kernel
 from fusewright.schedule.printer import kernel_text
+from fusewright.sizes.expressions import substitute
 
 PRINTABLE_NODES = 2000
 _library_names = itertools.count()

@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from fusewright.codegen.llvm.analysis import Shape, StageView, reductions_of, same_walk, scans_of, walk
+from fusewright.codegen.analysis import Shape, StageView, reductions_of, same_walk, scans_of, walk
 from fusewright.loops.ir import Apply, Constant, Expression, Load, LocalValue
 from fusewright.schedule.plan import Define, Reduce, ScanStep, Store
 

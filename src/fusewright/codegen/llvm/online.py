@@ -12,19 +12,18 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fusewright.codegen.llvm import math as functions
-from fusewright.codegen.llvm import reductions
-from fusewright.codegen.llvm.analysis import Shape, StageView, reductions_of, same_walk
-from fusewright.codegen.llvm.builder import Value
-from fusewright.codegen.llvm.context import Context
+from fusewright.codegen.analysis import Shape, StageView, reductions_of, same_walk
+from fusewright.codegen.llvm.emit import math as functions, reductions
+from fusewright.codegen.llvm.emit.builder import Value
+from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.nans import passed_over
 from fusewright.codegen.llvm.prefetch import streamed
-from fusewright.graph import sizes
 from fusewright.loops.ir import Apply, Axis, Expression, LocalValue
 from fusewright.schedule.plan import Define, Reduce, Store
+from fusewright.sizes import expressions as sizes
 
 if TYPE_CHECKING:
-    from fusewright.codegen.llvm.kernel import KernelEmitter
+    from fusewright.codegen.llvm.emitter import KernelEmitter
 
 CHUNK = 8192
 """Bytes of a chunk: a part of a first-level cache, and long enough that its end costs little."""

@@ -12,14 +12,14 @@ float32, 0.9 in bfloat16.
 
 from __future__ import annotations
 
-from fusewright.codegen.llvm.analysis import Shape, StageView, reductions_of, scans_of, values_of, walk
+from fusewright.codegen.analysis import Shape, StageView, reductions_of, scans_of, values_of, walk
+from fusewright.codegen.llvm.emit.transpose import unmasked
+from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.codegen.llvm.strategy import Strategy
-from fusewright.codegen.llvm.transpose import unmasked
-from fusewright.codegen.llvm.types import ELEMENT_TYPES
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Axis, CheckedIndex, Expression, Load
 from fusewright.schedule.plan import Store
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim
 
 FAR = 4096  # bytes ahead in a stream: a page
 ROWS_OF_TILE = 4  # rows ahead in a transposing tile

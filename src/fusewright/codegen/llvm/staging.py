@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fusewright.codegen.llvm.builder import Scope, Value
-from fusewright.codegen.llvm.context import Context
-from fusewright.codegen.llvm.memory import LINE
-from fusewright.codegen.llvm.transpose import Staged, staged_loads
-from fusewright.codegen.llvm.types import ELEMENT_TYPES
-from fusewright.graph import sizes
+from fusewright.codegen.llvm.emit.builder import Scope, Value
+from fusewright.codegen.llvm.emit.context import Context
+from fusewright.codegen.llvm.emit.memory import LINE
+from fusewright.codegen.llvm.emit.transpose import Staged, staged_loads
+from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.loops.ir import Axis, Expression, Load
+from fusewright.sizes import expressions as sizes
 
 if TYPE_CHECKING:
-    from fusewright.codegen.llvm.kernel import KernelEmitter
+    from fusewright.codegen.llvm.emitter import KernelEmitter
 
 SMALL = 16 << 10
 """Bytes of a tile up to which it lies on the stack."""

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import torch
 
-from fusewright.codegen.llvm import scans
-from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
-from fusewright.codegen.llvm.target import Target
-from fusewright.codegen.llvm.transpose import staged_loads
-from fusewright.codegen.llvm.types import ELEMENT_TYPES
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim, Expr
+from fusewright.base.records import dataclass
+from fusewright.codegen.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
+from fusewright.codegen.llvm.emit import scans
+from fusewright.codegen.llvm.emit.target import Target
+from fusewright.codegen.llvm.emit.transpose import staged_loads
+from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.loops.ir import Apply, Axis, Load
-from fusewright.records import dataclass
 from fusewright.schedule.plan import Store
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim, Expr
 
 BLOCK = 1024  # elements of a contiguous pointwise axis that one iteration of the parallel domain takes
 TILE_VECTORS = 4  # vectors side by side in a transposing tile

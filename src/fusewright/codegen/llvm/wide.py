@@ -13,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fusewright.codegen.llvm import reductions
-from fusewright.codegen.llvm.analysis import StageView, reductions_of
-from fusewright.codegen.llvm.builder import Value
-from fusewright.codegen.llvm.context import Context
-from fusewright.codegen.llvm.memory import Memory
-from fusewright.codegen.llvm.types import TYPE_BITS
+from fusewright.base.records import dataclass, replace
+from fusewright.codegen.analysis import StageView, reductions_of
+from fusewright.codegen.llvm.emit import reductions
+from fusewright.codegen.llvm.emit.builder import Value
+from fusewright.codegen.llvm.emit.context import Context
+from fusewright.codegen.llvm.emit.memory import Memory
+from fusewright.codegen.llvm.emit.types import TYPE_BITS
 from fusewright.loops.ir import Axis
-from fusewright.records import dataclass, replace
 from fusewright.schedule.plan import Define, Reduce
 
 if TYPE_CHECKING:
-    from fusewright.codegen.llvm.kernel import KernelEmitter
+    from fusewright.codegen.llvm.emitter import KernelEmitter
 
 ROWS = 8
 """Rows that one pass takes."""

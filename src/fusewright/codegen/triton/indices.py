@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusewright.codegen.device_kernel import Unsupported
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Axis
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim, Expr
 
 
 def flat_symbol(name: str, axes: Sequence[Axis]) -> Expr:

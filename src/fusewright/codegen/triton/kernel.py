@@ -16,18 +16,18 @@ from collections.abc import Sequence
 
 import torch
 
+from fusewright.base.records import dataclass, field
+from fusewright.codegen.analysis import Shape, StageView, analyse, values_of, walk
 from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
-from fusewright.codegen.llvm.analysis import Shape, StageView, analyse, values_of, walk
 from fusewright.codegen.triton import indices, online, operations, reductions
+from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.operations import HALVES, Style
-from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.codegen.triton.tiles import Tile, accumulates, choose
 from fusewright.codegen.triton.values import Value
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim, Expr
 from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
-from fusewright.records import dataclass, field
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Statement
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim, Expr
 
 LONGEST_INDEX = (1 << 31) - 1
 EXACT, FAST = Style(), Style(fast=True)

@@ -10,19 +10,19 @@ import hashlib
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+from fusewright.codegen.analysis import tree_size, values_of, walk
 from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
-from fusewright.codegen.llvm.analysis import tree_size, values_of, walk
-from fusewright.codegen.llvm.signature import signature
+from fusewright.codegen.signature import signature
+from fusewright.codegen.triton.gemm import emit_product
+from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.kernel import LONGEST_INDEX, KernelText, emit_kernel
 from fusewright.codegen.triton.operations import TYPES
-from fusewright.codegen.triton.product import emit_product
-from fusewright.codegen.triton.product_tiles import ProductTile
 from fusewright.codegen.triton.tiles import Tile
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Buffer, IndexValue
 from fusewright.schedule.plan import Kernel
 from fusewright.schedule.printer import kernel_text, location_lines
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim
 
 PRINTABLE_NODES = 400
 STAGES = 3

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusewright.codegen.llvm.analysis import Shape, StageView, values_of, walk
+from fusewright.base.records import dataclass
+from fusewright.codegen.analysis import Shape, StageView, values_of, walk
 from fusewright.codegen.triton.values import Value
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Expression, Load, LocalValue, Store
-from fusewright.records import dataclass
 from fusewright.schedule.expressions import Rewriter
 from fusewright.schedule.plan import Define, Reduce
 
 if TYPE_CHECKING:
-    from fusewright.codegen.triton.kernel import Emitter
+    from fusewright.codegen.triton.values import Emitter
 
 STEP = 4096
 """Elements of the row in one step of the loop; with 32 of them a thread, and three steps of loads on their way, a row of 32,768 bfloat16

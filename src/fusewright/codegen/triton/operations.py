@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from fusewright.base.records import dataclass
+from fusewright.codegen.analysis import children, walk
 from fusewright.codegen.device_kernel import Unsupported
-from fusewright.codegen.llvm.analysis import children, walk
 from fusewright.loops.ir import Apply, Constant, Expression
-from fusewright.records import dataclass
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",

@@ -16,7 +16,7 @@ from fusewright.codegen.triton.values import Value
 from fusewright.schedule.plan import Reduce, ScanStep
 
 if TYPE_CHECKING:
-    from fusewright.codegen.triton.kernel import Emitter
+    from fusewright.codegen.triton.values import Emitter
 
 _LAST = str((1 << 31) - 1)
 _LAST_WIDE = str((1 << 63) - 1)

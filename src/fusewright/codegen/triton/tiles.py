@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 import torch
 
+from fusewright.base.records import dataclass, replace
+from fusewright.codegen.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
 from fusewright.codegen.device_kernel import Processor
-from fusewright.codegen.llvm.analysis import Access, Shape, StageView, reductions_of, scans_of, values_of, walk
 from fusewright.codegen.triton import online
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim
 from fusewright.loops.ir import Apply, Axis
-from fusewright.records import dataclass, replace
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim
 
 UNKNOWN = 1024  # what a symbolic extent is taken for
 PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most

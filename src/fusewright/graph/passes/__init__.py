@@ -6,36 +6,33 @@ into mutated inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch.fx
 
-from fusewright.errors import CannotFunctionalise
-from fusewright.graph.linear_paths import Choose, FewRows, likely, no_rows
-from fusewright.graph.passes.attention_backward import attention_backward
-from fusewright.graph.passes.biased_linear import biased_linear
-from fusewright.graph.passes.canonicalise import canonicalise
-from fusewright.graph.passes.constant_fold import constant_fold
-from fusewright.graph.passes.convolution_bias import convolution_bias
-from fusewright.graph.passes.cse import cse
-from fusewright.graph.passes.dce import dce
-from fusewright.graph.passes.depthwise_gradients import depthwise_gradients
-from fusewright.graph.passes.embedding_gradients import embedding_gradients
-from fusewright.graph.passes.functionalise import functionalise
-from fusewright.graph.passes.half_products import Halves, half_products, may_widen
-from fusewright.graph.passes.layout import layout
-from fusewright.graph.passes.line_convolution import line_convolution
-from fusewright.graph.passes.merge_linear import merge_linear
-from fusewright.graph.passes.norm_results import norm_results
-from fusewright.graph.passes.pack import pack
-from fusewright.graph.passes.pad_products import may_pad, pad_products
-from fusewright.graph.passes.patch_convolution import patch_convolution, patches_in_inference
-from fusewright.graph.passes.prepare import split_preparation
-from fusewright.graph.passes.quick_products import never, quick_products
-from fusewright.graph.passes.runner import Observer, Pass, PassReport, Rewrites, run_passes
-from fusewright.graph.passes.short_attention import may_write_out, short_attention
-from fusewright.graph.passes.specialise import specialise
-from fusewright.graph.preparation import Preparation
+from fusewright.base.errors import CannotFunctionalise
+from fusewright.graph.passes.attention.attention_backward import attention_backward
+from fusewright.graph.passes.attention.short_attention import may_write_out, short_attention
+from fusewright.graph.passes.clean.canonicalise import canonicalise
+from fusewright.graph.passes.clean.constant_fold import constant_fold
+from fusewright.graph.passes.clean.cse import cse
+from fusewright.graph.passes.clean.dce import dce
+from fusewright.graph.passes.clean.functionalise import functionalise
+from fusewright.graph.passes.clean.specialise import specialise
+from fusewright.graph.passes.context import Pass, PassContext, PassReport
+from fusewright.graph.passes.layout.channels_last import layout
+from fusewright.graph.passes.layout.line_convolution import line_convolution
+from fusewright.graph.passes.layout.pad_products import may_pad, pad_products
+from fusewright.graph.passes.layout.patch_convolution import patch_convolution, patches_in_inference
+from fusewright.graph.passes.library.biased_linear import biased_linear
+from fusewright.graph.passes.library.convolution_bias import convolution_bias
+from fusewright.graph.passes.library.depthwise_gradients import depthwise_gradients
+from fusewright.graph.passes.library.embedding_gradients import embedding_gradients
+from fusewright.graph.passes.library.onednn_gemm import quick_products
+from fusewright.graph.passes.parameters.freeze import split_preparation
+from fusewright.graph.passes.parameters.merge_linear import merge_linear
+from fusewright.graph.passes.parameters.pack import pack
+from fusewright.graph.passes.precision.half_products import half_products, may_widen
+from fusewright.graph.passes.precision.norm_results import norm_results
+from fusewright.graph.passes.runner import run_passes
 
 PIPELINE: list[tuple[Pass, str]] = [
     (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),
@@ -88,64 +85,12 @@ PACKING: list[tuple[Pass, str]] = [
 ]
 
 
-def run(graph: torch.fx.Graph, observer: Observer | None = None, stop_after: int | None = None) -> torch.fx.Graph:
-    """Run PIPELINE. `observer` receives a PassReport after each pass; `stop_after` stops after that many rewrites.
-
-    Raises CannotFunctionalise when a mutation has no pure equivalent (the graph must then run eagerly)."""
-    return run_passes(graph, PIPELINE, observer, stop_after)
-
-
-def choose_layouts(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Run LAYOUT on a functional graph."""
-    return run_passes(graph, LAYOUT)
-
-
-def choose_sizes(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Run PADDING on a functional graph."""
-    return run_passes(graph, PADDING)
-
-
-def choose_precision(graph: torch.fx.Graph, halves: Halves) -> torch.fx.Graph:
-    """Run PRECISION on a functional graph."""
-    return run_passes(graph, _with(PRECISION, half_products, halves))
-
-
-def choose_attention(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Run ATTENTION on a functional graph."""
-    return run_passes(graph, ATTENTION)
-
-
-def choose_operators(graph: torch.fx.Graph, has_quick_onednn: Callable[[], bool] = never) -> torch.fx.Graph:
-    """Run LIBRARY on a functional joint graph. `has_quick_onednn`: whether oneDNN's products in float32 are much quicker than eager's."""
-    return run_passes(graph, _with(LIBRARY, quick_products, has_quick_onednn))
-
-
-def finish_backward(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Run BACKWARD on the backward half of a joint graph."""
-    return run_passes(graph, BACKWARD)
-
-
-def pack_parameters(
-    graph: torch.fx.Graph, choose: Choose = likely, few_rows: FewRows = no_rows, has_quick_onednn: Callable[[], bool] = never
-) -> tuple[torch.fx.Graph, Preparation | None]:
-    """Run PACKING on a functional inference graph whose parameters are marked, and split off what depends on them alone. `choose`: which
-    of the library's ways a linear layer takes; `few_rows`: whether a kernel of ours is beside it; `has_quick_onednn`: as above."""
-    packed = run_passes(graph, _with(_with(PACKING, pack, choose, few_rows), quick_products, has_quick_onednn))
-    return packed, split_preparation(packed)
-
-
-def _with(pipeline: list[tuple[Pass, str]], one: Callable[..., torch.fx.Graph], *arguments: object) -> list[tuple[Pass, str]]:
-    """The pipeline with further arguments for one of its passes."""
-
-    def told(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.Graph:
-        return one(graph, rewrites, *arguments)
-
-    told.__name__ = one.__name__
-    return [(told if function is one else function, sentence) for function, sentence in pipeline]
+def run(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.Graph:
+    """Run PIPELINE. Raises CannotFunctionalise when a mutation has no pure equivalent (the graph must then run eagerly)."""
+    return run_passes(graph, PIPELINE, context or PassContext())
 
 
 __all__ = [
-    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise", "Halves",
-    "Observer", "PassReport", "Rewrites", "choose_attention", "choose_layouts", "choose_operators", "choose_precision", "choose_sizes",
-    "finish_backward", "may_pad", "may_widen", "may_write_out", "pack_parameters", "run",
+    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise", "Pass",
+    "PassContext", "PassReport", "may_pad", "may_widen", "may_write_out", "run", "run_passes", "split_preparation",
 ]  # fmt: skip

@@ -4,7 +4,6 @@ from fusewright.loops.lower import (
     activations,
     convolution,
     factories,
-    few_rows,
     indexing,
     interpolation,
     losses,
@@ -15,6 +14,7 @@ from fusewright.loops.lower import (
     reductions,
     scans,
     shape,
+    skinny_gemm as few_rows,
     views,
 )
 from fusewright.loops.lower.driver import lower

@@ -1,8 +1,8 @@
 """Depthwise convolution as loops: each channel of a channels-last image with its own small window.
 
-Takes what `graph/passes/pack.py` leaves as `aten.convolution`: weights whose channels lie side by side. Gives a sum over the window's
-places, so that padding and activation before it, and activation and residual behind it, are computed in the same kernel. Always holds:
-products are summed in float32; what lies outside the image is not multiplied.
+Takes what `graph/passes/parameters/pack.py` leaves as `aten.convolution`: weights whose channels lie side by side. Gives a sum over the
+window's places, so that padding and activation before it, and activation and residual behind it, are computed in the same kernel. Always
+holds: products are summed in float32; what lies outside the image is not multiplied.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusewright.graph.sizes import loop_symbol
-from fusewright.graph.types import TensorType
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Expression
 from fusewright.loops.lower import expressions as ex
@@ -22,6 +20,8 @@ from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.pooling import Windows
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value
+from fusewright.sizes.expressions import loop_symbol
+from fusewright.sizes.tensor_type import TensorType
 
 WRITTEN_OUT = 9
 """Windows of so many places are written out; larger ones are loops."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from fusewright.graph import sizes
-from fusewright.graph.sizes import Dim, Expr, free_symbols, substitute, symbol
+from fusewright.base.records import dataclass
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked
-from fusewright.records import dataclass
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim, Expr, substitute, symbol
 
 HALF = (torch.bfloat16, torch.float16)
 Number = bool | int | float
@@ -299,15 +299,6 @@ def walk(expression: Expression) -> Iterator[Expression]:
 
 def loaded_buffers(expression: Expression) -> set[str]:
     return {node.buffer for node in walk(expression) if isinstance(node, Load)}
-
-
-def indices_used(expression: Expression) -> set[Expr]:
-    """The loop variables and sizes that the value depends on."""
-    used: set[Expr] = set()
-    for node in walk(expression):
-        if isinstance(node, (Load, IndexValue)):
-            used |= free_symbols(node.index)
-    return used
 
 
 FREE_OPERATIONS = frozenset({"cast", "bitcast"})

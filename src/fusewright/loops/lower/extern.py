@@ -7,18 +7,32 @@ Always holds: the call means what eager means, and its results are buffers of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from fusewright.graph.types import TensorType
+from fusewright.base.location import Location
 from fusewright.loops import externs
-from fusewright.loops.ir import Extern
+from fusewright.loops.ir import Buffer, BufferRef, Extern, Operation
 from fusewright.loops.lower import registry
 from fusewright.loops.lower.values import Value
+from fusewright.sizes.tensor_type import TensorType
 
-if TYPE_CHECKING:
-    from fusewright.loops.lower.driver import Lowering
+
+class Lowering(Protocol):
+    """The walk over the graph (driver.py)."""
+
+    locations: tuple[Location, ...]
+
+    def new_buffer(self, type_: TensorType, role: Any='temporary', exact: bool=False) -> Buffer: ...
+
+    def emit(self, operation: Operation) -> None: ...
+
+    def operation_name(self) -> str: ...
+
+    def reference(self, value: Value) -> BufferRef: ...
+
+    def buffer_value(self, type_: TensorType, buffer: Buffer) -> Value: ...
 
 
 def call_extern(

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Expr
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, is_non_overlapping
+from fusewright.sizes.expressions import Expr
 
 
 def number(value: Any, dtype: torch.dtype) -> Expression:

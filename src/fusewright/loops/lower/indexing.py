@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim, free_symbols
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, Store
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axes_of, axis_symbols, flat_index, is_one, normalize_dim, numel, same_size
+from fusewright.sizes.expressions import Dim, free_symbols
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
@@ -20,6 +19,7 @@ from fusewright.loops.lower.driver import Call, Lowering
 from fusewright.loops.lower.indexing import gathered
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, is_one
+from fusewright.sizes.expressions import Dim
 
 Bound = tuple[Dim, ex.Bindings]
 

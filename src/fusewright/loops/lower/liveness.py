@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fusewright.base.records import replace
 from fusewright.loops.ir import BufferRef, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
 from fusewright.loops.lower.expressions import loaded_buffers
-from fusewright.records import replace
 
 
 def reads(operation: Operation) -> set[str]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 
-from fusewright.graph.sizes import Dim
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
@@ -21,6 +20,7 @@ from fusewright.loops.lower.promotion import computing
 from fusewright.loops.lower.reductions import space_of
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axis_symbols, is_one, numel, same_shape
+from fusewright.sizes.expressions import Dim
 
 NONE, MEAN, SUM = 0, 1, 2
 

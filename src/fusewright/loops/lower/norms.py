@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim
-from fusewright.graph.types import TensorType
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
@@ -21,6 +19,8 @@ from fusewright.loops.lower.reductions import Space, mean_and_squares, reduce_ke
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axis_symbols, is_empty, is_one
 from fusewright.loops.lower.views import reshape_indices
+from fusewright.sizes.expressions import Dim
+from fusewright.sizes.tensor_type import TensorType
 
 
 def over(low: Lowering, value: Value | None, space: Space, working: torch.dtype, dims: Sequence[int] | None = None) -> Expression | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Expr
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower import expressions as ex
@@ -19,6 +18,7 @@ from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.promotion import computing, promoted_dtype
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value
+from fusewright.sizes.expressions import Expr
 
 
 def operand(call: Call, value: Any, dtype: torch.dtype) -> Expression:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim, known_le, known_lt, loop_symbol, maximum, minimum
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Expression
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axis_symbols, is_one
+from fusewright.sizes.expressions import Dim, known_le, known_lt, loop_symbol, maximum, minimum
 
 MAX_UNROLLED = 32
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Expr
 from fusewright.loops.lower.expressions import compute_dtype
 from fusewright.loops.lower.registry import Fallback
 from fusewright.loops.lower.values import Value
+from fusewright.sizes.expressions import Expr
 
 
 def category(dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""Random truths as arithmetic on an element's position: the generator of `graph/philox.py`, in int64 expressions.
+"""Random truths as arithmetic on an element's position: the generator of `operators/philox.py`, in int64 expressions.
 
 Takes the seed and the draw; gives a lazy value. Always holds: bit for bit the operator's own result on tensors; words are kept in int64
 without their upper halves, so that a product of two is a 32-bit multiplication to the machine.
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import torch
 
-from fusewright.graph.philox import MULTIPLIER, ROUNDS, WEYL, WORD, threshold
-from fusewright.graph.sizes import Dim
-from fusewright.graph.types import contiguous_strides
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression
 from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.registry import lowers
 from fusewright.loops.lower.values import Value, flat_index
+from fusewright.operators.philox import MULTIPLIER, ROUNDS, WEYL, WORD, threshold
+from fusewright.sizes.expressions import Dim
+from fusewright.sizes.tensor_type import contiguous_strides
 
 
 def _integer(op: str, left: Expression, right: Expression | int) -> Expression:

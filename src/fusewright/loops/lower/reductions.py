@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim
-from fusewright.graph.types import TensorType, contiguous_strides
+from fusewright.base.records import dataclass
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Expression, ReductionKind
 from fusewright.loops.lower import expressions as ex
@@ -21,7 +20,8 @@ from fusewright.loops.lower.driver import Call, Lowering
 from fusewright.loops.lower.promotion import float_dtype
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axes_of, axis_symbols, normalize_dim, normalize_dims, numel
-from fusewright.records import dataclass
+from fusewright.sizes.expressions import Dim
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fusewright.records import dataclass
+from fusewright.base.records import dataclass
 
 
 class Fallback(Exception):

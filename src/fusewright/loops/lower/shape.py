@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusewright.graph.sizes import Dim, known_le, known_lt, maximum, minimum
 from fusewright.loops import ir
 from fusewright.loops.ir import Expression, Pointwise, Store
 from fusewright.loops.lower import expressions as ex
@@ -17,6 +16,7 @@ from fusewright.loops.lower.driver import Call
 from fusewright.loops.lower.registry import Fallback, lowers
 from fusewright.loops.lower.values import Value, axes_of, axis_symbols, flat_index, is_one, normalize_dim
 from fusewright.loops.lower.views import reshape_indices
+from fusewright.sizes.expressions import Dim, known_le, known_lt, maximum, minimum
 
 MAX_LAZY_PIECES = 4
 

@@ -12,7 +12,11 @@ from functools import lru_cache
 
 import torch
 
-from fusewright.graph.sizes import (
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass
+from fusewright.loops import ir
+from fusewright.loops.ir import Axis, BufferRef, Expression, Load
+from fusewright.sizes.expressions import (
     Dim,
     Expr,
     coefficient,
@@ -25,11 +29,8 @@ from fusewright.graph.sizes import (
     product,
     substitute,
 )
-from fusewright.graph.strides import estimate
-from fusewright.graph.types import Location, TensorType
-from fusewright.loops import ir
-from fusewright.loops.ir import Axis, BufferRef, Expression, Load
-from fusewright.records import dataclass
+from fusewright.sizes.strides import estimate
+from fusewright.sizes.tensor_type import TensorType
 
 Shape = tuple[Dim, ...]
 

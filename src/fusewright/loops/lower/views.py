@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from fusewright.graph.sizes import Dim, bounds, known_eq, known_le, maximum, minimum
-from fusewright.graph.types import TensorType
 from fusewright.loops import ir
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call
@@ -31,6 +29,8 @@ from fusewright.loops.lower.values import (
     strided_load,
     window,
 )
+from fusewright.sizes.expressions import Dim, bounds, known_eq, known_le, maximum, minimum
+from fusewright.sizes.tensor_type import TensorType
 
 
 def viewed(call: Call, self: Value, indices: Sequence[Dim]) -> Value:

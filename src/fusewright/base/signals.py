@@ -1,0 +1,56 @@
+"""Control flow of capture itself: signals that travel through interpreted code without it being able to catch them.
+
+Always holds: every signal is a BaseException that user code cannot name, and the interpreter never unwinds one through the
+user's exception tables (not even through a bare `except:` or `finally:`).
+"""
+
+from __future__ import annotations
+
+from fusewright.base.location import Location
+
+
+class Signal(BaseException):
+    """Base of the signals."""
+
+
+class GraphBreak(Signal):
+    """Capture cannot go past this point. `code` names a row of the catalogue in `fusewright.base.errors` (cause, what to do).
+
+    `stack` is the user's stack (outermost first) at the moment of the break, `operators` how many the frame and what it called had
+    recorded until then; the interpreter fills them in.
+    """
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+        self.stack: tuple[Location, ...] = ()
+        self.operators = 0
+
+
+class SkipFrame(Signal):
+    """The whole root frame must run eagerly (the functions that it calls are still compiled)."""
+
+    def __init__(self, code: str, detail: str = "", stack: tuple[Location, ...] = ()) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+        self.stack = stack
+
+
+class Retry(Signal):
+    """Something that the attempt took for granted does not hold: the frame is captured again under other assumptions
+    (`changes`: fields of capture/assumptions.py, none where what is known of its sizes has grown)."""
+
+    def __init__(self, **changes: object) -> None:
+        super().__init__(changes)
+        self.changes = changes
+
+
+class UserException(Signal):
+    """Carries an exception that the user's own code (or a native operation that it asked for) has raised, until the
+    interpreter unwinds it through the frame's exception table."""
+
+    def __init__(self, exception: BaseException) -> None:
+        super().__init__(exception)
+        self.exception = exception

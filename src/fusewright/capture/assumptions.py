@@ -1,0 +1,48 @@
+"""What one attempt to capture a frame takes for granted.
+
+Always holds: an attempt never changes its assumptions. One that does not hold raises `Retry`, and the next attempt is made without it.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from fusewright.base.records import dataclass, replace
+from fusewright.base.signals import GraphBreak, Retry
+
+MOST_REFUSALS = 2
+"""Functions whose branches turn out not to be joined, before a capture stops trying (each costs another attempt)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """custom_gradients  the backward of custom autograd functions, and hooks, have no effects, so they may be captured
+    replays           a call of a module may be replayed where a call of another module of its class did the same
+    unknown_shapes    nobody asks for a shape that depends on data, so the operators that give one may be recorded
+    data_sizes        no gradient is taken through a size that depends on data, so such sizes may be symbols
+    guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
+    broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1: none)
+    """
+
+    custom_gradients: bool = True
+    replays: bool = True
+    unknown_shapes: bool = True
+    data_sizes: bool = True
+    guarded: frozenset[types.CodeType] = frozenset()
+    broken: GraphBreak | None = None
+    stop_at: int = -1
+
+    @property
+    def joins(self) -> bool:
+        """Whether branches on sizes are joined."""
+        return len(self.guarded) < MOST_REFUSALS
+
+    def after(self, signal: Retry) -> Assumptions:
+        """The assumptions of the next attempt."""
+        changes: dict[str, Any] = dict(signal.changes)
+        if not changes:  # more is known of the sizes: the frame may break elsewhere now, or nowhere
+            return replace(self, broken=None, stop_at=-1)
+        if "guarded" in changes:
+            changes["guarded"] = self.guarded | changes["guarded"]
+        return replace(self, **changes)

@@ -1,0 +1,237 @@
+"""Capturing one frame: attempts of the tracer, and what a graph break makes of them.
+
+Takes a function and the real values of its frame's arguments; gives a `CapturedFrame` up to the function's end or its first graph break.
+Always holds: a break starts a fresh attempt, with a new recorder and a new world, that stops in front of the breaking instruction (so
+nothing is ever undone); whatever cannot be captured or cut raises SkipFrame, and the frame is to be run eagerly.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fusewright import _native
+from fusewright.base.records import replace
+from fusewright.base.signals import GraphBreak, Retry, SkipFrame
+from fusewright.capture import batch_of_one as ones
+from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
+from fusewright.capture.border.dynamic import check_history, check_marks, check_results
+from fusewright.capture.border.native import Interceptor
+from fusewright.capture.border.witness import Witness
+from fusewright.capture.border.world import World, size_guards_since
+from fusewright.capture.breaks import cutting, finish
+from fusewright.capture.bytecode.resume import CannotCut, Resumption
+from fusewright.capture.call import dispatch as calls
+from fusewright.capture.frame import Backward, Break, CapturedFrame
+from fusewright.capture.guards.sources import Local
+from fusewright.capture.guards.types import Guard
+from fusewright.capture.interpret.continuation import Continuation
+from fusewright.capture.interpret.interpreter import Frame, Tracer
+from fusewright.capture.interpret.predication import GUARDED
+from fusewright.capture.settings import CaptureOptions
+from fusewright.record.draws import Draws
+from fusewright.record.recorder import Recorder
+from fusewright.record.traced_tensor import TracedTensor, memory_root
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.symfloat import float_of_size
+
+__all__ = ["Frame", "Tracer", "capture_frame"]
+
+# Python frames of ours per interpreted call (measured: 8 for a function, 14 for a module or a property), and some for what runs
+# natively below the last.
+_HOST_FRAMES_PER_CALL = 16
+
+
+def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], options: CaptureOptions) -> CapturedFrame:
+    """Captures the frame of a call of `function`; `arguments` are its argument slots (positional, keyword-only, *args, **kwargs).
+
+    Raises SkipFrame when the frame must run eagerly, and, under `options.fullgraph`, GraphBreak at the first break.
+    """
+    if not _native.modes_known():  # what is on would see the operators of the capture, and none of the compiled code's
+        raise SkipFrame("transform-active", "a transform, a tracer or a mode is active")
+    with _deep_recursion(options), _own_saved_tensors():
+        assumptions = Assumptions()
+        for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
+            attempt = _Attempt(function, arguments, options, assumptions)
+            try:
+                return attempt.run()
+            except Retry as signal:
+                assumptions = assumptions.after(signal)
+                for code in assumptions.guarded:
+                    options.size_history[code, GUARDED] = ()
+            except GraphBreak as signal:
+                if options.fullgraph:
+                    raise
+                if attempt.reached or attempt.tracer.step == 0:
+                    raise _skipped(assumptions.broken or signal, signal.detail) from None
+                # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
+                signal.__cause__ = signal.__context__ = None
+                signal.operators = attempt.tracer.recorder.op_count
+                assumptions = replace(assumptions, broken=signal.with_traceback(None), stop_at=attempt.tracer.step - 1)
+            except RecursionError as error:
+                raise SkipFrame("recursion", str(error)) from None
+        found = assumptions.broken
+        raise _skipped(found, "the same frame breaks elsewhere each time it is captured") if found else SkipFrame("no-attempts")
+
+
+def _skipped(signal: GraphBreak, reason: str) -> SkipFrame:
+    detail = signal.detail if reason in signal.detail else f"{signal.detail}; the frame cannot be split there: {reason}"
+    skip = SkipFrame(signal.code, detail)
+    skip.stack = signal.stack
+    return skip
+
+
+@contextmanager
+def _deep_recursion(options: CaptureOptions) -> Iterator[None]:
+    """Room on Python's stack: an interpreted call takes several calls of ours."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + options.inline_depth * _HOST_FRAMES_PER_CALL)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@contextmanager
+def _own_saved_tensors() -> Iterator[None]:
+    """Keeps the user's hooks on saved tensors (a checkpoint around the compiled function, say) from seeing traced ones."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    torch._C._autograd._push_saved_tensors_default_hooks(_as_it_is, _as_it_is)
+    try:
+        yield
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _later_guards(env: ShapeEnv | None) -> Callable[[], tuple[Guard, ...]]:
+    if env is None:
+        return tuple
+    return functools.partial(size_guards_since, env, len(env.guards), frozenset(env.assumed))
+
+
+class _Attempt:
+    """One attempt. It stops in front of the break that its assumptions name, if any."""
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        arguments: tuple[object, ...],
+        options: CaptureOptions,
+        assumptions: Assumptions,
+    ) -> None:
+        self.broken = assumptions.broken
+        self.reached = False
+        self.tracer = tracer = Tracer(function, arguments, options, calls.call, assumptions)
+        env = None if options.dynamic is False else ShapeEnv(tracer.stack)
+        tracer.recorder = (Witness if options.ones else Recorder)(options.level, env, tracer.stack)
+        tracer.recorder.draws = Draws() if options.own_random else None
+        if options.level == "aten" and env is not None and assumptions.data_sizes:
+            tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
+        tracer.recorder.unknown_shapes = options.level == "aten" and assumptions.unknown_shapes
+        tracer.ways.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
+        if env is not None and options.level == "aten":
+            env.float_of = functools.partial(float_of_size, tracer.recorder, env)
+        tracer.world = World(tracer)
+        tracer.world.repeats.enabled = assumptions.replays
+
+    def run(self) -> CapturedFrame:
+        world = self.tracer.world
+        before = _native.set_interceptor(Interceptor(self.tracer))
+        try:
+            return self._captured(self.tracer.run(self._load_argument, self._cut))
+        finally:
+            _native.set_interceptor(before)
+            world.close()
+            world.forget()
+            self.tracer.forget()
+            env = self.tracer.recorder.env
+            if env is not None:
+                # PyTorch holds symbolic sizes where the collector of cycles does not look: nothing may lead from them to the attempt.
+                env.location, env.float_of = tuple, None  # what passes learn has no line of the user's
+
+    def _load_argument(self, real: object, slot: int, name: str) -> Any:
+        return self.tracer.world.load(real, Local(slot, name))
+
+    def _cut(self, frame: Frame) -> Continuation:
+        self.reached = True
+        assert self.broken is not None
+        try:
+            continuation = cutting.cut(frame, self.broken.code, self.broken.operators)
+        except CannotCut as error:
+            raise _skipped(self.broken, str(error)) from None
+        resumed = any(isinstance(value, Resumption) for value in continuation.constants.values())
+        if not resumed and not self.tracer.recorder.op_count:
+            raise _skipped(self.broken, "there is no tensor operation before or after it")
+        return continuation
+
+    def _captured(self, continuation: Continuation) -> CapturedFrame:
+        tracer = self.tracer
+        recorder, world = tracer.recorder, tracer.world
+        check_history(world)
+        finished = finish.build(tracer, continuation)
+        check_results(world, finished.outputs)
+        broken = self.broken if self.reached else None
+        breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)
+        needed = bool(finished.outputs) or any(node.op.startswith("call_") for node in recorder.graph.nodes)
+        example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
+        before = finish.visible(tracer, continuation) if recorder.custom_gradients else None
+        wants_gradients = _wants_gradients(recorder, finished.outputs)
+        tracer.ways.check(finished.outputs, wants_gradients or world.tensors_compared)
+        backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
+        if before is not None and (reason or finish.visible(tracer, continuation) != before):
+            raise Retry(custom_gradients=False)
+        shown = None
+        if recorder.env is not None and recorder.env.taken:
+            shown = needed and backward is None and not reason and not breaks and ones.shown(world, finished.outputs)
+        graph = recorder.finish(results) if needed else None
+        guards = world.guards()
+        check_marks(recorder.env)
+        return CapturedFrame(
+            graph=graph,
+            inputs=tuple(world.input_sources) if needed else (),
+            guards=guards,
+            finish=finished.function,
+            finish_text=finished.text,
+            breaks=breaks,
+            op_count=recorder.op_count,
+            example_inputs=example_inputs,
+            constants={**recorder.constants, **recorder.submodules},  # type: ignore[dict-item]
+            backward=backward,
+            eager_reason=reason,
+            repeats=world.repeats.count,
+            replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),
+            later_guards=_later_guards(recorder.env),
+            shown=shown,
+        )
+
+    def _differentiated(self, outputs: tuple[object, ...], wanted: bool) -> tuple[Backward | None, tuple[object, ...], str]:
+        """(the backward half, the graph's results: outputs and then gradients, why the call must run eagerly after all)."""
+        recorder, options = self.tracer.recorder, self.tracer.options
+        if options.follows_autograd or recorder.level == "torch" or not wanted:
+            return None, outputs, ""
+        if recorder.env is not None and recorder.env.unbacked:
+            raise Retry(data_sizes=False)
+        if options.differentiate is None:
+            return None, outputs, "the backend has no backward"
+        return options.differentiate(recorder, outputs)
+
+
+def _wants_gradients(recorder: Recorder, outputs: tuple[object, ...]) -> bool:
+    """Whether autograd has a part in what eager would give: an output that requires a gradient, or that is cut off from one which an
+    input requires, or an input that was written to with its history kept."""
+    for value in outputs:
+        if isinstance(value, TracedTensor) and (value.requires_grad or memory_root(value).requires_grad):
+            return True
+    return any(recorder.history_changed(node) for node, _ in recorder.inputs)

@@ -1,0 +1,32 @@
+"""What stands for a traceback inside: interpreted frames have none.
+
+Always holds: it is true and no None, knows the exception and the lines that its traceback had at that moment (so that it can be made at run
+time), and whatever looks into it breaks the graph there: outside of it tracebacks are genuine. No torch.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NoReturn
+
+from fusewright.base.signals import GraphBreak
+
+
+class AbsentTraceback:
+    """See the module's docstring; `isinstance(it, types.TracebackType)` holds. `left` is as in `tracebacks.Raised`."""
+
+    __slots__ = ("error", "left")
+
+    def __init__(self, error: BaseException, left: tuple[Any, ...]) -> None:
+        self.error = error
+        self.left = left
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return types.TracebackType
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise GraphBreak("frame-access", f"{name} of a traceback: interpreted frames leave none")
+
+    def __repr__(self) -> NoReturn:
+        raise GraphBreak("frame-access", "the text of a traceback: interpreted frames leave none")

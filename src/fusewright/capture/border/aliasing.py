@@ -1,0 +1,162 @@
+"""Aliasing guards: which outside objects must stay distinct for a capture to be reused.
+
+Takes the outside objects of a finished attempt, what was written to, and the recorded graph; gives DIFFERENT and NO_OVERLAP guards.
+Always holds: an object that was written to is guarded to be no other object of its type that was read, and a tensor that an ATen-level
+graph writes to shares no memory with another input. A torch-level graph replays the program's own calls in order: overlap does not matter.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.guards import Guard
+from fusewright.capture.guards.sources import Constant, InstanceDict, Item, Local, Source
+from fusewright.operators.schema import facts, list_of_views
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Outside, World
+
+aten = torch.ops.aten
+
+# Operators that write without their schema saying so: (arguments written, argument that must be true for it).
+_UNDECLARED_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.cudnn_batch_norm.default: ((3, 4), 5),
+    aten.miopen_batch_norm.default: ((3, 4), 5),
+}
+
+
+def alias_guards(world: World) -> list[Guard]:
+    """All of them."""
+    return [*_distinct_objects(world), *_apart_in_memory(world)]
+
+
+def _namespace(real: object) -> object:
+    """The instance dictionary, without running a `__getattribute__` of the user's."""
+    try:
+        return object.__getattribute__(real, "__dict__")
+    except AttributeError:
+        return None
+
+
+def _distinct_objects(world: World) -> list[Guard]:
+    """DIFFERENT within each type: identity decides `is`, equality and hashes of objects, and who else sees a store.
+
+    Tensors that are no arguments (parameters) are left out until one was written to or compared by identity.
+    """
+    written = world.written_objects()
+    written_types: set[object] = {torch.Tensor} if world.tensors_compared else set()
+    groups: dict[object, list[Outside]] = {}
+    for record in world.outside_objects():
+        real = record.real
+        known_by_identity = issubclass(type(real), (types.FunctionType, types.ModuleType, type)) or is_constant(real)
+        if known_by_identity or isinstance(record.source, InstanceDict):
+            continue
+        kind: object = torch.Tensor if issubclass(type(real), torch.Tensor) else type(real)
+        groups.setdefault(kind, []).append(record)
+        if id(real) in written or (type(real).__dictoffset__ and id(_namespace(real)) in written):
+            written_types.add(kind)
+    guards = []
+    for kind, records in groups.items():
+        whole = kind is not torch.Tensor or kind in written_types
+        chosen = records if whole else [record for record in records if _is_argument(record.source)]
+        if all(isinstance(record.source, Constant) for record in chosen):
+            continue
+        sources = tuple(dict.fromkeys(record.source for record in chosen))
+        if len(sources) > 1:
+            guards.append(Guard("DIFFERENT", sources[0], sources, f"distinct objects ({getattr(kind, '__name__', kind)})"))
+    return guards
+
+
+def _is_argument(source: Source) -> bool:
+    return isinstance(source, Local) or (isinstance(source, Item) and isinstance(source.base, Local))
+
+
+def _apart_in_memory(world: World) -> list[Guard]:
+    if world.recorder.level != "aten":
+        return []
+    if world.reads_arrays and written_placeholders(world.recorder.graph):
+        raise GraphBreak("overlapping-inputs", "a tensor is written to, and NumPy arrays that may share its memory are read")
+    by_node = {id(traced.node): (real, source) for real, source, traced in world.inputs}  # type: ignore[attr-defined]
+    written = [by_node[key] for key in written_placeholders(world.recorder.graph) if key in by_node]
+    if not written or len(by_node) < 2:
+        return []
+    storages = [(real.untyped_storage()._cdata if real.numel() else None, source) for real, source in by_node.values()]
+    shared = [storage for storage, _ in storages if storage is not None]
+    why = "the graph writes to a tensor in place"
+    if len(set(shared)) == len(shared):
+        places = tuple(source for _, source in storages)
+        return [Guard("NO_OVERLAP", places[0], places, why)]
+    guards = []
+    for real, source in written:
+        mine = real.untyped_storage()._cdata
+        for storage, other in storages:
+            if other == source:
+                continue
+            if storage == mine and real.numel():
+                detail = f"{source.text()} is written to and shares memory with {other.text()}"
+                raise GraphBreak("overlapping-inputs", detail)
+            guards.append(Guard("NO_OVERLAP", source, (source, other), why))
+    return guards
+
+
+def written_placeholders(graph: torch.fx.Graph) -> list[int]:
+    """The ids of the placeholder nodes of an ATen-level graph whose memory some operator writes to, directly or through views."""
+    if not any(_may_write(node.target) for node in graph.nodes if node.op == "call_function"):
+        return []
+    origin: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    written: dict[int, None] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            origin[node] = [node]
+        elif node.op == "call_function":
+            origin[node] = _memory_of(node, origin)
+            for argument in written_arguments(node):
+                written.update((id(base), None) for one in _nodes(argument) for base in origin.get(one, ()))
+    return list(written)
+
+
+def _memory_of(node: torch.fx.Node, origin: dict[torch.fx.Node, list[torch.fx.Node]]) -> list[torch.fx.Node]:
+    """The placeholders that a node's result may share memory with."""
+    if not isinstance(node.target, OpOverload):  # getitem: an element of what its operand is
+        return [base for one in _nodes(node.args) for base in origin.get(one, ())]
+    sources = {alias[1] for alias in facts(node.target).returned if alias is not None}
+    views = list_of_views(node.target)
+    if views is not None:
+        sources.add(views)
+    return [base for place in sources for one in _nodes(_argument(node, place)) for base in origin.get(one, ())]
+
+
+def _may_write(target: object) -> bool:
+    return isinstance(target, OpOverload) and bool(facts(target).written or target in _UNDECLARED_WRITES)
+
+
+def written_arguments(node: torch.fx.Node) -> list[Any]:
+    """What an operator writes to: argument values of its node."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    undeclared = _UNDECLARED_WRITES.get(node.target)
+    if undeclared is not None:
+        places, condition = undeclared
+        return [_argument(node, place) for place in places] if _argument(node, condition) else []
+    return [_argument(node, place) for place in facts(node.target).written]
+
+
+def _argument(node: torch.fx.Node, place: int) -> Any:
+    assert isinstance(node.target, OpOverload)
+    return node.args[place] if place < len(node.args) else node.kwargs.get(facts(node.target).arguments[place])
+
+
+def _nodes(value: Any) -> list[torch.fx.Node]:
+    if isinstance(value, torch.fx.Node):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [node for element in value for node in _nodes(element)]
+    return []

@@ -1,0 +1,140 @@
+"""Effects: what a frame does to the outside world, held back during capture and replayed by `finish`.
+
+Takes the stores that `World` diverts (instance dictionaries, globals, slots, cells) and the shadows of outside containers; gives
+`finish` the final contents to write, in order. Always holds: nothing outside is touched while a frame is captured.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from fusewright.base.records import dataclass, field
+from fusewright.capture.guards.sources import Source
+
+
+class Deleted:
+    """Marks a deleted entry in an overlay."""
+
+    def __repr__(self) -> str:
+        return "DELETED"
+
+
+DELETED = Deleted()
+
+
+@dataclass(slots=True)
+class Shadow:
+    """A real container that stands for an outside one. `items` and `attributes` are what it held when it was loaded. `appended`: a list
+    that was not read, and holds only what was added to it."""
+
+    real: object
+    source: Source
+    value: object
+    items: tuple[object, ...]
+    attributes: dict[str, object] | None = None
+    appended: bool = False
+
+
+@dataclass(slots=True)
+class SlotStore:
+    """`target.name = value` through a slot or a C descriptor of an outside object."""
+
+    target: object
+    name: str
+    value: object
+
+
+@dataclass(slots=True)
+class CellStore:
+    """A store to a closure cell that existed before capture."""
+
+    cell: types.CellType
+    value: object
+
+
+@dataclass(slots=True)
+class DeferredCall:
+    """A call that may run after the graph (a print of constants, a warning), and the line that makes it, for reports."""
+
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    where: str = ""
+
+
+@dataclass(slots=True)
+class Effects:
+    """Everything to replay, kept in the order in which it first happened (the final value of a place is what counts)."""
+
+    shadows: list[Shadow] = field(default_factory=list)
+    slots: dict[tuple[int, str], SlotStore] = field(default_factory=dict)
+    cells: dict[int, CellStore] = field(default_factory=dict)
+    calls: list[DeferredCall] = field(default_factory=list)
+
+    def store_slot(self, target: object, name: str, value: object) -> None:
+        """Notes a store; keyed by the target's identity, which `World` keeps alive."""
+        self.slots[id(target), name] = SlotStore(target, name, value)
+
+    def read_slot(self, target: object, name: str) -> SlotStore | None:
+        """The last store to this slot, if any."""
+        return self.slots.get((id(target), name))
+
+    def defer(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], where: str = "") -> None:
+        """Notes a call to make after the graph."""
+        self.calls.append(DeferredCall(function, args, kwargs, where))
+
+    def exchanged(self, container: object, stand_ins: dict[int, object]) -> None:
+        """A container holds other stand-ins (by the identity of those before) of the same objects: that is no change."""
+        for shadow in self.shadows:
+            if shadow.value is container:
+                shadow.items = tuple(stand_ins.get(id(item), item) for item in shadow.items)
+
+    def store_cell(self, cell: types.CellType, value: object) -> None:
+        """Notes a store to an outside cell."""
+        self.cells[id(cell)] = CellStore(cell, value)
+
+
+_ITERATE: dict[type, Callable[..., Any]] = {
+    list: list.__iter__,
+    tuple: tuple.__iter__,
+    set: set.__iter__,
+    frozenset: frozenset.__iter__,
+    deque: deque.__iter__,
+    bytearray: bytearray.__iter__,
+}
+
+
+def contents(container: object) -> tuple[object, ...]:
+    """What a builtin container holds, flat and in order, read without running user code: elements, or keys and values alternating."""
+    if isinstance(container, dict):
+        keys = OrderedDict.__iter__(container) if isinstance(container, OrderedDict) else dict.__iter__(container)
+        return tuple(part for key in keys for part in (key, dict.__getitem__(container, key)))
+    return tuple(_ITERATE[next(base for base in _ITERATE if isinstance(container, base))](container))
+
+
+def changed(shadow: Shadow) -> bool:
+    """Whether a shadow's content is no longer what was loaded (by identity, so that an equal but new element counts)."""
+    now = contents(shadow.value)
+    return len(now) != len(shadow.items) or any(a is not b for a, b in zip(now, shadow.items, strict=False))
+
+
+def stamp(effects: Effects) -> tuple[object, ...]:
+    """What there is to replay, by identity: equal before and after some interpreted code ran if that had no effect."""
+    written = []
+    for shadow in effects.shadows:
+        if changed(shadow) or attributes_changed(shadow):
+            attributes = object.__getattribute__(shadow.value, "__dict__") if shadow.attributes is not None else {}
+            written.append((id(shadow), tuple(map(id, contents(shadow.value))), tuple(map(id, attributes.values()))))
+    slots = tuple((key, id(store.value)) for key, store in effects.slots.items())
+    return tuple(written), slots, tuple((key, id(store.value)) for key, store in effects.cells.items()), len(effects.calls)
+
+
+def attributes_changed(shadow: Shadow) -> bool:
+    """Whether the attributes of a shadow that has some (a container's subclass) are no longer those that were loaded."""
+    if shadow.attributes is None:
+        return False
+    now = object.__getattribute__(shadow.value, "__dict__")
+    return now.keys() != shadow.attributes.keys() or any(now[name] is not value for name, value in shadow.attributes.items())

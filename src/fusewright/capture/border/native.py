@@ -1,0 +1,200 @@
+"""The one door to foreign native code.
+
+Takes a callable and arguments that are ready for native code (stand-ins materialised); gives its result.
+Always holds: what the callable raises becomes a `UserException`; a `Signal` passes through untouched; what refuses a symbolic number
+(a hash, a bit operation, a format) is asked again with its guarded value; callbacks that native
+code makes into interpreted code go through a `Trampoline`, which turns a `UserException` back into the plain exception that
+native code expects to see (StopIteration, KeyError…); so do Python functions that native code finds by itself (the `__eq__` of a
+list's element), which the `Interceptor` of the attempt receives from the frame evaluator.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fusewright import _native
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.capture.border.values.text import refuse_if_shown
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+
+def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    """Runs `fn`; raises UserException for what it raises. Python functions of the user that it runs are interpreted."""
+    try:
+        return _native.call_watched(fn, *args, **kwargs)
+    except Exception as exception:
+        if isinstance(exception, TypeError):
+            refuse_if_shown((*args, *kwargs.values()))
+        if isinstance(exception, (TypeError, AttributeError)) and _may_ask_again((*args, *kwargs.values())):
+            return native(fn, *map(_specialised, args), **{name: _specialised(value) for name, value in kwargs.items()})
+        raise UserException(exception) from None
+
+
+def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    """As `native`, but Python code that `fn` runs is simply run: PyTorch's own under the recorder, or what is to happen as in eager."""
+    try:
+        return fn(*args, **kwargs)
+    except Exception as exception:
+        raise UserException(exception) from None
+
+
+def _folder(path: str | None) -> str:
+    return os.path.dirname(os.path.abspath(path or os.__file__)) + os.sep
+
+
+_OURS = str(Path(os.path.abspath(__file__)).parents[2]) + os.sep
+_STANDARD = _folder(os.__file__)
+_LIBRARIES = (_folder(torch.__file__), _folder(np.__file__), "<frozen ")
+_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+# Files of the standard library whose Python code works on its arguments' elements, as user code does.
+_TRANSPARENT = frozenset(
+    _STANDARD + name.replace("/", os.sep)
+    for name in (
+        "collections/__init__.py", "functools.py", "_collections_abc.py", "fractions.py", "numbers.py", "operator.py", "dataclasses.py",
+    )
+)
+
+
+def _runs_natively(file: str) -> bool | None:
+    """What is to become of a code object's frames: False, run them and what they call unwatched; None, run them; True, interpret."""
+    if file.startswith(_OURS):
+        return False
+    if file.startswith(_LIBRARIES):
+        return None
+    if file.startswith(_STANDARD) and _SITE_PACKAGES not in file:
+        return True if file in _TRANSPARENT else None
+    return True
+
+
+def is_library(function: types.FunctionType) -> bool:
+    """Whether a function belongs to an installed library rather than to the user."""
+    file = function.__code__.co_filename
+    return _SITE_PACKAGES in file or file.startswith((_OURS, _STANDARD, *_LIBRARIES))
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+
+
+def _names(function: types.FunctionType, owner: object) -> set[str]:
+    """Under which a class may have this method: a lambda does not know."""
+    if function.__name__.startswith("__"):
+        return {function.__name__}
+    return {name for base in type(owner).__mro__ for name, found in base.__dict__.items() if found is function}
+
+
+# Special methods of whose result native code asks that it is of the very type.
+_CONVERSIONS = frozenset({
+    "__hash__", "__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__length_hint__", "__str__", "__repr__",
+    "__format__",
+})  # fmt: skip
+
+
+class Interceptor:
+    """Receives the Python functions that native code runs by itself during one attempt; see csrc/hook.c. Given no function: some may have
+    run that were not offered."""
+
+    __slots__ = ("tracer",)
+
+    def __init__(self, tracer: Any) -> None:
+        self.tracer = tracer
+
+    def __call__(self, function: types.FunctionType | None, values: tuple[object, ...]) -> tuple[object] | bool | None:
+        if function is None:
+            raise SkipFrame("evaluator-replaced", "another thread turned on a debugger or another compiler during the capture")
+        how = _runs_natively(function.__code__.co_filename)
+        if not how:
+            return how
+        if values and type(values[-1]) is types.FrameType and _handles_signal(function, values):
+            return False
+        try:
+            value = self.tracer.called_natively(function, values)
+            if type(value) in _PLAIN or not (values and _CONVERSIONS & _names(function, values[0])):
+                return (value,)
+            value = _specialised(value)
+            kind = self.tracer.world.type_of(value)
+            if kind is not type(value):  # what native code says of it shall name the program's class
+                raise GraphBreak("untraceable-call", f"{function.__name__} gives a {kind.__qualname__}")
+            return (value,)
+        except UserException as signal:
+            error = signal.exception
+        raise error  # plainly: `from None` would change the exception's cause
+
+
+def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) -> bool:
+    """Whether CPython itself calls a signal handler, in the middle of whatever runs: that is no part of the program."""
+    if len(values) < 2 or not isinstance(values[-2], int):
+        return False
+    try:
+        handler = signal.getsignal(values[-2])
+    except ValueError:  # no signal
+        return False
+    return getattr(handler, "__func__", handler) is function
+
+
+def _may_ask_again(values: tuple[object, ...]) -> bool:
+    """Whether a symbolic number is among the arguments, and nothing that would run the program's code twice."""
+    return any(map(_is_symbolic, values)) and not any(isinstance(value, (Trampoline, TrampolineIterator)) for value in values)
+
+
+def _is_symbolic(value: object) -> bool:
+    if type(value) is tuple:
+        return any(map(_is_symbolic, value))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _specialised(value: Any) -> Any:
+    """`value` with symbolic numbers (in tuples too) replaced by their values, which are then guarded."""
+    if type(value) is tuple:
+        return tuple(map(_specialised, value))
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value.node.guard_float("", 0))
+    return bool(value) if isinstance(value, torch.SymBool) else value
+
+
+class Trampoline:
+    """A callable for native code that enters the interpreter."""
+
+    __slots__ = ("function", "tracer")
+
+    def __init__(self, tracer: Any, function: object) -> None:
+        self.tracer = tracer
+        self.function = function
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        try:
+            return self.tracer.call(self.function, args, kwargs)
+        except UserException as signal:
+            error = signal.exception
+        raise error  # plainly: `from None` would change the exception's cause
+
+
+class TrampolineIterator:
+    """An iterator for native code over an object whose `__next__` is interpreted."""
+
+    __slots__ = ("iterator", "world")
+
+    def __init__(self, world: World, iterator: object) -> None:
+        self.world = world
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[object]:
+        return self
+
+    def __next__(self) -> object:
+        try:
+            return self.world.next(self.iterator)
+        except UserException as signal:
+            error = signal.exception
+        raise error  # plainly: `from None` would change the exception's cause

@@ -1,0 +1,679 @@
+"""Python's operators, subscripts, truth, iteration, formatting and imports on values at the border.
+
+Takes real values; gives what eager would. A special method written in Python is interpreted; tensors go through the recorder; plain
+builtin values go to native code. Always holds: an outside object is never handed to native code that would look into it.
+"""
+
+from __future__ import annotations
+
+import collections
+import decimal
+import importlib.util
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.records import dataclass
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.values import array as arrays, cls as classes
+from fusewright.capture.border.values.array import TracedArray
+from fusewright.capture.border.values.constant import FROZEN_TYPES
+from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.symbolic import (
+    NUMBERS,
+    SYMBOLIC,
+    concrete,
+    concrete_inside,
+    is_open,
+    stays_symbolic,
+)
+from fusewright.capture.border.values.text import TensorText, text_of
+from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import Item
+from fusewright.sizes import symfloat as runtime_float
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One binary operator: special methods and the native functions."""
+
+    name: str
+    reflected: str
+    inplace: str
+    function: Callable[[Any, Any], Any]
+    inplace_function: Callable[[Any, Any], Any]
+
+
+def _operator(stem: str, function: Callable[[Any, Any], Any], inplace_function: Callable[[Any, Any], Any]) -> Operator:
+    return Operator(f"__{stem}__", f"__r{stem}__", f"__i{stem}__", function, inplace_function)
+
+
+BINARY: dict[str, Operator] = {
+    "+": _operator("add", operator.add, operator.iadd),
+    "-": _operator("sub", operator.sub, operator.isub),
+    "*": _operator("mul", operator.mul, operator.imul),
+    "/": _operator("truediv", operator.truediv, operator.itruediv),
+    "//": _operator("floordiv", operator.floordiv, operator.ifloordiv),
+    "%": _operator("mod", operator.mod, operator.imod),
+    "**": _operator("pow", operator.pow, operator.ipow),
+    "@": _operator("matmul", operator.matmul, operator.imatmul),
+    "<<": _operator("lshift", operator.lshift, operator.ilshift),
+    ">>": _operator("rshift", operator.rshift, operator.irshift),
+    "&": _operator("and", operator.and_, operator.iand),
+    "|": _operator("or", operator.or_, operator.ior),
+    "^": _operator("xor", operator.xor, operator.ixor),
+}
+
+DIVMOD = _operator("divmod", divmod, divmod)
+
+COMPARE: dict[str, Operator] = {
+    symbol: Operator(f"__{name}__", f"__{reflected}__", "", function, function)
+    for symbol, name, reflected, function in (
+        ("<", "lt", "gt", operator.lt), ("<=", "le", "ge", operator.le), ("==", "eq", "eq", operator.eq),
+        ("!=", "ne", "ne", operator.ne), (">", "gt", "lt", operator.gt), (">=", "ge", "le", operator.ge),
+    )
+}  # fmt: skip
+
+UNARY: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "-": ("__neg__", operator.neg),
+    "+": ("__pos__", operator.pos),
+    "~": ("__invert__", operator.invert),
+}
+
+SCALARS: frozenset[type] = frozenset({
+    int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
+    torch.device,
+    torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size,
+})  # fmt: skip
+CONTAINERS: frozenset[type] = frozenset({
+    list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
+    type({}.keys()), type({}.values()), type({}.items()), type(collections.OrderedDict().keys()), type(collections.OrderedDict().items()),
+    type(collections.OrderedDict().values()), types.MappingProxyType,
+})  # fmt: skip
+PLAIN = SCALARS | CONTAINERS
+# What an instance of a subclass of these holds is guarded, or consists of constants.
+CONTENTS: tuple[type, ...] = (tuple, int, float, complex, str, bytes)
+# Raw objects that native code may look at freely: what they show does not change, or is guarded by identity.
+TRANSPARENT = (
+    type,
+    types.FunctionType,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CellType,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
+
+
+def for_native(world: World, value: Any) -> Any:
+    """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and their subclasses."""
+    return _ready(world, value, set()) if isinstance(value, _NESTING) and world.has_stand_ins() else value
+
+
+_NESTING = (OutsideDict, list, dict, tuple, collections.deque)
+
+
+def _ready(world: World, value: Any, seen: set[int]) -> Any:
+    if type(value) is OutsideDict:
+        _ready(world, value.materialise(), seen)
+        return value.as_native()
+    if id(value) in seen:
+        return value
+    seen.add(id(value))
+    if isinstance(value, tuple):
+        elements = tuple(_ready(world, part, seen) if isinstance(part, _NESTING) else part for part in tuple.__iter__(value))
+        return _with_elements(world, value, elements) if any(map(operator.is_not, elements, tuple.__iter__(value))) else value
+    base: Any = next(base for base in (list, collections.OrderedDict, dict, collections.deque) if isinstance(value, base))
+    exchanged: dict[int, object] = {}
+    for place, part in tuple(base.items(value) if isinstance(value, dict) else enumerate(base.__iter__(value))):
+        if isinstance(part, _NESTING):
+            ready = _ready(world, part, seen)
+            if ready is not part:
+                base.__setitem__(value, place, ready)
+                exchanged[id(part)] = ready
+    if exchanged:
+        world.effects.exchanged(value, exchanged)
+    return value
+
+
+def _with_elements(world: World, value: tuple, elements: tuple) -> tuple:
+    """A tuple in the place of another."""
+    made = elements if type(value) is tuple else tuple.__new__(type(value), elements)
+    if hasattr(made, "__dict__"):
+        made.__dict__.update(object.__getattribute__(value, "__dict__"))
+    record = world.outside(value)
+    if record is not None:
+        world.replace_stand_in(record.real, made)
+    return made
+
+
+def refuse_opaque(world: World, obj: Any, method: str) -> None:
+    """Native code of an outside object would read what no guard covers."""
+    if type(obj) in PLAIN or not world.is_raw(obj) or isinstance(obj, TRANSPARENT) or type(obj) in FROZEN_TYPES:
+        return
+    found = classes.lookup(type(obj), method)
+    if any(isinstance(obj, base) and found is base.__dict__.get(method) for base in CONTENTS):  # what it holds is guarded
+        return
+    if found is not MISSING and found is not object.__dict__.get(method):
+        raise GraphBreak("opaque-object", f"{type(obj).__qualname__}.{method}, which is written in C")
+
+
+def unary(world: World, op: str, obj: Any) -> Any:
+    """`op obj`."""
+    if op == "not":
+        return not truth(world, obj)
+    name, function = UNARY[op]
+    if type(obj) in PLAIN:
+        return native(function, concrete(obj) if op == "~" else obj)
+    if isinstance(obj, torch.Tensor):
+        return world.torch_call(function, (obj,), {})
+    method = classes.python_method(world, type(obj), name)
+    if method is not None:
+        return world.tracer.call(method, (obj,))
+    guard_decimals(world, obj)
+    refuse_opaque(world, obj, name)
+    return native(function, obj)
+
+
+def _decimal_context() -> tuple[object, ...]:
+    now = decimal.getcontext()
+    traps = tuple(signal.__name__ for signal, trapped in now.traps.items() if trapped)
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
+
+
+def guard_decimals(world: World, *operands: Any) -> None:
+    """Decimal arithmetic rounds as the thread's context says."""
+    if any(isinstance(operand, decimal.Decimal) for operand in operands):
+        world.guard_answer(_decimal_context, (), _decimal_context())
+
+
+def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
+    """`left op right`."""
+    if op.endswith("=") and op not in COMPARE:
+        op, inplace = op[:-1], True
+    row = BINARY[op]
+    function = row.inplace_function if inplace else row.function
+    if op == "%" and isinstance(left, (str, bytes)):
+        return native(operator.mod, left, text_ready(world, right))
+    if type(left) in PLAIN and type(right) in PLAIN:
+        if (type(left) in SYMBOLIC or type(right) in SYMBOLIC) and not stays_symbolic(op, left, right):
+            left, right = concrete(left), concrete(right)
+        return native(runtime_float.power if op == "**" else function, left, right)
+    if isinstance(left, torch.Tensor) and (isinstance(right, torch.Tensor) or type(right) in PLAIN):
+        return world.torch_call(function, (left, right), {})
+    if isinstance(right, torch.Tensor) and type(left) in PLAIN:
+        return world.torch_call(row.function, (left, right), {})
+    if type(left) is TracedArray or type(right) is TracedArray:
+        return arrays.binary(world, op, left, right, inplace)
+    if inplace:
+        method = classes.python_method(world, world.type_of(left), row.inplace)
+        if method is not None:
+            result = world.tracer.call(method, (left, right))
+            if result is not NotImplemented:
+                return result
+    return dispatch(world, row, function, f"{op}=" if inplace else ("** or pow()" if op == "**" else op), left, right)
+
+
+def dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], shown: str, left: Any, right: Any) -> Any:
+    """A binary operator by its special methods, with Python's TypeError where neither side has one; `shown` names it there."""
+    result = _dispatch(world, row, function, left, right)
+    if result is NotImplemented:
+        names = f"'{world.type_of(left).__name__}' and '{world.type_of(right).__name__}'"
+        raise UserException(TypeError(f"unsupported operand type(s) for {shown}: {names}"))
+    return result
+
+
+def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """The protocol of binary special methods when a side is a user object."""
+    left_type, right_type = world.type_of(left), world.type_of(right)
+    forward = classes.python_method(world, left_type, row.name)
+    backward = classes.python_method(world, right_type, row.reflected) if right_type is not left_type or row.inplace == "" else None
+    if forward is None and backward is None:
+        if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+            return world.torch_call(function, (left, right), {})
+        guard_decimals(world, left, right)
+        refuse_opaque(world, left, row.name)
+        refuse_opaque(world, right, row.reflected)
+        return native(function, for_native(world, left), for_native(world, right))
+    steps = [(row.name, forward, left, right), (row.reflected, backward, right, left)]
+    if backward is not None and right_type is not left_type and issubclass(right_type, left_type):
+        steps.reverse()
+    for name, method, receiver, other in steps:
+        result = _one_side(world, name, method, receiver, other)
+        if result is not NotImplemented:
+            return result
+    return NotImplemented
+
+
+def _one_side(world: World, name: str, method: types.FunctionType | None, receiver: Any, other: Any) -> Any:
+    if method is not None:
+        return world.tracer.call(method, (receiver, other))
+    slot = classes.lookup(world.type_of(receiver), name)
+    if slot is MISSING or slot is None or isinstance(receiver, torch.Tensor):
+        return NotImplemented
+    refuse_opaque(world, receiver, name)
+    return native(slot, for_native(world, receiver), for_native(world, other))
+
+
+def compare(world: World, op: str, left: Any, right: Any) -> Any:
+    """`left op right` for the six rich comparisons, `is`, and `in`."""
+    row = COMPARE.get(op)
+    if row is None:
+        return _MEMBERSHIP[op](world, left, right)
+    left_type, right_type = type(left), type(right)
+    if left_type in SCALARS and right_type in SCALARS:
+        if left_type not in NUMBERS or right_type not in NUMBERS:
+            left, right = concrete(left), concrete(right)
+        answer = native(row.function, left, right)
+        if type(answer) is torch.SymBool and not is_open(answer):
+            return world.tracer.ways.answer(world.tracer, answer)
+        return concrete(answer) if type(answer) is not torch.SymBool else answer
+    if left_type is TracedArray or right_type is TracedArray:
+        return arrays.binary(world, op, left, right)
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        other = right if isinstance(left, torch.Tensor) else left
+        if isinstance(other, torch.Tensor) or type(other) in PLAIN:
+            return world.torch_call(row.function, (left, right), {})
+    if left_type in CONTAINERS and right_type in CONTAINERS:
+        return native(row.function, concrete_inside(for_native(world, left)), concrete_inside(for_native(world, right)))
+    if op == "!=" and _inherits_ne(world, left) and _inherits_ne(world, right):
+        equal = compare(world, "==", left, right)
+        return not truth(world, equal)
+    result = _dispatch(world, row, row.function, left, right)
+    if result is NotImplemented:
+        if op in ("==", "!="):
+            return identical(left, right) is (op == "==")
+        names = f"'{world.type_of(left).__name__}' and '{world.type_of(right).__name__}'"
+        raise UserException(TypeError(f"'{op}' not supported between instances of {names}"))
+    return result
+
+
+def _inherits_ne(world: World, obj: Any) -> bool:
+    """Whether `!=` of this object is `not ==` (object's own `__ne__`)."""
+    return classes.lookup(world.type_of(obj), "__ne__") is object.__ne__
+
+
+def identical(left: Any, right: Any) -> bool:
+    """`left is right`, where a materialised dict and its lazy stand-in are one object."""
+    return _canonical(left) is _canonical(right)
+
+
+def _same_object(world: World, left: Any, right: Any) -> bool:
+    """`left is right`, as a question of the program: tensors that are not the same must stay so."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        world.tensors_compared = True
+    return identical(left, right)
+
+
+def _canonical(value: Any) -> Any:
+    return value.shadow if type(value) is OutsideDict and value.shadow is not None else value
+
+
+_MEMBERSHIP: dict[str, Callable[[World, Any, Any], bool]] = {
+    "is": lambda world, left, right: _same_object(world, left, right),
+    "is not": lambda world, left, right: not _same_object(world, left, right),
+    "in": lambda world, left, right: contains(world, right, left),
+    "not in": lambda world, left, right: not contains(world, right, left),
+}
+
+
+def contains(world: World, container: Any, item: Any) -> bool:
+    """`item in container`."""
+    kind = type(container)
+    if kind is OutsideDict:
+        return native(OutsideDict.__contains__, container, item)
+    if kind in (list, tuple, collections.deque) and not (type(item) in SCALARS and all(type(element) in SCALARS for element in container)):
+        return any(identical(element, item) or truth(world, compare(world, "==", element, item)) for element in tuple(container))
+    if kind in PLAIN:
+        return native(operator.contains, container, concrete_inside(for_native(world, item)))
+    if isinstance(container, torch.Tensor):
+        raise GraphBreak("data-dependent-branch", "`in` on a tensor")
+    method = classes.python_method(world, kind, "__contains__")
+    if method is not None:
+        return truth(world, world.tracer.call(method, (container, item)))
+    if classes.lookup(kind, "__contains__") is MISSING:
+        try:
+            iterator = iterate(world, container)
+        except UserException as signal:
+            if isinstance(signal.exception, TypeError):  # CPython's own complaint is about `in`
+                native(operator.contains, type(kind.__name__, (), {})(), item)
+            raise
+        while True:
+            try:
+                element = advance(world, iterator)
+            except UserException as signal:
+                if isinstance(signal.exception, StopIteration):
+                    return False
+                raise
+            if identical(element, item) or truth(world, compare(world, "==", element, item)):
+                return True
+    refuse_opaque(world, container, "__contains__")
+    return native(operator.contains, container, item)
+
+
+def getitem(world: World, obj: Any, key: Any) -> Any:
+    """`obj[key]`."""
+    kind = type(obj)
+    if kind is OutsideDict:
+        return native(OutsideDict.__getitem__, obj, concrete_inside(key))
+    if kind in PLAIN:
+        return native(operator.getitem, obj, concrete_inside(key))
+    if isinstance(obj, torch.Tensor):
+        return world.torch_call(operator.getitem, (obj, key), {})
+    if kind.__module__ == "typing" and _is_annotation(key):
+        value = unwatched(operator.getitem, obj, key)  # typing_extensions puts Python code of its own in
+        return world.load(value, world.constant(value, "annotation"))
+    method = classes.python_method(world, kind, "__getitem__")
+    if method is not None:
+        return world.tracer.call(method, (obj, key))
+    if isinstance(obj, type):
+        return _subscript_class(world, obj, key)
+    if isinstance(obj, dict):
+        missing = classes.python_method(world, kind, "__missing__")
+        if missing is not None and not dict.__contains__(obj, key):
+            return world.tracer.call(missing, (obj, key))
+    refuse_opaque(world, obj, "__getitem__")
+    return native(operator.getitem, obj, key)
+
+
+def _is_annotation(key: Any) -> bool:
+    """What stands between the brackets of `typing.List[…]`: `typing` keeps what it makes of it, so the same comes back each time."""
+    if type(key) in (tuple, list):
+        return all(_is_annotation(part) for part in key)
+    return key is None or key is Ellipsis or isinstance(key, (type, str)) or type(key).__module__ in ("typing", "types")
+
+
+def _subscript_class(world: World, cls: type, key: Any) -> Any:
+    method = classes.python_method(world, type(cls), "__getitem__")
+    if method is not None and not type(cls).__module__ == "enum":
+        return world.tracer.call(method, (cls, key))
+    subscript = classes.lookup(cls, "__class_getitem__")
+    if (
+        isinstance(subscript, classmethod)
+        and isinstance(subscript.__func__, types.FunctionType)
+        and subscript.__func__.__module__ != "typing"
+    ):
+        return world.tracer.call(classes.bind_classmethod(world, subscript, cls), (key,))
+    value = (unwatched if _is_annotation(key) else native)(operator.getitem, cls, key)
+    return world.load(value, world.constant(value, "item"))
+
+
+def setitem(world: World, obj: Any, key: Any, value: Any) -> None:
+    """`obj[key] = value`."""
+    kind = type(obj)
+    if kind is OutsideDict:
+        native(OutsideDict.__setitem__, obj, concrete_inside(key), value)
+        return
+    if kind in PLAIN:
+        native(operator.setitem, obj, concrete_inside(key), value)
+        return
+    if isinstance(obj, torch.Tensor):
+        world.torch_call(operator.setitem, (obj, key, value), {})
+        return
+    method = classes.python_method(world, kind, "__setitem__")
+    if method is not None:
+        world.tracer.call(method, (obj, key, value))
+        return
+    _refuse_raw_store(world, obj)
+    native(operator.setitem, obj, key, value)
+
+
+def delitem(world: World, obj: Any, key: Any) -> None:
+    """`del obj[key]`."""
+    kind = type(obj)
+    if not isinstance(obj, torch.Tensor):
+        key = concrete_inside(key)
+    if kind is OutsideDict:
+        native(OutsideDict.__delitem__, obj, key)
+        return
+    method = None if kind in PLAIN else classes.python_method(world, kind, "__delitem__")
+    if method is not None:
+        world.tracer.call(method, (obj, key))
+        return
+    _refuse_raw_store(world, obj)
+    native(operator.delitem, obj, key)
+
+
+def _refuse_raw_store(world: World, obj: Any) -> None:
+    if type(obj) not in PLAIN and world.is_raw(obj):
+        raise GraphBreak("opaque-object", f"a store into a {type(obj).__qualname__}")
+
+
+_ANSWERS: dict[str, type] = {
+    "__bool__": bool, "__len__": int, "__hash__": int, "__index__": int, "__int__": int, "__float__": float, "__complex__": complex,
+    "__str__": str, "__repr__": str, "__format__": str,
+}  # fmt: skip
+_SMALL = range(1 << 60)
+
+
+def answered(world: World, obj: Any, name: str, ask: Callable[[Any], Any], value: Any) -> Any:
+    """What `ask(obj)` makes of `value`, which the special method `name` of `obj` has given: CPython checks it, and converts some."""
+    wanted, kind = _ANSWERS[name], world.type_of(value)
+    if kind is wanted and (wanted is not int or type(value) is not int or name in ("__index__", "__int__") or value in _SMALL):
+        return concrete(value) if name == "__hash__" else value
+    if kind is not type(value) and type(value) not in SYMBOLIC:
+        raise GraphBreak("untraceable-call", f"{name} gives a {kind.__qualname__}")
+    value = concrete(value)
+    if issubclass(kind, wanted) and kind is not wanted and name in ("__index__", "__int__", "__float__", "__complex__"):
+        raise GraphBreak("untraceable-call", f"{name} gives a {kind.__qualname__}, about which Python warns")
+    return native(ask, type(world.type_of(obj).__name__, (), {name: lambda *_: value})())
+
+
+def truth(world: World, obj: Any) -> bool:
+    """`bool(obj)`."""
+    kind = type(obj)
+    if kind in PLAIN:
+        return native(bool, obj) if kind is not torch.SymInt else world.tracer.ways.answer(world.tracer, native(operator.ne, obj, 0))
+    if isinstance(obj, torch.Tensor):
+        value = world.recorder.known_value(obj)
+        if value is None:
+            raise GraphBreak("data-dependent-branch", "the truth value of a tensor decides what the program does next")
+        return native(bool, value)
+    if kind is OutsideDict:
+        return len(obj) > 0
+    for name in ("__bool__", "__len__"):
+        method = classes.python_method(world, kind, name)
+        if method is not None:
+            return native(bool, answered(world, obj, name, bool if name == "__bool__" else len, world.tracer.call(method, (obj,))))
+        refuse_opaque(world, obj, name)
+        if classes.lookup(kind, name) is not MISSING:
+            break
+    return native(bool, obj)
+
+
+def iterate(world: World, obj: Any) -> Iterator[Any]:
+    """`iter(obj)`."""
+    kind = type(obj)
+    if kind is OutsideDict:
+        return iter(obj.materialise())
+    if kind in PLAIN:
+        return native(iter, obj)
+    if isinstance(obj, torch.Tensor):
+        if obj.dim() == 0:
+            raise UserException(TypeError("iteration over a 0-d tensor"))
+        return iter(world.torch_call(torch.Tensor.unbind, (obj, 0), {}))
+    method = classes.python_method(world, kind, "__iter__")
+    if method is not None:
+        if method.__module__.startswith("fusewright.capture"):
+            return native(iter, obj)
+        iterator: Any = world.tracer.call(method, (obj,))
+        if classes.lookup(type(iterator), "__next__") is MISSING:
+            raise UserException(TypeError(f"iter() returned non-iterator of type '{world.type_of(iterator).__name__}'"))
+        return iterator  # type: ignore[no-any-return]
+    if classes.lookup(kind, "__iter__") is MISSING and classes.python_method(world, kind, "__getitem__") is not None:
+        return SequenceIterator(world, obj)
+    if isinstance(obj, type) and type(obj).__module__ == "enum":
+        return iter([world.load(member, world.constant(member, "member")) for member in obj])  # type: ignore[attr-defined]
+    if world.is_raw(obj) and classes.lookup(kind, "__next__") is not MISSING and kind.__module__ in _ITERATOR_MODULES:
+        return obj  # iterators and generators are their own
+    refuse_opaque(world, obj, "__iter__")
+    return native(iter, obj)
+
+
+_ITERATOR_MODULES = frozenset({"builtins", "itertools", "collections"})
+
+
+class SequenceIterator:
+    """Iterates over an object that has `__getitem__` alone, as CPython's own sequence iterator does."""
+
+    __slots__ = ("index", "sequence", "world")
+
+    def __init__(self, world: World, sequence: Any) -> None:
+        self.world = world
+        self.sequence = sequence
+        self.index = 0
+
+    def __iter__(self) -> SequenceIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            value = getitem(self.world, self.sequence, self.index)
+        except UserException as signal:
+            if isinstance(signal.exception, (IndexError, StopIteration)):
+                raise StopIteration from None
+            raise signal.exception from None
+        self.index += 1
+        return value
+
+
+def advance(world: World, iterator: Any) -> Any:
+    """`next(iterator)`."""
+    kind = type(iterator)
+    method = classes.python_method(world, kind, "__next__")
+    if method is not None and not method.__module__.startswith("fusewright.capture"):
+        return world.tracer.call(method, (iterator,))
+    if world.is_raw(iterator):
+        raise GraphBreak("outside-iterator", f"a {kind.__qualname__} that was made before the compiled function was called is advanced")
+    return native(next, iterator)
+
+
+_CONVERSIONS: dict[int, str] = {
+    0: "format",
+    -1: "format",
+    1: "str",
+    2: "repr",
+    3: "ascii",
+    ord("s"): "str",
+    ord("r"): "repr",
+    ord("a"): "ascii",
+}
+
+
+def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
+    """One replacement field of a formatted string."""
+    value = concrete_inside(value)  # the text shows the number, so a guard fixes it
+    how = _CONVERSIONS[conversion]
+    if isinstance(value, torch.Tensor) and not (spec and (how != "format" or value.dim())):
+        return text_of(value, format, spec) if how == "format" else text_of(value, _CONVERTERS[how])
+    if how == "format":
+        method = classes.python_method(world, type(value), "__format__") if type(value) not in PLAIN else None
+        if method is not None:
+            return answered(world, value, "__format__", lambda echo: format(echo, spec), world.tracer.call(method, (value, spec)))
+        if not spec:
+            return to_text(world, value, "str")
+        return native(format, text_ready(world, value), spec)
+    return native(format, to_text(world, value, how), spec)
+
+
+def to_text(world: World, value: Any, how: str) -> Any:
+    """`str`, `repr` or `ascii` of a value; special methods written in Python are interpreted."""
+    value = concrete_inside(world.materialise(value))
+    if isinstance(value, torch.Tensor):
+        return text_of(value, _CONVERTERS[how])
+    if how == "str":
+        method = classes.python_method(world, type(value), "__str__")
+        if method is None and classes.lookup(type(value), "__str__") is object.__str__:
+            return to_text(world, value, "repr")
+        if method is not None:
+            return answered(world, value, "__str__", str, world.tracer.call(method, (value,)))
+    else:
+        method = classes.python_method(world, type(value), "__repr__")
+        if method is not None:
+            text = answered(world, value, "__repr__", repr, world.tracer.call(method, (value,)))
+            return native(str.encode, text, "ascii", "backslashreplace").decode() if how == "ascii" and not text.isascii() else text
+    ready = text_ready(world, value)
+    return native(_CONVERTERS[how], ready)
+
+
+_CONVERTERS: dict[str, Any] = {"str": str, "repr": repr, "ascii": ascii}
+
+
+def text_ready(world: World, value: Any, depth: int = 0) -> Any:
+    """`value`, if native code may turn it into text: no tensor and no outside object in it."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor) or kind is TensorText:
+        raise GraphBreak("print-tensor", "a tensor turned into text")
+    if kind in SYMBOLIC or kind is torch.Size:
+        return concrete_inside(value)
+    if kind in SCALARS or isinstance(value, TRANSPARENT):
+        return value
+    if kind is OutsideDict:
+        value = value.as_native()
+        kind = type(value)
+    if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
+        if depth < 6:
+            for element in dict.items(value) if isinstance(value, dict) else tuple(value):
+                text_ready(world, element, depth + 1)
+        return concrete_inside(for_native(world, value))
+    if world.is_raw(value):
+        raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
+    if isinstance(value, BaseException):
+        for argument in value.args:
+            text_ready(world, argument, depth + 1)
+        return value
+    if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):
+        _check_inside(world, value, depth)
+    return value
+
+
+def _check_inside(world: World, value: Any, depth: int) -> None:
+    """A fresh object inside a container, whose `__repr__` native code will run: its own attributes must be text-ready too."""
+    for attribute in getattr(value, "__dict__", {}).values():
+        text_ready(world, attribute, depth + 1)
+
+
+def import_name(world: World, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
+    """`import name`; a module that is not loaded yet is imported eagerly, in a graph break."""
+    if level:
+        real = namespace.real if type(namespace) is OutsideDict else namespace
+        package = real.get("__package__") or real.get("__name__", "").rpartition(".")[0]
+        full = native(importlib.util.resolve_name, "." * level + name, package)
+    else:
+        full = name
+    if full not in sys.modules:
+        raise GraphBreak("import", f"module {full} is not loaded yet")
+    chosen = full if fromlist or level else full.partition(".")[0]
+    if fromlist:
+        package = hasattr(sys.modules[full], "__path__")  # of anything else, what is missing stays missing
+        for attribute in fromlist:
+            if package and f"{full}.{attribute}" not in sys.modules and not _has(sys.modules[full], attribute):
+                raise GraphBreak("import", f"from {full} import {attribute}")
+    loaded = sys.modules[chosen]
+    return world.load(loaded, Item(world.constant(sys.modules, "sys_modules"), chosen))
+
+
+def _has(module: types.ModuleType, attribute: str) -> bool:
+    return attribute in module.__dict__ or "__getattr__" in module.__dict__ or type(module) is not types.ModuleType
+
+
+def import_from(world: World, origin: types.ModuleType, name: str) -> Any:
+    """`from origin import name`: the attribute, or a submodule that is loaded."""
+    try:
+        return world.getattr(origin, name)
+    except UserException as signal:
+        if not isinstance(signal.exception, AttributeError):
+            raise
+    full = f"{origin.__name__}.{name}"
+    if full in sys.modules:
+        return world.load(sys.modules[full], Item(world.constant(sys.modules, "sys_modules"), full))
+    where = getattr(origin, "__file__", None) or "unknown location"
+    raise UserException(ImportError(f"cannot import name {name!r} from {origin.__name__!r} ({where})", name=origin.__name__))

@@ -1,0 +1,93 @@
+"""Constants: immutable values that a capture is specialised on.
+
+Takes an outside object; gives it back as it is, with a guard by value (EQUALS) or by identity (IS).
+Always holds: nothing reachable from a constant can change, so reading one natively needs no further guard.
+Python ints and floats are captured by value here, and only here, until they change (number.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import inspect
+import operator
+import pathlib
+import re
+import struct
+import types
+import typing
+import uuid
+from dataclasses import Field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture.border.values import number
+from fusewright.capture.guards.sources import Attribute, Source
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+EQUALS_TYPES: frozenset[type] = frozenset({int, float, complex, str, bytes, torch.device, torch.Size, range})
+
+IS_TYPES: frozenset[type] = frozenset(
+    {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
+)
+
+# Immutable in practice: guarded by identity once, then read natively.
+FROZEN_TYPES: frozenset[type] = frozenset({
+    types.CodeType, re.Pattern, re.Match, Field, inspect.Signature, inspect.Parameter, struct.Struct, decimal.Decimal,
+    fractions.Fraction, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
+    uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
+    pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag, operator.itemgetter,
+    operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any),
+    type(typing.Callable[..., int]), type(typing.Optional[int]), type(typing.Optional), type(typing.Callable),  # noqa: UP045
+    types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property, functools.cached_property,
+})  # fmt: skip
+
+
+def is_literal(value: Any) -> bool:
+    """Whether one EQUALS guard can compare `value`: a constant of a plain type, or a tuple of such."""
+    kind = type(value)
+    return kind in EQUALS_TYPES or kind in IS_TYPES or (kind is tuple and all(is_literal(element) for element in value))
+
+
+def is_constant(value: Any) -> bool:
+    """Whether `value` is a constant through and through (tuples and frozensets of constants included): what guards may compare by value."""
+    kind = type(value)
+    if kind in EQUALS_TYPES or kind in IS_TYPES or issubclass(kind, enum.Enum):
+        return True
+    if kind in (tuple, frozenset):
+        return all(is_constant(element) for element in value)
+    if kind is slice:
+        return is_constant(value.start) and is_constant(value.stop) and is_constant(value.step)
+    return False
+
+
+def load_equals(world: World, real: object, source: Source) -> object:
+    """int, float, str, …: same type and equal, unless it is a number that has been seen to change."""
+    if type(real) is float and number.has_changed(world, real, source):
+        return number.load_float(world, real, source)
+    if type(real) is int and number.has_changed(world, real, source) and number.SMALLEST <= real <= number.LARGEST:
+        return number.load_int(world, real, source)
+    world.guard("EQUALS", source, real)
+    return real
+
+
+def load_is(world: World, real: object, source: Source) -> object:
+    """None, booleans, dtypes, enumeration members and other objects known by identity."""
+    world.guard("IS", source, real)
+    return real
+
+
+def load_slice(world: World, real: slice, source: Source) -> object:
+    """A slice is rebuilt from its loaded parts."""
+    world.guard("TYPE", source, slice)
+    return slice(*(world.load(getattr(real, part), Attribute(source, part)) for part in ("start", "stop", "step")))
+
+
+EXACT: dict[type, Any] = dict.fromkeys(EQUALS_TYPES, load_equals) | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is) | {slice: load_slice}

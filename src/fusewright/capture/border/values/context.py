@@ -1,0 +1,70 @@
+"""The interpreter-wide settings of PyTorch: grad mode, autocast, inference mode, default device.
+
+Takes nothing; gives a snapshot, restores one, and lists the calls that lead from one to another. While a frame is captured its context
+managers change the real settings, so that what is recorded is what eager would do; `World` restores them at the end of the attempt.
+Always holds: only settings that a context manager of PyTorch can change are here; a capture is guarded on all of `GlobalState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+
+from fusewright.base.records import dataclass
+from fusewright.capture.guards.torch_state import AUTOCAST_DEVICES
+
+
+@dataclass(frozen=True, slots=True)
+class TorchState:
+    """What interpreted code may have changed by its end."""
+
+    grad_enabled: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast_cache: bool
+    autocast_nesting: int
+    inference_mode: bool
+    function_modes: tuple[object, ...]
+
+
+def autocast_devices() -> tuple[str, ...]:
+    """Devices whose autocast settings are kept."""
+    return AUTOCAST_DEVICES
+
+
+def snapshot() -> TorchState:
+    """The settings now."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return TorchState(
+        torch.is_grad_enabled(),
+        tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in autocast_devices()),
+        torch.is_autocast_cache_enabled(),
+        nesting,
+        torch.is_inference_mode_enabled(),
+        tuple(_get_current_function_mode_stack()),
+    )
+
+
+def changes(before: TorchState, after: TorchState) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
+    """The calls that lead from `before` to `after`. Inference mode and function modes are not among them: see `World.check_state`."""
+    steps: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+    for (device, was_enabled, was_dtype), (_, enabled, dtype) in zip(before.autocast, after.autocast, strict=False):
+        if was_enabled != enabled:
+            steps.append((torch.set_autocast_enabled, (device, enabled)))
+        if was_dtype != dtype:
+            steps.append((torch.set_autocast_dtype, (device, dtype)))
+    if before.autocast_cache != after.autocast_cache:
+        steps.append((torch.set_autocast_cache_enabled, (after.autocast_cache,)))
+    step = torch.autocast_increment_nesting if after.autocast_nesting > before.autocast_nesting else torch.autocast_decrement_nesting
+    steps += [(step, ())] * abs(after.autocast_nesting - before.autocast_nesting)
+    if before.grad_enabled != after.grad_enabled:
+        steps.append((torch._C._set_grad_enabled, (after.grad_enabled,)))
+    return steps
+
+
+def restore(before: TorchState) -> None:
+    """Puts the settings back as they were."""
+    for function, args in changes(snapshot(), before):
+        function(*args)

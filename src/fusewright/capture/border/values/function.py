@@ -1,0 +1,126 @@
+"""Functions and other callables from outside.
+
+Takes Python functions, builtins, bound methods, partials, cells; gives them raw (identity guarded) or, where a wrapper object is
+made afresh on each access (bound methods, partials), rebuilt from its loaded parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.values.constant import load_is
+from fusewright.capture.border.values.dict import read_namespace
+from fusewright.capture.border.values.list import APPEND
+from fusewright.capture.bytecode.resume import HELD
+from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Local, Source
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+
+def load_identity(world: World, real: object, source: Source) -> object:
+    """Functions, classes, modules: guarded by identity, then known for good, so that their parts need no path from here."""
+    world.guard("IS", source, real)
+    return world.stand_in(real, world.constant(real, getattr(real, "__name__", type(real).__name__)), real)
+
+
+def is_free_function(function: types.BuiltinFunctionType) -> bool:
+    """Whether a builtin is a module's function or a class's, rather than a method of an object (pybind11 binds functions to a record)."""
+    owner = function.__self__
+    return owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__name__.startswith(("pybind11_", "PyCapsule"))
+
+
+def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) -> object:
+    """A builtin function by identity; a bound builtin method (`[].append`) is rebuilt on the stand-in of its object."""
+    owner = real.__self__
+    if is_free_function(real):
+        return load_identity(world, real, source)
+    world.guard("TYPE", source, type(real))
+    world.guard("EQUALS", Attribute(source, "__name__"), real.__name__)
+    # What a resume function holds on its stack is about to be called.
+    world.intends_append = real.__name__ in APPEND and isinstance(source, Local) and source.name.startswith(HELD)
+    inside = world.load(owner, Attribute(source, "__self__"))
+    world.intends_append = False
+    return world.stand_in(real, source, world.getattr(inside, real.__name__))
+
+
+def load_method(world: World, real: types.MethodType, source: Source) -> object:
+    """A bound method: its function by identity, its object loaded."""
+    world.guard("TYPE", source, types.MethodType)
+    function = world.load(real.__func__, Attribute(source, "__func__"))
+    owner = world.load(real.__self__, Attribute(source, "__self__"))
+    return world.stand_in(real, source, types.MethodType(function, owner))
+
+
+def load_partial(world: World, real: functools.partial, source: Source) -> object:
+    """functools.partial: function, arguments and keywords loaded."""
+    world.guard("TYPE", source, functools.partial)
+    if real.__dict__:
+        raise GraphBreak("opaque-object", "a functools.partial with attributes of its own came from outside")
+    function = world.load(real.func, Attribute(source, "func"))
+    args = world.load(real.args, Attribute(source, "args"))
+    keywords = world.materialise(world.load(real.keywords, Attribute(source, "keywords")))
+    return world.stand_in(real, source, functools.partial(function, *args, **keywords))
+
+
+def load_cell(world: World, real: types.CellType, source: Source) -> object:
+    """A closure cell: raw; its content is read through `World.load_cell`. One that a resume function gets is another one at each call."""
+    if isinstance(source, Constant):
+        return load_identity(world, real, source)
+    world.guard("TYPE", source, types.CellType)
+    return world.stand_in(real, source, real)
+
+
+# Attributes of a function that an assignment changes, read from it at every check; the others never change.
+_SETTABLE = frozenset({
+    "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__", "__module__", "__doc__", "__annotations__",
+})  # fmt: skip
+_FIXED = frozenset({"__builtins__", "__type_params__"})
+
+
+def getattr_function(world: World, function: types.FunctionType, name: str) -> object:
+    """Attributes of a function, whether it was made inside or not."""
+    record = world.outside(function)
+    if record is None:
+        if name == "__globals__":
+            return world.globals_dict(function)
+        try:
+            return getattr(function, name)
+        except AttributeError as missing:
+            raise UserException(missing) from None
+    if name == "__globals__":
+        return world.globals_dict(function)
+    if name in _FIXED:
+        return world.load(getattr(function, name), world.constant(getattr(function, name), name))
+    if name in _SETTABLE:
+        return world.load(getattr(function, name), Attribute(record.source, name))
+    if name == "__dict__":
+        return world.dict_stand_in(function.__dict__, InstanceDict(record.source))
+    found = read_namespace(world.dict_stand_in(function.__dict__, InstanceDict(record.source)), name)
+    if found is not MISSING:
+        return found
+    try:
+        return getattr(function, name)  # a method of the function type: __get__, __call__, __repr__…
+    except AttributeError as missing:
+        raise UserException(missing) from None
+
+
+IDENTITY_TYPES: tuple[type, ...] = (
+    types.FunctionType, types.MethodWrapperType, functools._lru_cache_wrapper, staticmethod, classmethod,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
+)  # fmt: skip
+
+EXACT: dict[type, Any] = dict.fromkeys(IDENTITY_TYPES, load_identity) | {
+    types.BuiltinFunctionType: load_builtin,
+    types.MethodType: load_method,
+    types.CellType: load_cell,
+    functools.partial: load_partial,
+    torch.Generator: load_is,
+    torch.ScriptObject: load_is,
+}

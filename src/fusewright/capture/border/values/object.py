@@ -1,0 +1,333 @@
+"""Objects of user classes: Python's attribute protocol, with a guard for whatever the lookup depended on.
+
+Takes any object that has no file of its own here, made inside or outside; gives attribute reads and stores.
+Always holds: an outside object is never written to; its instance dictionary is read through a lazy stand-in that holds the stores.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import threading
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.absent import AbsentTraceback
+from fusewright.capture.border.effects import DELETED
+from fusewright.capture.border.native import native
+from fusewright.capture.border.values import cls as classes, function as functions
+from fusewright.capture.border.values.dict import OutsideDict, read_namespace
+from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source
+from fusewright.capture.guards.types import HoldsValue
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+
+# Attributes of these belong to a thread, or to another object: neither has a path.
+_ELUSIVE = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+
+
+def load_object(world: World, real: object, source: Source) -> object:
+    """Raw; only its type is guarded, its attributes are loaded when they are read."""
+    kind = type(real)
+    if issubclass(kind, _ELUSIVE):
+        raise GraphBreak("opaque-object", f"{source.text()}, a {kind.__qualname__}")
+    world.guard("TYPE", source, kind)
+    for name in ("__eq__", "__hash__"):  # native containers compare and hash what they hold: a method added later would go unnoticed
+        classes.guarded_lookup(world, kind, name)
+    if issubclass(kind, torch.nn.Module):
+        world.module_sources.add(source)
+    return world.stand_in(real, source, real)
+
+
+def load_derived(world: World, real: object, source: Source) -> object:
+    """An instance of a subclass of int, float, complex, str or bytes: an object that holds a constant, made anew at each call perhaps."""
+    if isinstance(source, Constant):
+        return functions.load_identity(world, real, source)
+    base = next(base for base in (int, float, complex, str, bytes) if isinstance(real, base))
+    world.guard("CALL", source, HoldsValue.of(base, real))
+    return load_object(world, real, source)
+
+
+def instance_dict(world: World, obj: object) -> Any:
+    """The object's instance dictionary: real when it was made inside, a stand-in otherwise, None when it has none."""
+    kind = type(obj)
+    if kind.__dictoffset__ == 0 and not issubclass(kind, types.ModuleType):
+        return None
+    record = world.outside(obj)
+    if issubclass(kind, enum.Enum) and not world.is_inside_class(kind):
+        return world.dict_stand_in(_raw_dict(obj), InstanceDict(world.constant(obj, kind.__name__)))
+    facts = world.dict_kinds.get(kind)
+    if facts is None:
+        facts = "__dict__" in _shadowed(kind), isinstance(classes.lookup(kind, "__getattribute__"), types.FunctionType)
+        if not world.is_inside_class(kind):
+            world.dict_kinds[kind] = facts
+    shadowed, hooked = facts
+    namespace = _raw_dict(obj) if shadowed else object.__getattribute__(obj, "__dict__")
+    if record is None or record.real is not obj:
+        return namespace
+    known = world.known_stand_in(namespace)
+    return world.dict_stand_in(namespace, InstanceDict(record.source, hooked)) if known is None else known
+
+
+def _shadowed(kind: type) -> tuple[str, ...]:
+    """("__dict__",) when a class in the MRO defines something else under `__dict__` than the plain descriptor."""
+    found = classes.lookup(kind, "__dict__")
+    return (
+        ()
+        if isinstance(found, types.GetSetDescriptorType) or found is MISSING or isinstance(found, types.MemberDescriptorType)
+        else ("__dict__",)
+    )
+
+
+def _raw_dict(obj: object) -> dict:
+    for base in type(obj).__mro__:
+        found = base.__dict__.get("__dict__")
+        if isinstance(found, types.GetSetDescriptorType):
+            return found.__get__(obj)
+    raise GraphBreak("opaque-object", f"{type(obj).__qualname__} hides its instance dictionary")
+
+
+def getattr_object(world: World, obj: object, name: str) -> object:
+    """`obj.name`: `__getattribute__`, then `__getattr__` when that raises AttributeError."""
+    kind = type(obj)
+    getattribute = classes.python_method(world, kind, "__getattribute__")
+    try:
+        if getattribute is not None:
+            return world.tracer.call(getattribute, (obj, name))
+        return generic_getattr(world, obj, name)
+    except UserException as signal:
+        if not isinstance(signal.exception, AttributeError):
+            raise
+        fallback = classes.python_method(world, kind, "__getattr__")
+        if fallback is None:
+            raise
+        return world.tracer.call(fallback, (obj, name))
+
+
+def generic_getattr(world: World, obj: object, name: str) -> object:
+    """`object.__getattribute__(obj, name)`: data descriptor, instance dictionary, then whatever the class holds."""
+    kind = type(obj)
+    if name in _TRACEBACKS and issubclass(kind, BaseException):
+        if name != "__traceback__" or (world.is_raw(obj) and not world.tracer.is_handled(obj)):
+            raise GraphBreak("frame-access", f"{name} of an exception: interpreted frames leave no traceback")
+        return world.tracer.traceback_of(obj)  # type: ignore[arg-type]
+    if name == "__context__" and issubclass(kind, BaseException) and id(obj) in world.tracer.open_contexts and obj.__context__ is None:  # type: ignore[attr-defined]
+        world.tracer.ask_around()
+    found = classes.guarded_lookup(world, kind, name)
+    if found is not MISSING and is_data_descriptor(world, found):
+        return bind(world, found, obj, kind, name)
+    value = read_namespace(instance_dict(world, obj), name)
+    if value is not MISSING:
+        return value
+    if found is not MISSING:
+        return bind(world, found, obj, kind, name)
+    raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+
+
+_TRACEBACKS = ("__traceback__", "with_traceback")
+
+
+# Immutable types of what classes hold most: none of them has __set__ or __delete__.
+_NO_DATA = frozenset(
+    {types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, str, int, bool, type(None), tuple, list, dict}
+)
+
+
+def is_data_descriptor(world: World, found: object) -> bool:
+    """Whether the descriptor comes before the instance dictionary."""
+    kind = type(found)
+    if kind in _NO_DATA:
+        return False
+    return any(classes.guarded_lookup(world, kind, name) is not MISSING for name in ("__set__", "__delete__"))
+
+
+def bind(world: World, found: object, obj: object, kind: type, name: str) -> object:
+    """What reading `found` (an entry of a class in the MRO of `kind`) through the instance `obj` gives."""
+    handler = _BINDERS.get(type(found))
+    if handler is not None:
+        return handler(world, found, obj, kind, name)
+    getter = classes.guarded_lookup(world, type(found), "__get__")
+    if getter is MISSING:
+        return world.load(found, world.constant(found, f"{kind.__name__}_{name}"))
+    descriptor = world.load(found, world.constant(found, name))
+    if isinstance(getter, types.FunctionType):
+        return world.tracer.call(getter, (descriptor, obj, kind))
+    if getter is property.__get__:
+        return _BINDERS[property](world, found, obj, kind, name)
+    if world.is_raw(obj):
+        raise GraphBreak("opaque-object", f"{kind.__qualname__}.{name} is a descriptor written in C ({type(found).__qualname__})")
+    return native(getter.__get__(found), obj, kind)
+
+
+def _bind_function(world: World, found: Any, obj: object, kind: type, name: str) -> object:
+    return types.MethodType(world.load(found, world.constant(found, name)), obj)
+
+
+def _bind_static(world: World, found: staticmethod, obj: object, kind: type, name: str) -> object:
+    return world.load(found.__func__, world.constant(found.__func__, name))
+
+
+def _bind_classmethod(world: World, found: classmethod, obj: object, kind: type, name: str) -> object:
+    return classes.bind_classmethod(world, found, kind)
+
+
+_BOUND_IN_C = type(vars(torch.jit.ScriptFunction)["__call__"])
+"""What methods of classes that PyTorch defines in C++ are."""
+
+
+def _bind_property(world: World, found: property, obj: object, kind: type, name: str) -> object:
+    if found.fget is None:
+        raise UserException(AttributeError(f"property '{name}' of '{kind.__qualname__}' object has no getter"))
+    if type(found.fget) is _BOUND_IN_C and not world.is_raw(obj):
+        return native(found.fget, obj)
+    return world.tracer.call(world.load(found.fget, world.constant(found.fget, name)), (obj,))
+
+
+def _bind_cached(world: World, found: functools.cached_property, obj: object, kind: type, name: str) -> object:
+    function = world.load(found.func, world.constant(found.func, name))
+    value = world.tracer.call(function, (obj,))
+    namespace = instance_dict(world, obj)
+    if type(namespace) is OutsideDict:
+        namespace.store(found.attrname, value)
+    else:
+        namespace[found.attrname] = value
+    return value
+
+
+def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -> object:
+    record = world.outside(obj)
+    if record is None:
+        return native(found.__get__, obj, kind)
+    stored = world.effects.read_slot(obj, name)
+    if stored is not None:
+        if stored.value is DELETED:
+            raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+        return stored.value
+    try:
+        value = found.__get__(record.real, kind)
+    except AttributeError as missing:
+        world.guard("BOUND", Attribute(record.source, name), False)
+        raise UserException(missing) from None
+    return world.load(value, Attribute(record.source, name))
+
+
+def _bind_getset(world: World, found: Any, obj: object, kind: type, name: str) -> object:
+    if name == "__dict__":
+        return instance_dict(world, obj)
+    if name == "__class__":
+        return kind
+    return _bind_member(world, found, obj, kind, name)
+
+
+def _bind_native(world: World, found: Any, obj: object, kind: type, name: str) -> object:
+    return native(found.__get__, obj, kind)
+
+
+_BINDERS = {
+    types.FunctionType: _bind_function,
+    functools._lru_cache_wrapper: _bind_function,
+    staticmethod: _bind_static,
+    classmethod: _bind_classmethod,
+    property: _bind_property,
+    functools.cached_property: _bind_cached,
+    types.MemberDescriptorType: _bind_member,
+    types.GetSetDescriptorType: _bind_getset,
+    types.MethodDescriptorType: _bind_native,
+    type(collections.namedtuple("_Pair", "first").first): _bind_native,  # type: ignore[attr-defined]  # elements are loaded already
+    types.WrapperDescriptorType: _bind_native,
+    types.ClassMethodDescriptorType: _bind_native,
+    types.BuiltinFunctionType: lambda world, found, obj, kind, name: found,
+}
+
+
+def setattr_object(world: World, obj: object, name: str, value: object) -> None:
+    """`obj.name = value`."""
+    custom = classes.python_method(world, type(obj), "__setattr__")
+    if custom is not None:
+        world.tracer.call(custom, (obj, name, value))
+    else:
+        generic_setattr(world, obj, name, value)
+
+
+def generic_setattr(world: World, obj: object, name: str, value: object) -> None:
+    """`object.__setattr__(obj, name, value)`."""
+    kind = type(obj)
+    if name == "__traceback__" and issubclass(kind, BaseException):
+        if type(value) is not AbsentTraceback or value.error is not obj:
+            raise GraphBreak("frame-access", "an exception is given another traceback")
+        world.tracer.set_traceback(obj, value)
+        return
+    if name == "__context__":
+        world.tracer.open_contexts.pop(id(obj), None)
+    found = classes.guarded_lookup(world, kind, name)
+    raw = world.is_raw(obj)
+    if found is not MISSING and is_data_descriptor(world, found):
+        if isinstance(found, property):
+            if found.fset is None:
+                raise UserException(AttributeError(f"property '{name}' of '{kind.__qualname__}' object has no setter"))
+            world.tracer.call(world.load(found.fset, world.constant(found.fset, name)), (obj, value))
+            return
+        setter = classes.guarded_lookup(world, type(found), "__set__")
+        if isinstance(setter, types.FunctionType):
+            world.tracer.call(setter, (world.load(found, world.constant(found, name)), obj, value))
+            return
+        if not raw:
+            native(object.__setattr__, obj, name, value)
+            return
+        if isinstance(found, types.MemberDescriptorType):
+            world.effects.store_slot(obj, name, value)
+            return
+        raise GraphBreak("opaque-object", f"a store to {kind.__qualname__}.{name}, which is written in C")
+    if not raw:
+        native(object.__setattr__, obj, name, value)
+        return
+    namespace = instance_dict(world, obj)
+    if namespace is None:
+        try:
+            object.__setattr__(object(), name, None)
+        except AttributeError as error:  # in the words of this version of CPython
+            text = str(error).replace("'object'", f"'{kind.__name__}'", 1)
+        raise UserException(AttributeError(text, name=name, obj=obj))
+    namespace.store(name, value)
+
+
+def delattr_object(world: World, obj: object, name: str) -> None:
+    """`del obj.name`."""
+    custom = classes.python_method(world, type(obj), "__delattr__")
+    if custom is not None:
+        world.tracer.call(custom, (obj, name))
+    else:
+        generic_delattr(world, obj, name)
+
+
+def generic_delattr(world: World, obj: object, name: str) -> None:
+    """`object.__delattr__(obj, name)`."""
+    kind = type(obj)
+    found = classes.guarded_lookup(world, kind, name)
+    if found is not MISSING and is_data_descriptor(world, found):
+        if isinstance(found, property) and found.fdel is not None:
+            world.tracer.call(world.load(found.fdel, world.constant(found.fdel, name)), (obj,))
+            return
+        deleter = classes.guarded_lookup(world, type(found), "__delete__")
+        if isinstance(deleter, types.FunctionType):
+            world.tracer.call(deleter, (world.load(found, world.constant(found, name)), obj))
+            return
+        if world.is_raw(obj) and isinstance(found, types.MemberDescriptorType):
+            bind(world, found, obj, kind, name)  # AttributeError when it is unbound
+            world.effects.store_slot(obj, name, DELETED)
+            return
+    if not world.is_raw(obj):
+        native(object.__delattr__, obj, name)
+        return
+    namespace = instance_dict(world, obj)
+    if namespace is None or namespace.lookup(name) is MISSING:
+        raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+    namespace.remove(name)

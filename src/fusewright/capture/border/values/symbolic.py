@@ -1,0 +1,63 @@
+"""Symbolic numbers where Python needs the number itself: text, keys, methods, operators other than plain arithmetic.
+
+Takes any value; gives it with the symbolic numbers in it replaced by the numbers that they are in this capture. Always holds: asking a
+symbolic number for its value guards it, so the capture serves that value alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusewright.sizes.expressions import Relation
+from fusewright.sizes.symfloat import has_root, is_share
+from fusewright.sizes.symint import SymNode
+
+SYMBOLIC: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+NUMBERS: frozenset[type] = frozenset({int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool})
+# Operators that give a symbolic number for symbolic numbers, as Python's give one for ints and floats.
+ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+
+
+def concrete(value: Any) -> Any:
+    """`value`, or the number that it stands for."""
+    convert = SYMBOLIC.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def is_open(value: Any) -> bool:
+    """Whether this is a comparison of a size that depends on data, which nothing decides: it may be stated (torch._check), not asked."""
+    if type(value) is not torch.SymBool or not isinstance(value.node, SymNode):
+        return False
+    relation = value.node.value
+    return isinstance(relation, Relation) and not value.node.has_hint() and value.node.env.known(relation) is None
+
+
+def concrete_inside(value: Any, depth: int = 0) -> Any:
+    """`value` with the numbers in builtin containers too; the same object where nothing was symbolic."""
+    kind = type(value)
+    if kind in SYMBOLIC:
+        return SYMBOLIC[kind](value)
+    if depth > 8 or kind not in (list, tuple, dict, set, torch.Size):
+        return value
+    if kind is dict:
+        pairs = [(key, concrete_inside(element, depth + 1)) for key, element in value.items()]
+        return value if all(new is value[key] for key, new in pairs) else dict(pairs)
+    elements = [concrete_inside(element, depth + 1) for element in value]
+    return value if all(new is old for new, old in zip(elements, value)) else kind(elements)
+
+
+def stays_symbolic(op: str, left: Any, right: Any) -> bool:
+    """Whether `left op right` may be computed on the symbols."""
+    left_type, right_type = type(left), type(right)
+    if op not in ARITHMETIC or left_type not in NUMBERS or right_type not in NUMBERS:
+        return False
+    if op in ("//", "%"):  # of floats: Python's rounding, and its error for zero
+        return float not in (left_type, right_type) and torch.SymFloat not in (left_type, right_type)
+    if op == "**":  # Python's float power raises where IEEE overflows or leaves the reals
+        if (left_type in (int, float) and 0 < left <= 1) or (right_type is int and 0 <= right <= 4):
+            return True
+        return (right_type is float and 0 < right <= 1 and has_root(left)) or is_share(left)
+    return True

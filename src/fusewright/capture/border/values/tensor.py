@@ -1,0 +1,346 @@
+"""Tensors: graph inputs when they come from outside; their attributes.
+
+Takes plain tensors, parameters and buffers; gives traced tensors. Always holds: one outside tensor has one traced tensor, and
+`type(t)` answers for the class of the original. What would need a tensor's data, address or storage is a graph break.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak, SkipFrame, UserException
+from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
+from fusewright.capture.border.native import native
+from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
+from fusewright.capture.guards import MISSING, Guard, TensorGuard
+from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source, TensorSize, TensorStride
+from fusewright.capture.guards.types import STRIDE
+from fusewright.sizes.expressions import Dim, Relation, symbol
+from fusewright.sizes.strides import free_strides
+from fusewright.sizes.symint import dim_of
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
+    """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(real):
+        raise SkipFrame("transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp)")
+    if is_wrapper(real):
+        return load_wrapper(world, real, source)
+    reason = unsupported(real)
+    if reason is not None:
+        raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
+    recorder = world.recorder
+    symbols = symbolic_dims(real, source, world.module_sources, world.tracer.function.__code__, recorder.env, world.tracer.options)
+    for dim, size in symbols.items():
+        recorder.size_input(size, size.name)
+        world.input_sources.append(TensorSize(source, dim))
+    steps = symbolic_steps(real, source, world)
+    for dim, step in steps.items():
+        recorder.size_input(step, step.name)
+        world.input_sources.append(TensorStride(source, dim))
+    traced = recorder.input(real, placeholder_name(source), symbols, steps)
+    for dim, inner in free_strides(real).items():
+        if dim in steps:  # elements share no memory
+            type_ = traced.tensor_type
+            assert recorder.env is not None
+            recorder.env.guard(Relation("<=", type_.shape[inner] * type_.stride[inner], steps[dim]))
+    world.input_sources.append(source)
+    world.stand_in(real, source, traced)
+    world.inputs.append((real, source, traced))
+    return traced
+
+
+_NO_IDENTIFIER = re.compile(r"\W")
+
+
+def placeholder_name(source: Source) -> str:
+    """`self.layers[0].weight` as a name for a placeholder: `self_layers_0_weight`."""
+    parts: list[str] = []
+    at: Any = source
+    while at is not None:
+        name = (at.key_name() or at.key) if isinstance(at, Item) else getattr(at, "name", None)
+        if name is not None and name not in ("_parameters", "_buffers", "_modules"):
+            text = str(name)
+            parts.append((text if text.isidentifier() else _NO_IDENTIFIER.sub("_", text)).strip("_"))
+        at = getattr(at, "base", None)
+    return "_".join(reversed([part for part in parts if part])) or "input"
+
+
+def unsupported(real: torch.Tensor) -> str | None:
+    """Why a tensor cannot be a graph input, or None."""
+    if type(real) not in TENSOR_CLASSES:
+        return f"a tensor subclass ({type(real).__qualname__})"
+    if real.layout != torch.strided:
+        return f"a sparse tensor ({real.layout})"
+    if real.is_quantized:
+        return "a quantised tensor"
+    if real.is_nested:
+        return "a nested tensor"
+    if real.is_conj() or real.is_neg():
+        return "a lazily conjugated or negated view (call .resolve_conj() or .resolve_neg())"
+    if real.is_meta:
+        return "a tensor on the meta device"
+    if real.requires_grad and real.is_inference() and torch.is_grad_enabled():
+        return "an inference tensor that requires a gradient"
+    return None
+
+
+def tensor_guard(world: World, real: torch.Tensor, traced: torch.Tensor) -> TensorGuard:
+    """What the graph assumes of this input; symbolic sizes and strides are None."""
+    shape = tuple(size if type(size) is int else None for size in traced.shape)
+    stride = tuple(step if type(step) is int else None for step in traced.stride())
+    requires_grad = real.requires_grad if world.requires_grad_matters else None
+    return TensorGuard(type(real), real.dtype, real.device, requires_grad, shape, stride, real.is_inference())
+
+
+def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Guard]:
+    """Symbolic strides must stay the products of sizes that they are."""
+    guards: list[Guard] = []
+    env = world.recorder.env
+    assert env is not None
+    for dim, step in enumerate(traced.stride()):
+        if type(step) is not int and not _is_own(env, dim_of(step), source, dim):
+            stride = symbol(f"stride{len(env.symbols)}_{len(guards)}")
+            sources = {known.symbol.name: known.source for known in env.symbols.values()} | {stride.name: TensorStride(source, dim)}
+            guards.append(Guard("SIZE", source, (Relation("==", stride, dim_of(step)), sources), STRIDE))
+    return guards
+
+
+def _is_own(env: Any, step: Dim, source: Source, dim: int) -> bool:
+    """Whether a stride is the symbol that stands for just this stride."""
+    known = env.symbols.get(step)
+    return known is not None and known.source == TensorStride(source, dim)
+
+
+# Attributes answered natively by the traced tensor.
+_PLAIN = frozenset({
+    "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_sparse",
+    "is_sparse_csr", "is_mkldnn", "is_quantized", "is_nested", "is_complex", "itemsize", "nbytes", "names", "is_xla",
+    "is_ipu", "is_maia", "is_mtia", "is_vulkan",
+})  # fmt: skip
+
+# Attributes that are operators.
+_OPERATORS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+
+_REFUSED = {
+    "data_ptr": "its address",
+    "_version": "its version counter",
+    "_base": "the tensor that it is a view of",
+    "_backward_hooks": "its hooks",
+    "__array_interface__": "its address",
+    "__cuda_array_interface__": "its address",
+    "__dlpack__": "its address",
+    "name": "its autograd name",
+}
+
+
+def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
+    """`tensor.name`."""
+    if is_wrapper(tensor):
+        found = classes.lookup(type(tensor), name)
+        return types.MethodType(found, tensor) if isinstance(found, types.FunctionType) else world.torch_call(getattr, (tensor, name), {})
+    handler = _ATTRIBUTES.get(name)
+    if handler is not None:
+        return handler(world, tensor)
+    if name in _PLAIN:
+        return native(getattr, tensor, name)
+    if name in _OPERATORS:
+        return world.torch_call(getattr(torch.Tensor, name).__get__, (tensor,), {})
+    if name in _REFUSED:
+        raise GraphBreak("tensor-address", f"Tensor.{name} asks for {_REFUSED[name]}")
+    found = classes.lookup(world.type_of(tensor), name)
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, tensor)
+    if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return found.__get__(tensor, torch.Tensor)  # PyTorch's own method: the traced class overrides some, to refuse them
+    if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
+        return native(getattr, tensor, name)
+    if found is not MISSING:
+        raise GraphBreak("tensor-attribute", f"Tensor.{name}")
+    value = _namespace(world, tensor).get(name, MISSING)
+    if value is not MISSING:
+        return value
+    raise UserException(AttributeError(f"'{world.type_of(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor))
+
+
+def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | OutsideDict:
+    """User attributes of a tensor: those of the original, or a table for tensors made inside."""
+    record = world.outside(tensor)
+    if record is not None:
+        return world.dict_stand_in(record.real.__dict__, InstanceDict(record.source))
+    return world.tensor_attributes.setdefault(id(tensor), {})
+
+
+def _requires_grad(world: World, tensor: torch.Tensor) -> object:
+    world.requires_grad_matters = True
+    return requires_grad(world, tensor)
+
+
+def requires_grad(world: World, tensor: torch.Tensor) -> bool:
+    """Whether the program's tensor requires a gradient: of an inference tensor that does, the traced one does not."""
+    record = world.outside(tensor)
+    return record.real.requires_grad if record is not None and record.real.is_inference() else tensor.requires_grad
+
+
+class _Reads:
+    """Guard callable: this attribute, or the answer of this method, is still what it was."""
+
+    __slots__ = ("name", "read", "value")
+
+    def __init__(self, name: str, read: Callable[[Any], object], value: object) -> None:
+        self.name = name
+        self.read = read
+        self.value = value
+
+    def __call__(self, tensor: Any) -> bool:
+        return self.read(tensor) == self.value
+
+    def __repr__(self) -> str:
+        return f"has {self.name} = {self.value!r}"
+
+
+def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[Any], object]) -> object:
+    """What a tensor guard does not look at, read from the original and guarded by itself; a tensor made inside answers natively."""
+    record = world.outside(tensor)
+    if record is None:
+        return native(read, tensor)
+    value = native(read, record.real)
+    world.guard("CALL", record.source, _Reads(name, read, value))
+    return value
+
+
+def storage_offset(world: World, tensor: torch.Tensor) -> object:
+    """`tensor.storage_offset()`; a view made inside does not know the offset of what it is a view of."""
+    if world.outside(tensor) is None and tensor._is_view():
+        raise GraphBreak("tensor-address", "Tensor.storage_offset() of a view that was made inside")
+    return guarded_fact(world, tensor, "storage_offset()", torch.Tensor.storage_offset)
+
+
+def _fact(name: str) -> Callable[[World, torch.Tensor], object]:
+    read = operator.attrgetter(name)
+    return lambda world, tensor: guarded_fact(world, tensor, name, read)
+
+
+def _grad(world: World, tensor: torch.Tensor) -> object:
+    record = world.outside(tensor)
+    if record is None:
+        return tensor.grad
+    stored = world.effects.read_slot(tensor, "grad")
+    return stored.value if stored is not None else world.load(record.real.grad, Attribute(record.source, "grad"))
+
+
+def _data(world: World, tensor: torch.Tensor) -> object:
+    """The getter itself: what is written through `data` is counted by neither tensor, as it is by both after detach()."""
+    return world.torch_call(torch.Tensor.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
+
+
+def _grad_fn(world: World, tensor: torch.Tensor) -> object:
+    """None for a tensor without a history; what its history is, is nothing that a graph holds."""
+    world.requires_grad_matters = True
+    if tensor.requires_grad and not guarded_fact(world, tensor, "is_leaf", operator.attrgetter("is_leaf")):
+        raise GraphBreak("tensor-address", "Tensor.grad_fn asks for its autograd node")
+    return None
+
+
+_ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
+    "requires_grad": _requires_grad,
+    "grad": _grad,
+    "grad_fn": _grad_fn,
+    "data": _data,
+    "is_leaf": _fact("is_leaf"),
+    "retains_grad": _fact("retains_grad"),
+    "output_nr": _fact("output_nr"),
+    "__class__": lambda world, tensor: world.type_of(tensor),
+    "__dict__": _namespace,
+}
+
+
+def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
+    """`tensor.name = value`: the gradient and user attributes are held back; anything else is a graph break."""
+    if is_wrapper(tensor):
+        raise GraphBreak("tensor-attribute", f"a store to an attribute of a {type(tensor).__qualname__}")
+    record = world.outside(tensor)
+    if name == "grad" and record is not None:
+        world.effects.store_slot(tensor, "grad", value)
+        return
+    if name == "data" and value is tensor:  # what Module.to does to a parameter that is as wanted already
+        return
+    if classes.lookup(world.type_of(tensor), name) is not MISSING:
+        raise GraphBreak("tensor-attribute", f"a store to Tensor.{name}")
+    namespace = _namespace(world, tensor)
+    if type(namespace) is OutsideDict:
+        namespace.store(name, value)
+    else:
+        namespace[name] = value
+
+
+def delattr_tensor(world: World, tensor: torch.Tensor, name: str) -> None:
+    """`del tensor.name`, for user attributes."""
+    if is_wrapper(tensor):
+        raise GraphBreak("tensor-attribute", f"an attribute of a {type(tensor).__qualname__} is deleted")
+    namespace = _namespace(world, tensor)
+    if namespace.get(name, MISSING) is MISSING:
+        raise UserException(AttributeError(name))
+    if type(namespace) is OutsideDict:
+        namespace.remove(name)
+    else:
+        del namespace[name]
+
+
+DATA_DEPENDENT = {
+    "item": "Tensor.item()",
+    "tolist": "Tensor.tolist()",
+    "__bool__": "the truth value of a tensor",
+    "__float__": "float(tensor)",
+    "__int__": "int(tensor)",
+    "__index__": "a tensor used as an index of a Python sequence",
+    "__complex__": "complex(tensor)",
+}
+
+_ADDRESS = frozenset({"data_ptr", "__cuda_array_interface__", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type",
+                      "__array__", "__dlpack__", "is_shared", "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
+
+_AUTOGRAD = frozenset(
+    {
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "requires_grad_",
+        "set_",
+        "resize_",
+        "_make_subclass",
+        "as_subclass",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "__setstate__",
+        "module_load",
+    }
+)
+
+
+def refuse_method(name: str) -> None:
+    """Raises the graph break of a tensor method that a graph cannot hold."""
+    if name in DATA_DEPENDENT:
+        raise GraphBreak("data-dependent-branch" if name == "__bool__" else "data-dependent-scalar", DATA_DEPENDENT[name])
+    if name in _ADDRESS:
+        raise GraphBreak("tensor-address", f"Tensor.{name}()")
+    if name in _AUTOGRAD:
+        raise GraphBreak(
+            "autograd-call" if name in ("backward", "register_hook", "retain_grad") else "tensor-attribute", f"Tensor.{name}()"
+        )
+    if name in ("__repr__", "__str__", "__format__"):
+        raise GraphBreak("print-tensor", "a tensor turned into text")

@@ -1,0 +1,723 @@
+"""World: the border between the inside (objects made during this capture) and the outside (whatever existed before).
+
+Takes real outside objects with their sources; gives what stands for them inside, and collects the guards and effects on the way.
+Always holds: what came from outside is in the table `_by_value` (identity of the stand-in) and `_by_real` (identity of the
+original); everything else on the interpreter's stack was made inside and is free to use. This file only dispatches by type:
+what a type means is in values/, what an operator does in protocols.py, what a call does in calls.py.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import enum
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border import protocols, torch_function
+from fusewright.capture.border.aliasing import alias_guards
+from fusewright.capture.border.dynamic import check_marks
+from fusewright.capture.border.effects import Effects, Shadow
+from fusewright.capture.border.interfaces import Outside, Tracer, World as Border
+from fusewright.capture.border.memoise import Repeats
+from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.values import (
+    array,
+    cls as classes,
+    constant,
+    context,
+    dict as dicts,
+    function,
+    list as lists,
+    module,
+    number,
+    object as objects,
+    set as sets,
+    tensor,
+    tuple as tuples,
+    wrapper,
+)
+from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.bytecode.instructions import NULL
+from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
+from fusewright.capture.guards.abstract_classes import AbstractChecks
+from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
+from fusewright.capture.guards.torch_state import capture_global_state
+from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES
+from fusewright.sizes.expressions import Expr, Relation
+
+if TYPE_CHECKING:
+    from fusewright.sizes.shape_env import ShapeEnv
+
+Loader = Callable[["World", Any, Source], object]
+
+
+def _load_array(world: Border, real: np.ndarray, source: Source) -> object:
+    return (array.load_array if array.is_traceable(real) else objects.load_object)(world, real, source)
+
+
+# By exact type first, then by the first base that fits.
+LOADERS: dict[type, Loader] = {
+    **constant.EXACT,
+    **function.EXACT,
+    types.ModuleType: function.load_identity,
+    type: function.load_identity,
+    dict: dicts.load_exact,
+    types.MappingProxyType: dicts.load_proxy,
+    bytearray: lists.load_bytearray,
+    np.ndarray: _load_array,
+    **dict.fromkeys(dicts.VIEWS, dicts.refuse_view),
+}
+BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
+    (torch.Tensor, tensor.load_tensor),
+    (torch.nn.Module, objects.load_object),
+    (type, function.load_identity),
+    (enum.Enum, constant.load_is),
+    (types.ModuleType, function.load_identity),
+    (dict, dicts.load_subclass),
+    (list, lists.load_list),
+    (collections.deque, lists.load_list),
+    (tuple, tuples.load_tuple),
+    ((set, frozenset), sets.load_set),
+    (np.generic, constant.load_equals),
+    ((int, float, complex, str, bytes), objects.load_derived),
+    (object, objects.load_object),
+)
+
+# Types whose instances made inside answer attribute reads natively, with nothing to guard.
+NATIVE_TYPES: frozenset[type] = frozenset({
+    int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None), type(Ellipsis),
+    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool,
+    collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType, types.MethodWrapperType,
+    type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map, filter, reversed,
+}) | constant.FROZEN_TYPES  # fmt: skip
+
+
+class World:
+    """See the module's docstring and docs/architecture.md ("Contracts inside capture")."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.effects = Effects()
+        self.input_sources: list[Source] = []
+        self.inputs: list[tuple[torch.Tensor, Source, torch.Tensor]] = []
+        self.module_sources: set[Source] = set()
+        self.wrappers: list[wrapper.Wrapped] = []  # tensors that are made of others
+        self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
+        self.tensor_attributes: dict[int, dict[str, object]] = {}
+        self.numbers: dict[Source, tuple[Any, Any]] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
+        self.global_hooks_checked = False
+        self.tensors_compared = False
+        self.abstract_checks = AbstractChecks()
+        self.state = context.snapshot()
+        self.initial = capture_global_state()
+        self.requires_grad_matters = self.initial.grad_enabled
+        self.unread: dict[int, Shadow] = {}  # lists that were only appended to, by their stand-ins
+        self.repeats = Repeats(self)
+        self.touched = self.repeats.touched  # what was handed out, in order
+        self.stored: dict[int, OutsideDict] = {}  # what has been stored to, by the identity of the real dict
+        self.store_count = 0
+        self.intends_append = False  # what is being loaded now is asked for `append` next
+        self._guards: dict[object, Guard] = {}
+        self._by_real: dict[int, Outside] = {}
+        self._by_value: dict[int, Outside] = {}
+        self._alive: list[object] = []
+        self._inside_classes: set[int] = set()
+        self.looked_up: dict[tuple[type, str], Any] = {}  # guarded look-ups in classes, as long as the program stores to none
+        self.dict_kinds: dict[type, tuple[bool, bool]] = {}  # see values/object.py
+        self._inside_functions: dict[int, types.FunctionType] = {}
+        self._constants: dict[int, Constant] = {}
+        self._constant_names: set[str] = set(tracer.function.__code__.co_varnames)
+        self._dicts: list[OutsideDict] = []
+        self._root_cells = {
+            id(cell): Closure(index, name)
+            for index, (name, cell) in enumerate(zip(tracer.function.__code__.co_freevars, tracer.function.__closure__ or (), strict=False))
+        }
+
+    @property
+    def recorder(self) -> Any:
+        """The recorder of this attempt."""
+        return self.tracer.recorder
+
+    # The tables of outside objects.
+
+    def load(self, real: Any, source: Source) -> Any:
+        """What stands inside for `real`, which came from `source`; guards what that rests on."""
+        known = self._by_real.get(id(real))
+        if known is not None:
+            if known.source != source:
+                self._guard_same(known, source)
+            self.touched.append(known.value)
+            return self.use(known.value) if self.unread else known.value
+        loader = LOADERS.get(type(real))
+        if loader is None:
+            if self._is_inside_already(real):
+                return real
+            loader = next(loader for base, loader in BASE_LOADERS if issubclass(type(real), base))
+        value = loader(self, real, source)
+        self.touched.append(value)
+        return value
+
+    def use(self, value: Any) -> Any:
+        """Called for what is handed out again: a list that was only appended to is read now, unless it is appended to once more."""
+        if self.unread and not self.intends_append:
+            unread = self.unread.pop(id(value), None)
+            if unread is not None:
+                lists.read_list(self, unread)
+        return value
+
+    def _is_inside_already(self, real: object) -> bool:
+        # A traced tensor, or a stand-in, that was stored in an inside object which is now reached by a source.
+        return id(real) in self._by_value or self.recorder_owns(real)
+
+    def recorder_owns(self, value: object) -> bool:
+        """Whether `value` is a traced tensor of this attempt."""
+        return self.recorder.owns(value)
+
+    def _guard_same(self, known: Outside, source: Source) -> None:
+        if isinstance(source, Constant):
+            self.guard("IS", known.source, known.real)
+        elif isinstance(known.source, Constant):
+            self.guard("IS", source, known.real)
+        else:
+            self.guard("SAME", source, known.source)
+
+    def stand_in(self, real: Any, source: Source, value: Any) -> Any:
+        """Registers `value` as what stands for `real`; gives `value`."""
+        record = Outside(real, source, value)
+        self._by_real[id(real)] = record
+        self._by_value[id(value)] = record
+        if type(value) is OutsideDict:
+            self._dicts.append(value)
+        return value
+
+    def number_stand_in(self, real: object, source: Source, value: object) -> None:
+        """Registers what stands for a number. The same number elsewhere is another one, so it is not found by `real`."""
+        self._by_value[id(value)] = Outside(real, source, value)
+
+    def replace_stand_in(self, real: Any, value: Any) -> None:
+        """A materialised dict takes over from its lazy stand-in (which stays alive: interpreted code may still hold it)."""
+        lazy = self._by_real[id(real)]
+        self._alive.append(lazy.value)
+        record = Outside(real, lazy.source, value)  # a proxy's stand-in reads from the dict behind it, and stands for the proxy
+        self._by_real[id(real)] = record
+        self._by_value[id(value)] = record
+
+    def dict_stand_in(self, real: Any, source: Source) -> Any:
+        """The stand-in of an instance dictionary or of globals: as `load`, without a guard on its type."""
+        known = self._by_real.get(id(real))
+        if known is not None:
+            return known.value
+        return self.stand_in(real, source, OutsideDict(self, real, source))
+
+    def known_stand_in(self, real: object) -> Any:
+        """What stands for `real` if it has been met, else None."""
+        known = self._by_real.get(id(real))
+        return None if known is None else known.value
+
+    def record_of(self, real: object) -> Outside | None:
+        """The record of an outside object that has been met."""
+        return self._by_real.get(id(real))
+
+    def outside(self, value: object) -> Outside | None:
+        """The record of an outside object's stand-in, None for what was made inside."""
+        record = self._by_value.get(id(value))
+        return record if record is not None and record.value is value else None
+
+    def is_raw(self, value: object) -> bool:
+        """Whether `value` is an outside object handed out as it is."""
+        record = self._by_value.get(id(value))
+        return record is not None and record.real is value
+
+    def source_of(self, obj: object) -> Source | None:
+        """The source of an outside object's stand-in."""
+        record = self.outside(obj)
+        return record.source if record is not None else None
+
+    def real_of(self, value: object) -> Any:
+        """The outside object that `value` stands for; `value` itself when it was made inside."""
+        record = self.outside(value)
+        return record.real if record is not None else value
+
+    def constant(self, obj: object, hint: str) -> Constant:
+        """A source for an object that is known for good once something else is guarded; the compiled code keeps it alive."""
+        known = self._constants.get(id(obj))
+        if known is None:
+            stem = "_" + ("".join(letter if letter.isalnum() else "_" for letter in hint) or "object")
+            name, count = stem, 0
+            while name in self._constant_names:
+                count += 1
+                name = f"{stem}_{count}"
+            self._constant_names.add(name)
+            known = self._constants[id(obj)] = Constant(id(obj), obj, name)
+        return known
+
+    def reserve_names(self, names: Iterable[str]) -> None:
+        """Names of the generated function that no constant may take."""
+        self._constant_names.update(names)
+
+    def is_inside_class(self, cls: type) -> bool:
+        """Whether the class was made by a class statement or `type(...)` during this capture."""
+        return id(cls) in self._inside_classes
+
+    def note_inside_class(self, cls: type) -> None:
+        """Called for each class that is made during this capture."""
+        self._alive.append(cls)
+        self._inside_classes.add(id(cls))
+
+    def note_inside_function(self, function: types.FunctionType) -> None:
+        """Called for each function that is made during this capture."""
+        self._inside_functions[id(function)] = function
+
+    def load_function(self, function: types.FunctionType) -> bool:
+        """Called for each function whose code is interpreted: False when it was made inside, otherwise its code is guarded."""
+        if id(function) in self._inside_functions:
+            return False
+        where = self.constant(function, function.__name__)
+        if self.outside(function) is None:
+            self.load(function, where)
+        if function is not self.tracer.function:  # a compiled function looks at its own code
+            self.guard("IS", Attribute(where, "__code__"), function.__code__)
+        return True
+
+    def guard_method(self, obj: object, function: types.FunctionType) -> None:
+        """Guards that native code finds `function` in the class of `obj`, under whatever name it looked for."""
+        kind = self.type_of(obj)
+        for name in {name for base in kind.__mro__ for name, found in base.__dict__.items() if found is function}:
+            classes.guarded_lookup(self, kind, name)
+
+    def has_stand_ins(self) -> bool:
+        """Whether any lazy stand-in exists, so that native code must be kept from seeing one."""
+        return bool(self._dicts)
+
+    # Guards.
+
+    def guard(self, kind: GuardKind, source: Source, value: object) -> None:
+        """Adds a guard once; facts about an object that is known by identity need none where the fact cannot change."""
+        if isinstance(source, Constant) and (kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))):  # type: ignore[attr-defined]
+            return
+        key = (kind, source, value) if kind in ("ABSENT", "CALL") else (kind, source)
+        if key not in self._guards:
+            self._guards[key] = Guard(kind, source, value)
+
+    def guard_identity(self, value: object) -> None:
+        """Guards that an outside object with a path is the very object: it serves as a key. Constants are guarded by value already."""
+        record = self.outside(value)
+        if record is not None and not isinstance(record.source, Constant):
+            self.guard("IS", record.source, record.real)
+
+    def guard_bases(self, cls: type) -> None:
+        """Guards the bases of a class: `__bases__` may be assigned to."""
+        if cls.__flags__ & (1 << 9):
+            self.guard_type_attribute(cls, "__mro__", cls.__mro__)
+
+    def guard_answer(self, function: Callable[..., object], args: tuple[object, ...], value: object, identical: bool = False) -> None:
+        """Guards that `function(*args)`, a question to the outside world that is asked again at each call, keeps its answer."""
+        self.guard("CALL", FunctionSource(), AnswersAgain(function, args, value, identical))
+
+    def guard_type_attribute(self, cls: type, name: str, found: object) -> None:
+        """Guards what the MRO of `cls` holds under `name` (a class of this capture cannot be met again)."""
+        if id(cls) in self._inside_classes:
+            cls = next(base for base in cls.__mro__ if id(base) not in self._inside_classes)
+            found = classes.lookup(cls, name)
+        key = ("TYPE_ATTRIBUTE", cls, name)
+        if key not in self._guards:
+            self._guards[key] = Guard("TYPE_ATTRIBUTE", self.constant(cls, cls.__name__), (cls, name, found))
+
+    def guards(self) -> tuple[Guard, ...]:
+        """All guards of this capture, settings first; called once, at the end."""
+        settings = Guard("STATE", FunctionSource(), self.initial, "settings of PyTorch")
+        sizes: list[Guard] = []
+        env = self.recorder.env
+        if env is not None and env.symbols:
+            sources = {known.symbol.name: known.source for known in env.symbols.values()}
+            for known in env.symbols.values():
+                if known.symbol in env.assumed or known.symbol in env.shown:
+                    least = 2 if known.symbol in env.assumed else 1
+                    sizes.append(Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES))
+                if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
+                    bound = Relation("<=", known.symbol.lower, known.symbol)
+                    sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
+                if known.symbol.upper is not None:
+                    sizes.append(Guard("SIZE", known.source, (Relation("<=", known.symbol, known.symbol.upper), sources), "marked range"))
+            for relation, stack in zip(env.guards, env.asked_at, strict=True):
+                sizes.append(Guard("SIZE", FunctionSource(), (relation, sources), f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass"))
+            for _, source, traced in self.inputs:
+                sizes += tensor.stride_guards(self, source, traced)
+        tensors = [
+            Guard("TENSOR", source, tensor.tensor_guard(self, real, traced), "a tensor that the graph reads")
+            for real, source, traced in self.inputs
+        ]
+        if self.abstract_checks.answers:
+            self.guard("CALL", FunctionSource(), self.abstract_checks)
+        return (settings, *self._guards.values(), *number.number_guards(self), *tensors, *sizes, *alias_guards(self))
+
+    def outside_objects(self) -> Iterable[Outside]:
+        """The records of all outside objects."""
+        return self._by_real.values()
+
+    def written_objects(self) -> set[int]:
+        """Identities of the outside objects (and instance dictionaries) that may have been written to."""
+        written = {id(self.real_of(store.target)) for store in self.effects.slots.values()}
+        written |= {id(namespace.real) for namespace in self._dicts if namespace.stores}
+        return written | {id(shadow.real) for shadow in self.effects.shadows}
+
+    # Names.
+
+    def globals_dict(self, func: types.FunctionType) -> Any:
+        """The stand-in of a function's globals."""
+        namespace = func.__globals__
+        known = self._by_real.get(id(namespace))
+        if known is not None:
+            return known.value
+        if namespace is self.tracer.function.__globals__:
+            source: Source = Attribute(FunctionSource(), "__globals__")
+        else:
+            source = self.constant(namespace, f"globals_of_{namespace.get('__name__', 'module')}")
+        return self.dict_stand_in(namespace, source)
+
+    def load_global(self, func: types.FunctionType, name: str) -> Any:
+        """A global name of the frame of `func`, falling to builtins."""
+        value = objects.read_namespace(self.globals_dict(func), name)
+        if value is not MISSING:
+            return value
+        namespace = getattr(func, "__builtins__", builtins.__dict__)
+        value = objects.read_namespace(self.dict_stand_in(namespace, self.constant(namespace, "builtins")), name)
+        if value is MISSING:
+            raise UserException(NameError(f"name '{name}' is not defined", name=name))
+        return value
+
+    def store_global(self, func: types.FunctionType, name: str, value: object) -> None:
+        """`global name; name = value`: held back until `finish`."""
+        protocols.setitem(self, self.globals_dict(func), name, value)
+
+    def delete_global(self, func: types.FunctionType, name: str) -> None:
+        """`global name; del name`."""
+        try:
+            protocols.delitem(self, self.globals_dict(func), name)
+        except UserException:
+            raise UserException(NameError(f"name '{name}' is not defined", name=name)) from None
+
+    def cell_source(self, cell: types.CellType) -> Source:
+        """Where the content of an outside cell is read from."""
+        closure = self._root_cells.get(id(cell))
+        if closure is not None:
+            return closure
+        record = self.outside(cell)
+        return Attribute(record.source if record is not None else self.constant(cell, "cell"), "cell_contents")
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        """The content of a closure cell of an outside function; NULL when it is empty."""
+        stored = self.effects.cells.get(id(cell))
+        if stored is not None:
+            return stored.value
+        source = self.cell_source(cell)
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            self.guard("BOUND", source, False)
+            return NULL
+        return self.load(content, source)
+
+    def store_cell(self, cell: types.CellType, value: object) -> None:
+        """A store to an outside cell (`nonlocal`): held back."""
+        self._alive.append(cell)
+        self.effects.store_cell(cell, value)
+
+    def root_cell_index(self, cell: types.CellType) -> int | None:
+        """The place of a cell in the root function's closure."""
+        closure = self._root_cells.get(id(cell))
+        return closure.index if closure is not None else None
+
+    def is_outside_cell(self, cell: types.CellType) -> bool:
+        """Whether the cell existed before capture."""
+        return not self.tracer.is_inside_cell(cell)
+
+    def load_default(self, func: types.FunctionType, which: int | str) -> Any:
+        """A default argument, by its place in `__defaults__` or its name in `__kwdefaults__`."""
+        values: Any = func.__defaults__ if isinstance(which, int) else func.__kwdefaults__
+        value = values[which]
+        if id(func) in self._inside_functions:
+            return value
+        where: Source = FunctionSource() if func is self.tracer.function else self.constant(func, func.__name__)
+        table = Attribute(where, "__defaults__" if isinstance(which, int) else "__kwdefaults__")
+        if isinstance(which, str):
+            return self.load(value, Item(table, which))
+        if func is self.tracer.function:
+            return self.load(value, Item(table, which))
+        self.guard("IS", table, values)  # a tuple never changes: what it holds is known for good
+        return self.load(value, self.constant(value, f"default_of_{func.__name__}"))
+
+    # Attributes.
+
+    def type_of(self, obj: object) -> type:
+        """`type(obj)` as eager would answer it."""
+        record = self._by_value.get(id(obj))
+        if record is not None and record.value is obj:
+            return type(record.real)
+        if issubclass(type(obj), torch.Tensor):
+            return type(obj) if wrapper.is_wrapper(obj) else torch.Tensor
+        if type(obj) is array.TracedArray:
+            return array.array_type(obj)
+        return dict if type(obj) is OutsideDict else number.python_type(obj) or type(obj)
+
+    def getattr(self, obj: Any, name: str) -> Any:
+        """`obj.name`, Python's full attribute protocol."""
+        kind = type(obj)
+        if kind in NATIVE_TYPES:
+            return native(getattr, concrete(obj), name)
+        handler = GETATTRS.get(kind)
+        if handler is None:
+            handler = next(handler for base, handler in BASE_GETATTRS if issubclass(type(obj), base))
+        return handler(self, obj, name)
+
+    def setattr(self, obj: Any, name: str, value: object) -> None:
+        """`obj.name = value`."""
+        handler = next(handler for base, handler in BASE_SETATTRS if issubclass(type(obj), base))
+        handler(self, obj, name, value)
+
+    def delattr(self, obj: Any, name: str) -> None:
+        """`del obj.name`."""
+        handler = next(handler for base, handler in BASE_DELATTRS if issubclass(type(obj), base))
+        handler(self, obj, name)
+
+    def bind(self, found: object, obj: object, kind: type, name: str) -> Any:
+        """See values/object.py."""
+        return objects.bind(self, found, obj, kind, name)
+
+    def is_data_descriptor(self, found: object) -> bool:
+        """See values/object.py."""
+        return objects.is_data_descriptor(self, found)
+
+    # Operators: see protocols.py.
+
+    def unary(self, op: str, obj: Any) -> Any:
+        """`op obj`; op is one of + - ~ not."""
+        return protocols.unary(self, op, obj)
+
+    def binary(self, op: str, left: Any, right: Any, inplace: bool = False) -> Any:
+        """`left op right`; op as it is written (`+`, `@`, `**`…), with or without a trailing `=`."""
+        return protocols.binary(self, op, left, right, inplace)
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        """`left op right`; op is one of < <= == != > >= is, is not, in, not in."""
+        return protocols.compare(self, op, left, right)
+
+    def contains(self, container: Any, item: Any) -> bool:
+        """`item in container`."""
+        return protocols.contains(self, container, item)
+
+    def getitem(self, obj: Any, key: Any) -> Any:
+        """`obj[key]`."""
+        return protocols.getitem(self, obj, key)
+
+    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        """`obj[key] = value`."""
+        protocols.setitem(self, obj, key, value)
+
+    def delitem(self, obj: Any, key: Any) -> None:
+        """`del obj[key]`."""
+        protocols.delitem(self, obj, key)
+
+    def truth(self, obj: Any) -> bool:
+        """`bool(obj)`; a tensor's is a graph break."""
+        return protocols.truth(self, obj)
+
+    def iterate(self, obj: Any) -> Iterator[Any]:
+        """`iter(obj)`."""
+        return protocols.iterate(self, obj)
+
+    def next(self, iterator: Any) -> Any:
+        """`next(iterator)`; UserException(StopIteration) at the end."""
+        return protocols.advance(self, iterator)
+
+    def format(self, value: Any, conversion: int, spec: str) -> str:
+        """`f"{value!conversion:spec}"`; conversion: 0 none, or the code of s, r, a (or 1, 2, 3 as the bytecode has them)."""
+        return protocols.format_value(self, value, conversion, spec)
+
+    def materialise(self, value: Any) -> Any:
+        """What native code may see: the real dict behind a lazy stand-in, other values as they are."""
+        return value.as_native() if type(value) is OutsideDict else value
+
+    def torch_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function, method or operator: run natively on traced tensors, and recorded."""
+        given = (*args, *kwargs.values())
+        if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
+            raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
+        objects = torch_function.overriding(args, kwargs)
+        if objects:
+            return torch_function.call_override(self, fn, args, kwargs, objects)
+        args = tuple(protocols.for_native(self, argument) for argument in args)
+        kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
+        result = unwatched(self.recorder.call, fn, args, kwargs)
+        self.repeats.log(fn, args, kwargs, result)
+        return result
+
+    def repeated_call(self, module: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module, replayed where a call of another module of its class did the same (border/memoise.py)."""
+        return self.repeats.call(module, forward, args, kwargs)
+
+    # Imports.
+
+    def import_name(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
+        """`import name`: a module that is loaded already is guarded through sys.modules by the attributes that are read from it."""
+        return protocols.import_name(self, namespace, name, fromlist, level)
+
+    def import_from(self, origin: types.ModuleType, name: str) -> Any:
+        """`from origin import name`."""
+        return protocols.import_from(self, origin, name)
+
+    # The end of an attempt.
+
+    def written_dicts(self) -> list[OutsideDict]:
+        """Lazy stand-ins with stores to replay."""
+        return [namespace for namespace in self._dicts if namespace.shadow is None and namespace.stores]
+
+    def final_state(self) -> context.TorchState:
+        """The settings of PyTorch now; contexts that cannot be left open at this point are a graph break."""
+        wrapper.check_unchanged(self)
+        now = context.snapshot()
+        if now.function_modes != self.state.function_modes or now.inference_mode != self.state.inference_mode:
+            raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
+        return now
+
+    def close(self) -> None:
+        """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
+        while len(context.snapshot().function_modes) > len(self.state.function_modes):
+            torch.overrides._pop_mode()
+        context.restore(self.state)
+
+    def forget(self) -> None:
+        """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have to wait for
+        the collector."""
+        tables: tuple[Any, ...] = (
+            self.looked_up, self.dict_kinds,
+            self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
+            self._inside_functions, self.unread, self.inputs, self.input_sources, self.tensor_attributes, self.numbers,
+            self.recorder.inputs, self.wrappers,
+        )  # fmt: skip
+        for table in tables:
+            table.clear()
+        self.repeats.forget()
+        self.effects = Effects()
+
+
+def size_guards_since(env: ShapeEnv | None, count: int, assumed: frozenset[Expr]) -> tuple[Guard, ...]:
+    """Guards on sizes that were learnt after the first `count` and the first assumptions: passes over the graph may ask more."""
+    if env is None or (len(env.guards) == count and env.assumed == assumed):
+        return ()
+    check_marks(env)
+    sources = {known.symbol.name: known.source for known in env.symbols.values()}
+    learnt = [Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:]]
+    more = sorted(known.symbol.name for known in env.symbols.values() if known.symbol in env.assumed - assumed)
+    larger = [Relation("<=", 2, known.symbol) for known in env.symbols.values() if known.symbol.name in more]
+    return (*learnt, *(Guard("SIZE", FunctionSource(), (relation, sources), SMALL_SIZES) for relation in larger))
+
+
+def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
+    if stand_in.shadow is None and name in dicts.LAZY_METHODS:
+        return types.MethodType(getattr(OutsideDict, name), stand_in)
+    if name == "__class__":
+        return type(stand_in.real)
+    return native(getattr, stand_in.as_native(), name)
+
+
+def _getattr_native(world: Border, obj: Any, name: str) -> Any:
+    return native(getattr, obj, name)
+
+
+def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
+    if name in ("__self__", "__func__"):
+        return getattr(method, name)
+    return world.getattr(method.__func__, name)
+
+
+def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
+    if name == "cell_contents" and world.outside(cell) is not None:
+        return world.load_cell(cell)
+    return native(getattr, cell, name)
+
+
+def _getattr_python_module(world: Border, obj: types.ModuleType, name: str) -> Any:
+    if type(obj) is not types.ModuleType:
+        return objects.getattr_object(world, obj, name)
+    namespace = world.dict_stand_in(obj.__dict__, InstanceDict(world.constant(obj, obj.__name__)))
+    if name == "__dict__":
+        return namespace
+    value = objects.read_namespace(namespace, name)
+    if value is not MISSING:
+        return value
+    fallback = objects.read_namespace(namespace, "__getattr__")
+    if fallback is not MISSING:
+        return world.tracer.call(fallback, (name,))
+    if classes.lookup(types.ModuleType, name) is not MISSING:
+        return native(getattr, obj, name)
+    raise UserException(AttributeError(f"module '{obj.__name__}' has no attribute '{name}'", name=name, obj=obj))
+
+
+def _setattr_python_module(world: Border, obj: types.ModuleType, name: str, value: object) -> None:
+    if type(obj) is not types.ModuleType:
+        objects.setattr_object(world, obj, name, value)
+        return
+    if obj is sys:  # output that is held back would go elsewhere
+        raise GraphBreak("opaque-object", f"a store to sys.{name}")
+    protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
+
+
+def _setattr_native(world: Border, obj: Any, name: str, value: object) -> None:
+    if name == "cell_contents" and world.outside(obj) is not None:
+        world.store_cell(obj, value)
+    else:
+        native(setattr, obj, name, value)
+
+
+def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: object) -> None:
+    record = world.outside(obj)
+    if record is None:
+        native(setattr, obj, name, world.materialise(value))
+    elif classes.lookup(types.FunctionType, name) is not MISSING:
+        raise GraphBreak("function-mutation", f"a store to {obj.__qualname__}.{name}")
+    else:
+        protocols.setitem(world, world.dict_stand_in(obj.__dict__, InstanceDict(record.source)), name, value)
+
+
+Getter = Callable[[Border, Any, str], Any]
+GETATTRS: dict[type, Getter] = {
+    OutsideDict: _getattr_dict,
+    types.FunctionType: function.getattr_function,
+    types.MethodType: _getattr_method,
+    types.CellType: _getattr_cell,
+    types.ModuleType: _getattr_python_module,
+    super: classes.getattr_super,
+    array.TracedArray: array.getattr_array,
+    type: classes.getattr_class,
+}
+BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
+    (torch.Tensor, tensor.getattr_tensor),
+    (torch.nn.Module, module.getattr_module),
+    (type, classes.getattr_class),
+    (types.ModuleType, _getattr_python_module),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _getattr_native),
+    (object, objects.getattr_object),
+)
+BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ...] = (
+    (torch.Tensor, tensor.setattr_tensor),
+    (torch.nn.Module, module.setattr_module),
+    (type, classes.setattr_class),
+    (types.ModuleType, _setattr_python_module),
+    (types.FunctionType, _setattr_function),
+    (types.CellType, _setattr_native),
+    (object, objects.setattr_object),
+)
+BASE_DELATTRS: tuple[tuple[type, Callable[[Border, Any, str], None]], ...] = (
+    (torch.Tensor, tensor.delattr_tensor),
+    (type, classes.delattr_class),
+    (object, objects.delattr_object),
+)

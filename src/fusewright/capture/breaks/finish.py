@@ -1,0 +1,407 @@
+"""Reconstruction: the generated Python source of a captured frame's `finish` function.
+
+Takes a finished capture attempt and the `Continuation` (values that must exist, and the lines to run then); gives the function
+`finish(__outputs, __function, *locals)`, its text, and the values that the graph must return, in order.
+Always holds: every value is computed before the first effect is replayed (a source read afterwards could see the effect); an object that is
+reached twice is built once; what existed outside is read from its source, never copied; what cannot be rebuilt is a graph break.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.records import dataclass, field
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
+from fusewright.capture.border.values import context
+from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.wrapper import is_wrapper
+from fusewright.capture.breaks.rebuild import (
+    ATOMS,
+    BASE_BUILDERS,
+    BUILDERS,
+    FUNCTION,
+    atom,
+    build_object,
+    content_text,
+    parts,
+)
+from fusewright.capture.guards.sources import Constant, Item, Local, Source
+from fusewright.capture.interpret.continuation import RESULT, Continuation
+from fusewright.capture.interpret.tracebacks import Place
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.world import World
+    from fusewright.capture.interpret.interpreter import Tracer
+
+OUTPUTS = "__outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """function  None when the frame returns the graph's only output and does nothing else
+    text      the source, for people
+    outputs   the traced tensors and symbolic sizes that the graph must return, in order"""
+
+    function: Callable[..., object] | None
+    text: str
+    outputs: tuple[object, ...]
+
+
+def build(tracer: Tracer, continuation: Continuation) -> Finish:
+    """The finish function of an attempt that ran to its end or to its break. Raises GraphBreak for what cannot be rebuilt."""
+    world = tracer.world
+    arguments = _argument_names(tracer)
+    world.reserve_names(continuation.constants)
+    code = Code(world, dict(continuation.constants))
+    state = world.final_state()
+    writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
+    plain = (
+        not (writes or world.written_dicts() or world.effects.slots or world.effects.cells or world.effects.calls)
+        and not tracer.grown_tracebacks()
+        and state == world.state
+    )
+    if plain and continuation.names == (RESULT,) and continuation.lines == (f"return {RESULT}",):
+        (value,) = continuation.values
+        if (
+            isinstance(value, torch.Tensor)
+            and world.outside(value) is None
+            and not world.tensor_attributes.get(id(value))
+            and not _must_be_detached(world, value)
+        ):
+            return Finish(None, "", (value,))
+    if tracer.recorder.level == "torch":  # the graph leaves the settings as it found them
+        for function, args in context.changes(state, world.state):
+            world.torch_call(function, args, {})
+    roots = [*continuation.values, *_written_values(world, writes)]
+    code.count(roots)
+    for name, value in zip(continuation.names, continuation.values, strict=False):
+        code.name_root(name, value)
+    body = code.lines
+    replays = _replay(world, code, writes)
+    body += replays
+    body += _restore_state(world, code, state)
+    body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
+    body += continuation.lines
+    text = "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)]) + "\n"
+    namespace: dict[str, Any] = {"__builtins__": __builtins__, **code.constants}
+    name = f"<fusewright finish of {tracer.function.__qualname__}>"
+    exec(compile(text, name, "exec"), namespace)  # our own text, made in this process
+    return Finish(namespace["finish"], text, tuple(code.outputs))
+
+
+def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
+    """What `build` would see, by identity: equal before and after some interpreted code ran if that had no effect on it."""
+    world = tracer.world
+    writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
+    found: list[object] = [len(world.effects.calls)]
+    seen: set[int] = set()
+    pending = [*continuation.values, *_written_values(world, writes)]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, _Contents):
+            value = value.shadow.value
+        elif type(value) in ATOMS or world.outside(value) is not None or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+            found.append(value if type(value) in ATOMS else id(value))
+            continue
+        if id(value) not in seen:
+            seen.add(id(value))
+            inner = list(parts(value))
+            found.append((id(value), len(inner)))
+            pending += inner
+    return tuple(found)
+
+
+def _argument_names(tracer: Tracer) -> list[str]:
+    code = tracer.function.__code__
+    names = code.co_varnames[: len(tracer.locals)]
+    used: list[str] = []
+    for index, name in enumerate(names):
+        used.append(Local(index, name).text())
+    return used
+
+
+def _written_values(world: World, writes: list[Shadow]) -> list[object]:
+    """Every value that the replay of effects mentions."""
+    values: list[object] = []
+    for shadow in writes:
+        values.append(_Contents(shadow))
+        if shadow.attributes is not None:
+            values += object.__getattribute__(shadow.value, "__dict__").values()
+    for namespace in world.written_dicts():
+        values += [part for pair in namespace.stores.items() for part in pair if part is not DELETED]
+    for store in world.effects.slots.values():
+        values += [store.target, *([] if store.value is DELETED else [store.value])]
+    values += [store.value for store in world.effects.cells.values()]
+    for call in world.effects.calls:
+        values += [call.function, *call.args, *call.kwargs.values()]
+    return values
+
+
+class _Contents:
+    """The content of a shadow (the shadow itself stands for its outside object)."""
+
+    __slots__ = ("shadow",)
+
+    def __init__(self, shadow: Shadow) -> None:
+        self.shadow = shadow
+
+
+def _replay(world: World, code: Code, writes: list[Shadow]) -> list[str]:
+    """The effects, as lines; the values they need are computed (into code.lines) before any of them runs."""
+    lines: list[str] = []
+    for raised in world.tracer.grown_tracebacks():
+        error = code.temporary(code.expression(raised.error))
+        lines += [f"{code.bind('place', Place(*left))}({error})" for left in raised.left]
+    for shadow in writes:
+        lines += _write_back(code, shadow)
+    for namespace in world.written_dicts():
+        target = code.temporary(code.source(namespace.source))
+        for key, value in namespace.stores.items():
+            key_text = code.expression(key)
+            lines.append(
+                f"{target}.pop({key_text}, None)"
+                if value is DELETED
+                else f"{target}[{key_text}] = {code.temporary(code.expression(value))}"
+            )
+    for store in world.effects.slots.values():
+        target = code.temporary(code.expression(store.target))
+        setter = code.bind("type_setattr", type.__setattr__) if isinstance(store.target, type) else "object.__setattr__"
+        if store.value is DELETED:
+            lines.append(f"object.__delattr__({target}, {store.name!r})")
+        else:
+            lines.append(f"{setter}({target}, {store.name!r}, {code.temporary(code.expression(store.value))})")
+    for stored in world.effects.cells.values():
+        cell = code.temporary(code.cell(stored.cell))
+        lines.append(f"{cell}.cell_contents = {code.temporary(code.expression(stored.value))}")
+    for call in world.effects.calls:
+        arguments = [code.expression(value) for value in call.args]
+        arguments += [f"{name}={code.expression(value)}" for name, value in call.kwargs.items()]
+        lines.append(f"{code.expression(call.function)}({', '.join(arguments)})")
+    return lines
+
+
+def _write_back(code: Code, shadow: Shadow) -> list[str]:
+    """Brings an outside container's content to its shadow's, by the builtin's own methods."""
+    target = code.temporary(code.source(shadow.source))
+    lines: list[str] = []
+    value = shadow.value
+    if shadow.appended:
+        return [f"{target}.extend({code.temporary(content_text(code, value))})"]
+    if changed(shadow):
+        base = next(base for base in _WRITERS if isinstance(value, base))
+        content = code.temporary(content_text(code, value))
+        lines += [line.format(target=target, content=content, base=code.bind(base.__name__, base)) for line in _WRITERS[base]]
+    if attributes_changed(shadow):
+        attributes = object.__getattribute__(value, "__dict__")
+        text = ", ".join(f"{name!r}: {code.expression(attribute)}" for name, attribute in attributes.items())
+        made = code.temporary(f"{{{text}}}")
+        lines += [f"{target}.__dict__.clear()", f"{target}.__dict__.update({made})"]
+    return lines
+
+
+_WRITERS: dict[type, tuple[str, ...]] = {
+    collections.OrderedDict: (
+        "{base}.clear({target})",
+        "for __key, __value in {content}.items(): {base}.__setitem__({target}, __key, __value)",
+    ),
+    dict: ("dict.clear({target})", "dict.update({target}, {content})"),
+    list: ("list.__setitem__({target}, slice(None), {content})",),
+    bytearray: ("bytearray.__setitem__({target}, slice(None), {content})",),
+    set: ("set.clear({target})", "set.update({target}, {content})"),
+    collections.deque: ("{base}.clear({target})", "{base}.extend({target}, {content})"),
+}
+
+
+def _restore_state(world: World, code: Code, state: context.TorchState) -> list[str]:
+    lines = []
+    for function, args in context.changes(world.state, state):
+        name = code.bind(getattr(function, "__name__", "setter"), function)
+        lines.append(f"{name}({', '.join(code.expression(value) for value in args)})")
+    return lines
+
+
+@dataclass(slots=True)
+class Code:
+    """The text under construction. `names`: id of an inside object → the variable that holds it."""
+
+    world: World
+    constants: dict[str, object]
+    lines: list[str] = field(default_factory=list)
+    outputs: list[object] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    building: set[int] = field(default_factory=set)
+    alive: list[object] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    sources: dict[Source, str] = field(default_factory=dict)
+    next_name: int = 0
+
+    # Names.
+
+    def bind(self, hint: str, value: object) -> str:
+        """A global of the generated function."""
+        name = self.world.constant(value, hint).name
+        self.constants[name] = value
+        return name
+
+    def fresh(self, stem: str = "v") -> str:
+        """A new variable."""
+        self.next_name += 1
+        return f"__{stem}{self.next_name}"
+
+    def temporary(self, text: str) -> str:
+        """`text` as a variable, computed here and now, unless it is a name or a literal already."""
+        if text.isidentifier() or text[:1] in "'\"0123456789":
+            return text
+        name = self.fresh()
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def source(self, source: Source) -> str:
+        """An outside object's path; computed once."""
+        known = self.sources.get(source)
+        if known is None:
+            if isinstance(source, Constant):
+                known = source.name
+                self.constants[known] = source.obj
+            else:
+                self._bind_constants(source)
+                known = self.temporary(source.text())
+            self.sources[source] = known
+        return known
+
+    def _bind_constants(self, source: Any) -> None:
+        """Globals for the constants at the root of a path."""
+        while source is not None:
+            if isinstance(source, Constant):
+                self.constants[source.name] = source.obj
+            elif isinstance(source, Item) and (name := source.key_name()) is not None:
+                self.constants[name] = source.key
+            source = getattr(source, "base", None)
+
+    # Counting references, so that an object that is reached once can be written in place.
+
+    def count(self, roots: list[object]) -> None:
+        """Notes how often each inside container is reached."""
+        pending = list(reversed(roots))
+        while pending:
+            value = pending.pop()
+            if type(value) is _Contents:
+                pending += reversed(list(parts(value.shadow.value)))
+                continue
+            if (
+                type(value) in ATOMS
+                or self.world.outside(value) is not None
+                or issubclass(type(value), (torch.Tensor, type, types.ModuleType))
+            ):
+                continue
+            self.counts[id(value)] = self.counts.get(id(value), 0) + 1
+            if self.counts[id(value)] == 1:
+                self.alive.append(value)
+                pending += reversed(list(parts(value)))
+
+    def name_root(self, name: str, value: object) -> None:
+        """`name` is to hold `value`."""
+        text = self.expression(value)
+        if text != name:
+            self.lines.append(f"{name} = {text}")
+
+    # Expressions.
+
+    def expression(self, value: Any) -> str:
+        """An expression for `value`; may add lines that must run before it."""
+        kind = type(value)
+        if kind in ATOMS:
+            return atom(self, value)
+        if id(value) in self.names:
+            return self.names[id(value)]
+        record = self.world.outside(value)
+        if record is not None:
+            return self.source(record.source)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if kind is OutsideDict:  # materialised: the shadow has taken over
+            return self.source(value.source)
+        builder = BUILDERS.get(kind) or next((builder for base, builder in BASE_BUILDERS if isinstance(value, base)), build_object)
+        shared = self.counts.get(id(value), 0) > 1 or id(value) not in self.counts
+        if id(value) in self.building:
+            raise GraphBreak("cannot-rebuild", f"a cycle through an immutable {kind.__qualname__}")
+        self.building.add(id(value))
+        text = builder(self, value)
+        self.building.discard(id(value))
+        if id(value) in self.names:
+            return self.names[id(value)]
+        if shared and not text.isidentifier():
+            name = self.temporary(text)
+            if not name[0].isdigit() and name[0] not in "'\"":
+                self.keep(value, name)
+            return name
+        return text
+
+    def keep(self, value: object, name: str) -> str:
+        """From now on `name` holds `value`."""
+        self.names[id(value)] = name
+        self.alive.append(value)
+        return name
+
+    def start(self, value: object, text: str) -> str:
+        """Creates a mutable object before its content is known, so that a cycle finds it."""
+        name = self.fresh()
+        self.lines.append(f"{name} = {text}")
+        return self.keep(value, name)
+
+    def output(self, value: object) -> str:
+        """The value as an output of the graph."""
+        position = self.positions.get(id(value))
+        if position is None:
+            position = self.positions[id(value)] = len(self.outputs)
+            self.outputs.append(value)
+        return f"{OUTPUTS}[{position}]"
+
+    def _tensor(self, value: torch.Tensor) -> str:
+        if is_wrapper(value):
+            raise GraphBreak("unsupported-tensor", f"a {type(value).__qualname__} that was made inside leaves the graph")
+        if not self.world.recorder_owns(value):
+            raise GraphBreak("functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to")
+        text = self.output(value)
+        if _must_be_detached(self.world, value):
+            text = self.start(value, f"{text}.detach()")
+        attributes = self.world.tensor_attributes.get(id(value))
+        if attributes:
+            text = self.start(value, text)
+            for name, attribute in attributes.items():
+                self.lines.append(f"{text}.{name} = {self.expression(attribute)}")
+        return text
+
+    def cell(self, cell: types.CellType) -> str:
+        """A closure cell, outside (bound as it is, or through the root function) or made inside."""
+        if id(cell) in self.names:
+            return self.names[id(cell)]
+        source = self.world.root_cell_index(cell)
+        if source is not None:
+            return self.keep(cell, self.temporary(f"{FUNCTION}.__closure__[{source}]"))
+        if self.world.is_outside_cell(cell):
+            record = self.world.outside(cell)
+            return self.source(record.source) if record is not None else self.bind("cell", cell)
+        return self.expression(cell)
+
+
+def _must_be_detached(world: World, value: Any) -> bool:
+    """Whether a result that needs no gradient is a view of an input that does: the graph's own views would follow that."""
+    if world.recorder.level != "aten" or value.requires_grad:
+        return False
+    node = value.node
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if node.target is not operator.getitem and (schema is None or not any(result.alias_info is not None for result in schema.returns)):
+            return False
+        node = node.args[0]
+    example = node.meta.get("example_value")
+    return isinstance(example, torch.Tensor) and example.requires_grad

@@ -1,0 +1,58 @@
+"""Attention of PyTorch's own modules, whose C++ shortcuts would hide what can be fused.
+
+Takes the questions that `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` ask before they call an operator of their own in inference
+(`operators/decompositions` has what that stands for). Always holds: a shortcut is taken where eager takes it, as it does
+not compute what the module's Python does: every element of a mask that is not zero, also of one that is meant to be added, says "left out".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.capture.border.native import native
+from fusewright.operators.decompositions import attention_modules
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def fast_path(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch.backends.mha.get_fastpath_enabled. (nn.TransformerEncoder asks too, for nested tensors: `encoder_layer` does without.)"""
+    frame = tracer.frame
+    if frame is None or frame.info.code not in _SHORTCUTS:
+        return False
+    answer = native(torch.backends.mha.get_fastpath_enabled)
+    tracer.world.guard_answer(torch.backends.mha.get_fastpath_enabled, (), answer)
+    return answer
+
+
+_ENCODER = torch.nn.TransformerEncoder.forward.__code__
+_SHORTCUTS = frozenset(
+    (
+        torch.nn.TransformerEncoderLayer.forward.__code__,
+        torch.nn.MultiheadAttention.forward.__code__,
+        attention_modules.padded_zeros.__code__,
+    )
+)
+
+
+def encoder_layer(tracer: Tracer, layer: torch.nn.Module, output: Any, kwargs: Kwargs) -> Any:
+    """`output` of a module that the frame called; as eager has it, if that is a layer of an nn.TransformerEncoder. Compiled, that makes no
+    nested tensor (which would not be traced), so it leaves at padded places what the layers compute there."""
+    frame = tracer.frame
+    if frame is None or frame.info.code is not _ENCODER or kwargs.get("src_key_padding_mask") is None:
+        return output
+    encoder, src = frame.local(0), frame.local(1)
+    masks = kwargs.get("src_mask"), kwargs["src_key_padding_mask"]
+    function: Any = attention_modules.padded_zeros
+    return tracer.inline(function, (encoder, layer, src, output, *masks))
+
+
+NAMED_ROWS: dict[tuple[str, str], Any] = {
+    ("torch.backends.mha", "get_fastpath_enabled"): fast_path,
+}

@@ -1,0 +1,333 @@
+"""Autograd inside compiled code: custom functions, backward() and torch.autograd.grad, hooks, requires_grad_, checkpoints.
+
+Takes calls of PyTorch's autograd interface on traced tensors; PyTorch's own engine runs them at capture, and what it does is recorded.
+Always holds: user code that runs in a backward (a custom function's, a hook) is interpreted, never called natively; an outside tensor
+whose gradient is accumulated has no hooks (guarded); what would reach an autograd graph outside of the capture is a graph break.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+from torch.autograd.function import _SingleLevelFunction
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.effects import stamp
+from fusewright.capture.border.native import Trampoline, unwatched
+from fusewright.capture.border.values import tensor as tensors
+from fusewright.capture.guards.sources import Attribute
+from fusewright.operators.schema import facts
+from fusewright.record.applications import Application, Hook
+from fusewright.record.traced_tensor import TracedTensor
+from fusewright.sizes.symint import dim_of
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer, World
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Row = Callable[["Tracer", Args, Kwargs], Any]
+
+
+def _at_aten_level(tracer: Tracer, code: str, what: str) -> None:
+    if tracer.recorder.level != "aten" or tracer.options.differentiate is None:
+        raise GraphBreak(code, f"{what} (the backend takes graphs without their backward)")
+
+
+# Custom functions.
+
+
+def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """Function.apply: a stand-in of the class whose methods are interpreted is applied natively, so that autograd's rules are its own."""
+    cls, *values = args
+    _at_aten_level(tracer, "autograd-function", cls.__qualname__)
+    if not tracer.assumptions.custom_gradients:
+        raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward has effects beyond its result")
+    if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
+        raise GraphBreak("autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients")
+    values = [tracer.world.materialise(value) for value in values]
+    recorder = tracer.recorder
+    if not (torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)):
+        return unwatched(_stand_in(tracer, cls).apply, *values)
+    again = tuple(_argument_again(value) for value in values)
+    last, before = next(iter(reversed(recorder.graph.nodes)), None), stamp(tracer.world.effects)
+    result = unwatched(_stand_in(tracer, cls).apply, *values)
+    nodes = tuple(reversed(list(itertools.takewhile(lambda node: node is not last, reversed(recorder.graph.nodes)))))
+    outputs = tuple(one.node if isinstance(one, TracedTensor) else None for one in _flat(result))
+    in_place = any(node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).written for node in nodes)
+    repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
+    if not repeatable or any(node is not None and node not in nodes for node in outputs):
+        recorder.user_gradients = None
+    elif recorder.user_gradients is not None:
+        recorder.user_gradients.append(Application(cls.apply, again, nodes, outputs))
+    return result
+
+
+class _Varying:
+    """Stands for an argument that may be another object at another call."""
+
+
+def _argument_again(value: Any) -> Any:
+    """An argument as `Application` has it."""
+    if isinstance(value, TracedTensor):
+        return value.node
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return dim_of(value) if isinstance(value, torch.SymInt) else _Varying
+    if type(value) in (tuple, list):
+        items = [_argument_again(item) for item in value]
+        return _Varying if _Varying in items else type(value)(items)
+    return value if type(value) in _CONSTANT or value is None else _Varying
+
+
+_CONSTANT = frozenset({int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size})
+
+
+def _stand_in(tracer: Tracer, cls: type) -> Any:
+    world = tracer.world
+    names = ["forward", "vjp" if cls.backward is _SingleLevelFunction.backward else "backward"]  # type: ignore[attr-defined]
+    if cls.setup_context is not _SingleLevelFunction.setup_context:  # type: ignore[attr-defined]
+        names.append("setup_context")
+    body: dict[str, Any] = {}
+    for name in names:
+        method = world.getattr(cls, name)
+        body["backward" if name == "vjp" else name] = staticmethod(_interpreted(tracer, method))
+    return type(cls.__name__, (torch.autograd.Function,), body)
+
+
+def _interpreted(tracer: Tracer, function: object) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return tracer.call(function, args)
+
+    return run
+
+
+def call_function_machinery(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Python functions of torch.autograd.function: the methods of `ctx` run as they are, the wrapper of once_differentiable is inlined."""
+    if fn.__code__.co_qualname == "once_differentiable.<locals>.wrapper":
+        return tracer.inline(fn, args, kwargs)
+    if fn.__qualname__.startswith(("FunctionCtx.", "_HookMixin.")) and tracer.world.outside(args[0]) is None:
+        return unwatched(fn, *args, **kwargs)
+    raise GraphBreak("autograd-function", f"torch.autograd.function.{fn.__qualname__}")
+
+
+# The engine.
+
+
+def _is_ours(value: Any) -> bool:
+    return isinstance(value, TracedTensor)
+
+
+def _flat(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
+    _at_aten_level(tracer, "autograd-call", what)
+    if torch.is_anomaly_enabled():
+        raise GraphBreak("autograd-call", f"{what} under anomaly detection, which reads the gradients")
+    for root in roots:
+        if not _is_ours(root):
+            raise GraphBreak("autograd-call", f"{what} of something that is no tensor")
+        if tracer.world.outside(root) is not None and not root.is_leaf:
+            raise GraphBreak("autograd-call", f"{what} of a tensor whose graph was made outside of the compiled function")
+
+
+def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch.autograd.grad."""
+    given = dict(zip(("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"), args)) | kwargs
+    outputs, inputs = _flat(given.get("outputs")), _flat(given.get("inputs"))
+    _check_engine_call(tracer, outputs, "torch.autograd.grad")
+    if given.get("is_grads_batched") or not all(map(_is_ours, inputs)):
+        raise GraphBreak("autograd-call", "torch.autograd.grad of batched gradients, or of graph edges")
+    for value in inputs:
+        _without_hooks(tracer.world, value)
+    result = tracer.world.torch_call(torch.autograd.grad, args, kwargs)
+    _note_freed(tracer, given)
+    return result
+
+
+def _note_freed(tracer: Tracer, given: dict[str, Any]) -> None:
+    if not (given.get("retain_graph") or (given.get("retain_graph") is None and given.get("create_graph"))):
+        tracer.recorder.freed = True
+
+
+def _backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """torch.autograd.backward: gradients are accumulated into traced leaves, and stored to the outside ones' `grad` at the end."""
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+    _run_backward(tracer, dict(zip(names, args)) | kwargs)
+
+
+def _tensor_backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """Tensor.backward."""
+    given = dict(zip(("tensors", "grad_tensors", "retain_graph", "create_graph", "inputs"), args))
+    _run_backward(tracer, given | {("grad_tensors" if name == "gradient" else name): value for name, value in kwargs.items()})
+
+
+def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
+    world = tracer.world
+    roots = _flat(given["tensors"])
+    _check_engine_call(tracer, roots, "backward()")
+    if given.get("grad_variables") is not None:
+        raise GraphBreak("autograd-call", "backward() with the retired argument grad_variables")
+    leaves: list[Any] = list(_leaves(tracer, roots))
+    wanted = _flat(given.get("inputs"))
+    if wanted and not all(map(_is_ours, wanted)):
+        raise GraphBreak("autograd-call", "backward() towards graph edges")
+    if any(value.grad_fn is not None for value in wanted):
+        raise GraphBreak("autograd-call", "backward() towards a tensor that is no leaf")
+    before = {}
+    for leaf in wanted or leaves:
+        _without_hooks(world, leaf)
+        held = tensors.getattr_tensor(world, leaf, "grad")
+        if held is not None and (not isinstance(held, TracedTensor) or held.requires_grad):
+            raise GraphBreak("autograd-call", "backward() into a gradient that itself has a history")
+        unwatched(setattr, leaf, "grad", held)
+        before[id(leaf)] = held
+    keywords: dict[str, Any] = {name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given}
+    world.torch_call(torch.autograd.backward, (given["tensors"],), keywords)
+    _note_freed(tracer, given)
+    for leaf in wanted or leaves:
+        gradient = leaf.grad
+        if gradient is not before[id(leaf)] and world.outside(leaf) is not None:
+            world.effects.store_slot(leaf, "grad", gradient)
+
+
+def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
+    """The traced leaves that the roots' graphs lead to."""
+    outside = {id(node.meta["leaf"]) for node, _ in tracer.recorder.inputs if node.meta.get("history") is not None}
+    seen: set[Any] = set()
+    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
+    yield from (root for root in roots if root.grad_fn is None and root.requires_grad)
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is None:
+            pending += [following for following, _ in node.next_functions if following is not None]
+        elif id(leaf) in outside:
+            raise GraphBreak("autograd-call", "backward() through a tensor whose graph was made outside of the compiled function")
+        elif not _is_ours(leaf):
+            raise GraphBreak("autograd-call", "backward() into a tensor that the capture does not know")
+        else:
+            yield leaf
+
+
+def _without_hooks(world: World, tensor: Any) -> None:
+    """Guards that an outside tensor has no hooks: the engine at capture would not run them."""
+    record = world.outside(tensor)
+    if record is None:
+        return
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(record.real, name):
+            raise GraphBreak("autograd-call", "the gradient of a tensor with hooks is computed")
+        world.guard("IS", Attribute(record.source, name), None)
+
+
+# Hooks and flags of tensors.
+
+
+def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """Tensor.register_hook on a tensor made inside: its backward calls the interpreter."""
+    tensor, hook = args
+    if tracer.world.outside(tensor) is not None or not tracer.assumptions.custom_gradients:
+        raise GraphBreak("autograd-call", "Tensor.register_hook() on an input, or a hook with effects beyond its result")
+    _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
+    if tensor.requires_grad:
+        recorder = tracer.recorder
+        if not isinstance(hook, types.FunctionType) or hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__:
+            recorder.user_gradients = None  # what it holds may be of this call alone
+        elif recorder.user_gradients is not None:
+            recorder.user_gradients.append(Hook(tensor.node, hook))
+    return unwatched(torch.Tensor.register_hook, tensor, Trampoline(tracer, hook))
+
+
+def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Tensor.requires_grad_ on a tensor made inside, or where it changes nothing."""
+    wanted = (*args, *kwargs.values(), True)[0]
+    if tracer.world.outside(tensor) is not None:
+        tracer.world.requires_grad_matters = True
+        if tensors.requires_grad(tracer.world, tensor) is not bool(wanted):
+            raise GraphBreak("tensor-attribute", "Tensor.requires_grad_() changes an input")
+        return tensor
+    if tracer.recorder.level != "aten":
+        raise GraphBreak("tensor-attribute", "Tensor.requires_grad_()")
+    return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
+
+
+METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {"requires_grad_": _requires_grad}
+
+
+# Checkpoints.
+
+
+def call_undisturbed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function that PyTorch keeps from its own compiler (`torch._disable_dynamo`): checkpoint is known, others break the graph."""
+    original = getattr(fn, "__wrapped__", None)
+    if original is not None and original.__module__ == "torch.utils.checkpoint":
+        if original.__qualname__ == "checkpoint":
+            return _checkpoint(tracer, args, kwargs)
+        raise GraphBreak("checkpoint", original.__qualname__)
+    raise GraphBreak("disabled-function", f"{fn.__module__}.{fn.__qualname__}")
+
+
+def call_checkpoint_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Python functions of torch.utils.checkpoint."""
+    if fn.__code__.co_qualname == "checkpoint":
+        return _checkpoint(tracer, args, kwargs)
+    if fn.__code__.co_qualname.startswith("checkpoint_sequential"):
+        return tracer.inline(fn, args, kwargs)
+    raise GraphBreak("checkpoint", f"torch.utils.checkpoint.{fn.__qualname__}")
+
+
+def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch.utils.checkpoint.checkpoint: what is recorded inside is marked, and the backward computes it again (see autograd.partition)."""
+    _at_aten_level(tracer, "checkpoint", "torch.utils.checkpoint.checkpoint")
+    options = dict(kwargs)
+    reentrant = options.pop("use_reentrant", None)
+    context, debug = options.pop("context_fn", None), options.pop("debug", False)
+    for name in ("preserve_rng_state", "determinism_check", "early_stop"):
+        options.pop(name, None)
+    if reentrant is None or debug or (context is not None and getattr(context, "__name__", "") != "noop_context_fn"):
+        raise GraphBreak("checkpoint", "checkpoint with context_fn or debug, or without use_reentrant")
+    if reentrant and options:
+        raise GraphBreak("checkpoint", "checkpoint(use_reentrant=True) with keyword arguments")
+    function, *values = args
+    recorder = tracer.recorder
+    outer, enabled = recorder.recompute, torch.is_grad_enabled()
+    recorder.recompute = True
+    try:
+        # Reentrant: without an argument that requires a gradient the result has no history at all.
+        if reentrant and not any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
+            torch._C._set_grad_enabled(False)
+        return tracer.call(function, tuple(values), options)
+    except GraphBreak as signal:
+        raise GraphBreak("checkpoint", f"what is checkpointed breaks the graph: {signal.detail}") from signal
+    finally:
+        recorder.recompute = outer
+        if torch.is_grad_enabled() is not enabled:
+            torch._C._set_grad_enabled(enabled)
+
+
+POLICIES: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    "torch.autograd.function": call_function_machinery,
+    "torch._compile": call_undisturbed,
+    "torch.utils.checkpoint": call_checkpoint_module,
+}
+
+NAMED_ROWS: dict[tuple[str, str], Row] = {
+    ("torch.autograd.function", "Function.apply"): _apply,
+    ("torch.autograd", "grad"): _grad,
+    ("torch.autograd", "backward"): _backward,
+    ("torch._tensor", "Tensor.backward"): _tensor_backward,
+    ("torch._tensor", "Tensor.register_hook"): _register_hook,
+}
+

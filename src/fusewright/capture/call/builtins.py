@@ -1,0 +1,644 @@
+"""Builtin functions and classes: rows for those that meet user objects or call back, and the list of those that are simply called.
+
+Takes real values; gives what the builtin gives. Always holds: a builtin that runs natively sees no lazy stand-in, and no outside object
+that it would look into; a callback that it makes enters the interpreter through a trampoline.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import math
+import operator
+import os
+import re
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border import protocols
+from fusewright.capture.border.native import native
+from fusewright.capture.border.protocols import BINARY, COMPARE, PLAIN, SCALARS, for_native
+from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.dict import OutsideDict, callback
+from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.call import classes as call_classes
+from fusewright.capture.call.support import drain, native_callback, native_iterable
+from fusewright.capture.call.torch import defer_output
+from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import Attribute
+from fusewright.sizes import symfloat as runtime_float
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer, World
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Row = Callable[["Tracer", Args, Kwargs], Any]
+
+ITEM_GETTER, ATTR_GETTER, METHOD_CALLER = operator.itemgetter, operator.attrgetter, operator.methodcaller
+
+# C modules whose functions compute from their arguments alone (builtins that do more are refused below or have rows).
+PURE_MODULES = frozenset({
+    "math", "cmath", "_operator", "operator", "itertools", "_functools", "_bisect", "_struct", "_string", "unicodedata", "binascii",
+    "_statistics", "_heapq",
+    "_abc", "_json", "_collections",
+})  # fmt: skip
+PURE_FUNCTIONS: frozenset[Any] = frozenset({
+    abs, ascii, bin, callable, chr, divmod, format, hex, oct, ord, pow, round, len, repr, hash, sorted, min, max,
+    sum, any, all, isinstance, issubclass, os.fspath, str.maketrans, bytes.maketrans,
+})  # fmt: skip
+
+
+def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Native, after a look at the arguments."""
+    world = tracer.world
+    if len(args) == 1 and type(args[0]) in (torch.SymFloat, torch.SymInt):
+        known = native(runtime_float.apply, fn, args[0])
+        if known is not None:
+            return known
+    for value in (*args, *kwargs.values()):
+        if type(value) not in PLAIN and world.is_raw(value) and not isinstance(value, (protocols.TRANSPARENT, torch.Tensor)):
+            raise GraphBreak("opaque-object", f"{fn.__qualname__} of a {type(value).__qualname__}")
+        if isinstance(value, torch.Tensor) and fn.__name__ in _NUMBERS:
+            raise GraphBreak("data-dependent-scalar", f"{fn.__module__}.{fn.__name__} of a tensor")
+    ready = [concrete(for_native(world, value)) for value in args]
+    return native(fn, *ready, **{name: concrete(for_native(world, value)) for name, value in kwargs.items()})
+
+
+_NUMBERS = frozenset(name for name in dir(math) if not name.startswith("_"))
+
+
+# Types and attributes.
+
+
+def _isinstance(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return call_classes.is_instance(tracer, *args)
+
+
+def _issubclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return call_classes.is_subclass(tracer, *args)
+
+
+def _type(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return call_classes.construct(tracer, type, args, kwargs)
+
+
+def _getattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    obj, name, *default = args
+    if not isinstance(name, str):
+        raise UserException(TypeError("attribute name must be string, not " + repr(type(name).__name__)))
+    try:
+        return tracer.world.getattr(obj, name)
+    except UserException as signal:
+        if default and isinstance(signal.exception, AttributeError):
+            return default[0]
+        raise
+
+
+def _hasattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
+    obj, name = args
+    try:
+        tracer.world.getattr(obj, name)
+    except UserException as signal:
+        if isinstance(signal.exception, AttributeError):
+            return False
+        raise
+    return True
+
+
+def _setattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    tracer.world.setattr(*args)
+
+
+def _delattr(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    tracer.world.delattr(*args)
+
+
+def _vars(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return tracer.world.getattr(args[0], "__dict__")
+
+
+def _dir(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    if tracer.world.outside(args[0]) is not None and not isinstance(args[0], type):
+        raise GraphBreak("opaque-object", f"dir() of a {type(args[0]).__qualname__}")
+    return native(dir, *args)
+
+
+def _callable(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
+    world = tracer.world
+    classes.guarded_lookup(world, world.type_of(args[0]), "__call__")
+    return native(callable, world.materialise(args[0]))
+
+
+def _id(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
+    world = tracer.world
+    record = world.outside(args[0])
+    if record is None:
+        return id(args[0])
+    world.guard("IS", record.source, record.real)
+    return id(record.real)
+
+
+def _hash(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    world, obj = tracer.world, args[0]
+    if type(obj) in SCALARS:
+        return native(hash, concrete(obj))
+    method = classes.python_method(world, type(obj), "__hash__") if type(obj) not in PLAIN else None
+    if method is not None and not is_constant(obj):
+        return protocols.answered(world, obj, "__hash__", hash, tracer.call(method, (obj,)))
+    if world.is_raw(obj):
+        _id(tracer, args, kwargs)
+    return native(hash, obj)
+
+
+# Length, iteration, folding.
+
+
+def _len(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    world, obj = tracer.world, args[0]
+    if type(obj) in PLAIN:
+        return native(len, obj)
+    if isinstance(obj, torch.Tensor):
+        if obj.dim() == 0:
+            raise UserException(TypeError("len() of a 0-d tensor"))
+        return obj.shape[0]
+    if type(obj) is OutsideDict:
+        return len(obj)
+    method = classes.python_method(world, type(obj), "__len__")
+    if method is not None:
+        return protocols.answered(world, obj, "__len__", len, tracer.call(method, (obj,)))
+    protocols.refuse_opaque(world, obj, "__len__")
+    return native(len, obj)
+
+
+def _iter(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return native(iter, native_callback(tracer, args[0]), args[1])
+    return tracer.world.iterate(args[0])
+
+
+def _next(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    iterator, *default = args
+    try:
+        return tracer.world.next(iterator)
+    except UserException as signal:
+        if default and isinstance(signal.exception, StopIteration):
+            return default[0]
+        raise
+
+
+def _sum(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    elements = drain(world, args[0])
+    start = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    if type(start) in SCALARS and all(type(element) in SCALARS for element in elements):
+        return native(sum, elements, start)
+    for element in elements:
+        start = world.binary("+", start, element)
+    return start
+
+
+def _any_or_all(stop_at: bool) -> Row:
+    def fold(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
+        world = tracer.world
+        iterator = world.iterate(args[0])
+        while True:
+            try:
+                element = world.next(iterator)
+            except UserException as signal:
+                if isinstance(signal.exception, StopIteration):
+                    return not stop_at
+                raise
+            if world.truth(element) is stop_at:
+                return stop_at
+
+    return fold
+
+
+def _extreme(fn: Callable[..., Any], op: str) -> Row:
+    def pick(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        world = tracer.world
+        elements = drain(world, args[0]) if len(args) == 1 else list(args)
+        key = kwargs.get("key")
+        if key is None and all(type(element) in SCALARS for element in elements):
+            return native(fn, elements, **{name: value for name, value in kwargs.items() if name == "default"})
+        if not elements:
+            return native(fn, elements, **kwargs)
+        if len(args) > 1 and "default" in kwargs:
+            return native(fn, *args, **kwargs)
+        best = elements[0]
+        best_key = best if key is None else tracer.call(key, (best,))
+        for element in elements[1:]:
+            candidate = element if key is None else tracer.call(key, (element,))
+            if world.truth(world.compare(op, candidate, best_key)):
+                best, best_key = element, candidate
+        return best
+
+    return pick
+
+
+class _Ordered:
+    """Wraps an element (or its key) for native sorting, so that comparisons go through the border."""
+
+    __slots__ = ("value", "world")
+
+    def __init__(self, world: World, value: Any) -> None:
+        self.world = world
+        self.value = value
+
+    def __lt__(self, other: _Ordered) -> bool:
+        try:
+            return self.world.truth(self.world.compare("<", self.value, other.value))
+        except UserException as signal:
+            raise signal.exception from None
+
+
+def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> list[Any]:
+    """`sorted(elements, **kwargs)`."""
+    world = tracer.world
+    key = kwargs.get("key")
+    keys = elements if key is None else [tracer.call(key, (element,)) for element in elements]
+    if all(type(one) in SCALARS or (type(one) is tuple and is_constant(one)) for one in keys):
+        ranks: list[Any] = keys
+    else:
+        ranks = [_Ordered(world, one) for one in keys]
+    order = native(sorted, range(len(elements)), key=ranks.__getitem__, reverse=world.truth(kwargs.get("reverse", False)))
+    return [elements[index] for index in order]
+
+
+def _sorted(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return sort(tracer, drain(tracer.world, args[0]), kwargs)
+
+
+def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    fn, iterable, *initial = args
+    elements = drain(tracer.world, iterable)
+    if initial:
+        elements.insert(0, initial[0])
+    if not elements:
+        raise UserException(TypeError("reduce() of empty iterable with no initial value"))
+    result = elements[0]
+    for element in elements[1:]:
+        result = tracer.call(fn, (result, element))
+    return result
+
+
+def _over_iterables(cls: Callable[..., Any], callbacks: int = 0) -> Row:
+    """An iterator class: its first `callbacks` arguments are called, iterables are read through the border."""
+
+    def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        world = tracer.world
+        ready = [native_callback(tracer, value) for value in args[:callbacks]]
+        ready += [native_iterable(world, value) if _is_iterable(world, value) else value for value in args[callbacks:]]
+        keywords = {name: native_callback(tracer, value) if name in ("key", "func") else value for name, value in kwargs.items()}
+        return native(cls, *ready, **keywords)
+
+    return make
+
+
+def _made_natively(cls: Callable[..., Any], tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """An iterator class that only keeps its arguments."""
+    return native(cls, *args, **kwargs)
+
+
+def _is_iterable(world: World, value: Any) -> bool:
+    kind = type(value)
+    if kind in SCALARS and kind not in (str, bytes, range, torch.Size):
+        return False
+    if kind is OutsideDict or isinstance(value, torch.Tensor):
+        return True
+    return classes.lookup(kind, "__iter__") is not MISSING or classes.python_method(world, kind, "__getitem__") is not None
+
+
+def _accumulate(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    iterable, *rest = args
+    if rest:
+        kwargs = {**kwargs, "func": rest[0]}
+    fn = kwargs.pop("func", None)
+    fn = native_callback(tracer, operator.add if fn is None else fn)
+    return native(itertools.accumulate, native_iterable(tracer.world, iterable), fn, **kwargs)
+
+
+def _groupby(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    iterable, *rest = args
+    key = rest[0] if rest else kwargs.get("key")
+    return native(itertools.groupby, native_iterable(tracer.world, iterable), native_callback(tracer, key))
+
+
+def _reversed(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    world, obj = tracer.world, args[0]
+    if isinstance(obj, torch.Tensor):
+        return iter(drain(world, world.torch_call(torch.Tensor.flip, (obj, 0), {})))
+    method = classes.python_method(world, type(obj), "__reversed__") if type(obj) not in PLAIN else None
+    if method is not None:
+        return tracer.call(method, (obj,))
+    if type(obj) not in PLAIN and classes.python_method(world, type(obj), "__getitem__") is not None:
+        found: list[Any] = []
+        for index in range(_len(tracer, (obj,), {}) - 1, -1, -1):
+            try:
+                found.append(world.getitem(obj, index))
+            except UserException as signal:
+                if isinstance(signal.exception, (IndexError, StopIteration)):
+                    break
+                raise
+        return iter(found)
+    return native(reversed, for_native(world, obj))
+
+
+# Conversions.
+
+
+def _convert(cls: type, method: str, code: str) -> Row:
+    def convert(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        world = tracer.world
+        if not args:
+            return native(cls, **kwargs)
+        obj = args[0]
+        if isinstance(obj, torch.Tensor):
+            value = tracer.recorder.known_value(obj)
+            if value is None:
+                raise GraphBreak(code, f"{cls.__name__}(tensor)")
+            return native(cls, value)
+        if isinstance(obj, torch.SymInt) and cls is int:
+            return obj
+        if isinstance(obj, (torch.SymFloat, torch.SymInt)) and cls is float:
+            return native(torch.sym_float, obj)
+        if type(obj) not in PLAIN:
+            for name in (method, "__index__") if len(args) == 1 and not kwargs else ():
+                function = classes.python_method(world, type(obj), name)
+                if function is not None:
+                    ask = operator.index if name == "__index__" else cls
+                    return native(cls, protocols.answered(world, obj, name, ask, tracer.call(function, (obj,))))
+            protocols.refuse_opaque(world, obj, method)
+        return native(cls, *(for_native(world, value) for value in args), **kwargs)
+
+    return convert
+
+
+def _bool(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
+    return tracer.world.truth(args[0]) if args else False
+
+
+def _str(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
+    if len(args) != 1 or kwargs:
+        return native(str, *args, **kwargs)
+    return protocols.to_text(tracer.world, args[0], "str")
+
+
+def _repr(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
+    return protocols.to_text(tracer.world, args[0], "repr")
+
+
+def _format(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
+    return tracer.world.format(args[0], 0, args[1] if len(args) > 1 else "")
+
+
+def _collect(cls: type) -> Row:
+    def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        ready = (native_iterable(tracer.world, args[0]), *args[1:]) if args else ()
+        return native(cls, *ready, **kwargs)
+
+    return make
+
+
+def pairs_of(tracer: Tracer, obj: Any) -> Any:
+    """What `dict(obj)` reads: a mapping's pairs (by `keys` and subscripts), or an iterable of pairs."""
+    world = tracer.world
+    if type(obj) is OutsideDict or type(obj) in (dict, collections.OrderedDict, collections.defaultdict):
+        return for_native(world, obj)
+    try:
+        keys = world.getattr(obj, "keys")
+    except UserException as signal:
+        if not isinstance(signal.exception, AttributeError):
+            raise
+        return [tuple(drain(world, pair)) if type(pair) not in (tuple, list) else pair for pair in drain(world, obj)]
+    return [(key, world.getitem(obj, key)) for key in drain(world, tracer.call(keys))]
+
+
+def _dict(cls: type) -> Row:
+    def make(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        return native(cls, *(pairs_of(tracer, value) for value in args), **kwargs)
+
+    return make
+
+
+def _defaultdict(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    factory = callback(tracer.world, args[0]) if args else None
+    return native(collections.defaultdict, factory, *(pairs_of(tracer, value) for value in args[1:]), **kwargs)
+
+
+def _rounding(fn: Callable[..., Any], method: str) -> Row:
+    def apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        world, obj = tracer.world, concrete(args[0])
+        args = (obj, *args[1:])
+        if isinstance(obj, torch.Tensor):
+            if not hasattr(torch.Tensor, method):
+                raise UserException(TypeError(f"type {world.type_of(obj).__name__} doesn't define {method} method"))
+            return world.torch_call(fn, args, kwargs)
+        special = classes.python_method(world, type(obj), method) if type(obj) not in PLAIN else None
+        if special is not None:
+            return tracer.call(special, args, kwargs)
+        return call_pure(tracer, fn, args, kwargs)
+
+    return apply
+
+
+def _divmod(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    if type(args[0]) in SCALARS and type(args[1]) in SCALARS:
+        return native(divmod, *map(concrete, args))
+    if any(isinstance(value, torch.Tensor) for value in args):
+        return tracer.world.binary("//", *args), tracer.world.binary("%", *args)
+    return protocols.dispatch(tracer.world, protocols.DIVMOD, divmod, "divmod()", *args)
+
+
+def _pow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return native(pow, *args, **kwargs) if len(args) != 2 or kwargs else tracer.world.binary("**", *args)
+
+
+# Output.
+
+
+def _print(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    if kwargs.get("file") is not None:
+        raise GraphBreak("untraceable-call", "print to a file")
+    defer_output(tracer, print, args, kwargs)
+
+
+def warn_at(message: str, category: type[Warning], file: str, line: int, module: str) -> None:
+    """`warnings.warn` as if it were called at that line of that module."""
+    namespace = vars(sys.modules[module]) if module in sys.modules else {}
+    warnings.warn_explicit(message, category, file, line, module, namespace.setdefault("__warningregistry__", {}))
+
+
+def _warn(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """Held back as output is, with the place that `stacklevel` means; beyond the captured frames the caller's frames tell it."""
+    given = dict(zip(("message", "category", "stacklevel"), args)) | kwargs
+    message, category, level = given.get("message"), given.get("category") or UserWarning, given.get("stacklevel", 1)
+    frame = tracer.frame
+    for _ in range(max(level, 1) - 1 if type(level) is int else 0):
+        frame = None if frame is None else frame.back
+    simple = type(message) is str and isinstance(category, type) and given.keys() <= {"message", "category", "stacklevel"}
+    if frame is None or not simple or type(level) is not int:
+        defer_output(tracer, warnings.warn, args, kwargs)
+        return
+    place = frame.stack_here()[-1]
+    module = frame.function.__globals__.get("__name__") or "<string>"
+    defer_output(tracer, warn_at, (message, category, place.file, place.line, module), {})
+
+
+# Operators as functions.
+
+
+def _binary_row(symbol: str, inplace: bool = False) -> Row:
+    return lambda tracer, args, kwargs: tracer.world.binary(symbol, args[0], args[1], inplace)
+
+
+def _compare_row(symbol: str) -> Row:
+    return lambda tracer, args, kwargs: tracer.world.compare(symbol, args[0], args[1])
+
+
+def _world_row(name: str) -> Row:
+    return lambda tracer, args, kwargs: getattr(tracer.world, name)(*args)
+
+
+def _unary_row(symbol: str) -> Row:
+    return lambda tracer, args, kwargs: tracer.world.unary(symbol, args[0])
+
+
+def _of_class(fn: Callable[..., Any]) -> Row:
+    """A function of a class, or of an object's class, that reads what the class statement has fixed."""
+
+    def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        subject = args[0]
+        if not isinstance(subject, type):
+            if tracer.world.outside(subject) is not None and fn is dataclasses.fields:
+                subject = type(subject)
+            elif fn is dataclasses.fields:
+                subject = tracer.world.type_of(subject)
+        classes.guarded_lookup(tracer.world, subject, "__dataclass_fields__")
+        return native(fn, subject)
+
+    return ask
+
+
+def _guard_signature(world: World, function: Any) -> None:
+    """What inspect.signature reads of a Python function and of those that it wraps."""
+    while isinstance(function, types.FunctionType) and world.load_function(function):
+        where = world.constant(function, function.__name__)
+        for name in ("__defaults__", "__kwdefaults__", "__annotations__"):
+            world.guard("IS", Attribute(where, name), getattr(function, name))
+        attributes = world.getattr(function, "__dict__")
+        attributes.lookup("__signature__")
+        function = attributes.lookup("__wrapped__")
+
+
+def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    subject = args[0]
+    _guard_signature(tracer.world, subject.__func__ if isinstance(subject, types.MethodType) else subject)
+    if isinstance(subject, types.MethodType):
+        known = tracer.world.outside(subject.__func__) is not None
+    else:
+        known = isinstance(subject, type) or tracer.world.outside(subject) is not None
+    if not known or isinstance(subject, torch.nn.Module):
+        raise GraphBreak("untraceable-call", "inspect.signature of a function that was made inside")
+    value = native(inspect.signature, subject, **kwargs)
+    return tracer.world.load(value, tracer.world.constant(value, "signature"))
+
+
+def _constants_only(fn: Callable[..., Any]) -> Row:
+    """A function that is a pure one of plain data, and refused with anything else; Python callbacks are interpreted."""
+
+    def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        ready = [plain_data(tracer, value) for value in args]
+        keywords = {name: plain_data(tracer, value) for name, value in kwargs.items()}
+        if any(value is MISSING for value in (*ready, *keywords.values())):
+            raise GraphBreak("untraceable-call", f"{fn.__module__}.{fn.__qualname__} of something that is no constant")
+        return native(fn, *ready, **keywords)
+
+    return ask
+
+
+def plain_data(tracer: Tracer, value: Any) -> Any:
+    """`value` for native code: a constant, a builtin container of such, a Python function as a trampoline; MISSING for anything else."""
+    value = concrete(tracer.world.materialise(value))
+    kind = type(value)
+    if is_constant(value) or kind in FROZEN_TYPES or kind is type:
+        return value
+    if kind in (types.FunctionType, types.MethodType, functools.partial):
+        return native_callback(tracer, value)
+    if kind in (list, tuple, set):
+        ready = [plain_data(tracer, element) for element in value]
+        return MISSING if any(element is MISSING for element in ready) else kind(ready)
+    if kind in (dict, collections.OrderedDict):
+        pairs = [(plain_data(tracer, key), plain_data(tracer, element)) for key, element in value.items()]
+        return MISSING if any(part is MISSING for pair in pairs for part in pair) else kind(pairs)
+    return MISSING
+
+
+def _thread_identity(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
+    """For the recursion checks of `repr`, which look it up in a set of their own; anywhere else its value could outlive the thread."""
+    frame = tracer.frame
+    if frame is None or frame.function.__globals__.get("__name__") not in ("dataclasses", "reprlib"):
+        raise GraphBreak("untraceable-call", "threading.get_ident")
+    return threading.get_ident()
+
+
+# Methods of C classes that meet iterables; each access makes a new object, so they are known by class and name.
+CLASS_METHODS: dict[tuple[type, str], Row] = {
+    (itertools.chain, "from_iterable"): lambda tracer, args, kwargs: _flattened(tracer, args, kwargs),
+}
+
+
+def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    return itertools.chain(*(native_iterable(world, one) for one in drain(world, args[0])))
+
+
+ROWS: list[tuple[Any, Row]] = [
+    (isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr), (hasattr, _hasattr), (setattr, _setattr),
+    (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len), (iter, _iter),
+    (next, _next),
+    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, _extreme(min, "<")), (max, _extreme(max, ">")),
+    (sorted, _sorted),
+    (functools.reduce, _reduce), (map, _over_iterables(map, 1)), (filter, _over_iterables(filter, 1)), (zip, _over_iterables(zip)),
+    (enumerate, _over_iterables(enumerate)), (reversed, _reversed), (itertools.accumulate, _accumulate), (itertools.groupby, _groupby),
+    (itertools.starmap, _over_iterables(itertools.starmap, 1)), (itertools.takewhile, _over_iterables(itertools.takewhile, 1)),
+    (itertools.dropwhile, _over_iterables(itertools.dropwhile, 1)), (itertools.filterfalse, _over_iterables(itertools.filterfalse, 1)),
+    *((cls, _over_iterables(cls)) for cls in (
+        itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
+        itertools.cycle,
+        itertools.islice, itertools.zip_longest, itertools.compress, itertools.pairwise)),
+    *((cls, functools.partial(_made_natively, cls)) for cls in (itertools.count, itertools.repeat)),
+    (int, _convert(int, "__int__", "data-dependent-scalar")), (float, _convert(float, "__float__", "data-dependent-scalar")),
+    (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr), (format, _format),
+    (ascii, lambda tracer, args, kwargs: protocols.to_text(tracer.world, args[0], "ascii")),
+    (list, _collect(list)), (tuple, _collect(tuple)), (set, _collect(set)), (frozenset, _collect(frozenset)),
+    (collections.deque, _collect(collections.deque)),
+    (dict, _dict(dict)), (collections.OrderedDict, _dict(collections.OrderedDict)), (collections.defaultdict, _defaultdict),
+    (abs, _rounding(abs, "__abs__")), (round, _rounding(round, "__round__")), (math.floor, _rounding(math.floor, "__floor__")),
+    (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod), (pow, _pow),
+    (print, _print), (warnings.warn, _warn),
+    *((row.function, _binary_row(symbol)) for symbol, row in BINARY.items()),
+    *((row.inplace_function, _binary_row(symbol, True)) for symbol, row in BINARY.items()),
+    *((row.function, _compare_row(symbol)) for symbol, row in COMPARE.items()),
+    (operator.is_, _compare_row("is")), (operator.is_not, _compare_row("is not")), (operator.contains, _world_row("contains")),
+    (operator.getitem, _world_row("getitem")), (operator.setitem, _world_row("setitem")), (operator.delitem, _world_row("delitem")),
+    (operator.truth, _bool), (operator.not_, lambda tracer, args, kwargs: not tracer.world.truth(args[0])),
+    (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")), (operator.inv, _unary_row("~")),
+    (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
+    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.finditer, re.split,
+                                                 re.escape, json.dumps, json.loads)),
+    (threading.get_ident, _thread_identity),
+]  # fmt: skip

@@ -1,0 +1,197 @@
+"""Calls of classes: `type.__call__`, with native `__new__` and interpreted `__init__`.
+
+Takes a class and arguments; gives the new instance, which is inside and free to mutate. Always holds: construction that runs native code
+of a type that is not known to be harmless is a graph break.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.native import native
+from fusewright.capture.border.protocols import for_native, truth
+from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.call import support as call_support, torch as call_torch
+from fusewright.capture.guards import MISSING
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+_BUILTIN_BASES = (dict, list, set, tuple, frozenset, collections.deque, str, int, float, BaseException)
+
+
+def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """`cls(*args, **kwargs)`."""
+    world = tracer.world
+    if issubclass(cls, torch.Tensor):
+        raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
+    if cls in call_torch.NATIVE_CLASSES or cls in call_support.PURE_CLASSES:
+        return native(
+            cls, *(for_native(world, value) for value in args), **{name: for_native(world, value) for name, value in kwargs.items()}
+        )
+    if issubclass(cls, np.generic) and all(isinstance(value, (int, float, complex, str, np.generic)) for value in args):
+        return native(cls, *args, **kwargs)
+    if cls in call_support.VALUE_CLASSES and all(is_constant(value) or type(value) in FROZEN_TYPES for value in (*args, *kwargs.values())):
+        return native(cls, *args, **kwargs)
+    meta = type(cls)
+    if meta is not type:
+        if issubclass(meta, enum.EnumMeta):
+            return _call_enum(tracer, cls, args, kwargs)
+        custom = classes.guarded_lookup(world, meta, "__call__")
+        if isinstance(custom, types.FunctionType):
+            return tracer.call(custom, (cls, *args), kwargs)
+        if isinstance(custom, type):  # a class is not bound (`dict`, for typed dictionaries)
+            return tracer.call(custom, args, kwargs)
+    return construct(tracer, cls, args, kwargs)
+
+
+def _call_enum(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1 or kwargs or not is_constant(args[0]):
+        raise GraphBreak("untraceable-call", f"the enumeration {cls.__qualname__} with arguments that are not one constant")
+    member = native(cls, *args)
+    return tracer.world.load(member, tracer.world.constant(member, cls.__name__))
+
+
+def construct(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """`type.__call__(cls, *args, **kwargs)`."""
+    world = tracer.world
+    if issubclass(cls, type):
+        return _make_class(tracer, cls, args, kwargs)
+    maker = classes.guarded_lookup(world, cls, "__new__")
+    function = maker.__func__ if isinstance(maker, staticmethod) else maker
+    initialiser = classes.guarded_lookup(world, cls, "__init__")
+    if isinstance(function, types.FunctionType):
+        instance = tracer.call(world.load(function, world.constant(function, "__new__")), (cls, *args), kwargs)
+    else:
+        instance = _native_new(tracer, cls, function, initialiser, args, kwargs)
+    if cls not in world.type_of(instance).__mro__:
+        return instance
+    if isinstance(initialiser, types.FunctionType):
+        world_init = world.load(initialiser, world.constant(initialiser, "__init__"))
+        given = tracer.call(world_init, (instance, *args), kwargs)
+        if given is not None:
+            raise UserException(TypeError(f"__init__() should return None, not '{world.type_of(given).__name__}'"))
+    elif initialiser is not object.__init__ and not isinstance(initialiser, types.FunctionType) and initialiser is not MISSING:
+        tracer.call(initialiser, (instance, *args), kwargs)
+    return instance
+
+
+def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: Args, kwargs: Kwargs) -> Any:
+    world = tracer.world
+    if maker is object.__new__:
+        if getattr(cls, "__abstractmethods__", None) or initialiser is object.__init__:
+            return native(cls.__new__, cls, *args, **kwargs)  # CPython's own complaint, if there is one
+        return native(object.__new__, cls)
+    if issubclass(cls, property) and isinstance(initialiser, types.FunctionType):
+        return native(maker, cls)
+    if issubclass(cls, _BUILTIN_BASES):
+        if isinstance(initialiser, types.FunctionType) and issubclass(cls, (dict, list, set, collections.deque)):
+            return native(maker, cls)
+        ready = tuple(
+            call_support.native_iterable(world, value) if issubclass(cls, (tuple, frozenset)) else for_native(world, value)
+            for value in args
+        )
+        return native(maker, cls, *ready, **kwargs)
+    raise GraphBreak("untraceable-call", f"the class {cls.__module__}.{cls.__qualname__}, which is written in C")
+
+
+def _make_class(tracer: Tracer, meta: type, args: Args, kwargs: Kwargs) -> Any:
+    if meta is type and len(args) == 1 and not kwargs:
+        return tracer.world.type_of(args[0])
+    if meta is not type or kwargs or not isinstance(args[1], tuple) or any(type(base) is not type for base in args[1]):
+        raise GraphBreak("class-creation", f"a class made by {meta.__qualname__}")
+    made = native(type, *(for_native(tracer.world, value) for value in args))
+    tracer.world.note_inside_class(made)
+    return made
+
+
+def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
+    """`isinstance(obj, cls)`; for tensors and stand-ins it answers for the class of the original."""
+    world = tracer.world
+    if isinstance(cls, tuple):
+        return any(is_instance(tracer, obj, one) for one in cls)
+    if isinstance(cls, types.UnionType):
+        return any(is_instance(tracer, obj, one) for one in cls.__args__)
+    kind = world.type_of(obj)
+    if kind is cls:
+        return True
+    check = classes.guarded_lookup(world, type(cls), "__instancecheck__")
+    if isinstance(check, types.FunctionType) and not (isinstance(cls, type) and check.__module__ in _KNOWN_CHECKS):
+        return truth(world, tracer.call(world.load(check, world.constant(check, "__instancecheck__")), (cls, obj)))
+    if not isinstance(cls, type):
+        return native(isinstance, obj, cls)
+    world.guard_bases(kind)
+    if cls in call_torch.LEGACY_TENSOR_TYPES and isinstance(obj, torch.Tensor):
+        return f"torch.{cls.__name__}" == obj.type().replace("torch.cuda.", "torch.")
+    if getattr(cls, "_is_protocol", False):
+        members = [_is_member(tracer, obj, cls, name) for name in sorted(typing._get_protocol_attrs(cls))]  # type: ignore[attr-defined]
+    if kind is type(obj):
+        answer = native(isinstance, obj, cls)
+    elif isinstance(obj, torch.Tensor) and cls in _FLAGS and (flag := _attribute(tracer, obj, _FLAGS[cls])) is not MISSING:
+        return truth(world, flag) or issubclass(kind, cls)
+    else:
+        native(isinstance, None, cls)  # what the class has against being asked does not depend on the object
+        answer = (getattr(cls, "_is_protocol", False) and all(members)) or _derives(kind, cls)
+    world.abstract_checks.note(kind, cls, answer)
+    return answer
+
+
+_FLAGS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+"""Attributes of tensors by which they count as instances."""
+
+
+def _derives(kind: type, cls: type) -> bool:
+    """`issubclass`, where protocols with data among their members refuse the question."""
+    return cls in kind.__mro__ if getattr(cls, "_is_protocol", False) else native(issubclass, kind, cls)
+
+
+def _is_member(tracer: Tracer, obj: Any, cls: type, name: str) -> bool:
+    """Whether an object has what a protocol asks for. Reading it through the border guards it."""
+    value = _attribute(tracer, obj, name)
+    return value is not MISSING and (value is not None or not callable(getattr(cls, name, None)))
+
+
+def _attribute(tracer: Tracer, obj: Any, name: str) -> Any:
+    try:
+        return tracer.world.getattr(obj, name)
+    except UserException as signal:
+        if not isinstance(signal.exception, AttributeError):
+            raise
+        return MISSING
+
+
+def is_subclass(tracer: Tracer, cls: Any, bases: Any) -> bool:
+    """`issubclass(cls, bases)`."""
+    world = tracer.world
+    if not isinstance(cls, type):
+        return native(issubclass, cls, bases)
+    if isinstance(bases, tuple):
+        return any(is_subclass(tracer, cls, one) for one in bases)
+    if isinstance(bases, types.UnionType):
+        return any(is_subclass(tracer, cls, one) for one in bases.__args__)
+    check = classes.guarded_lookup(world, type(bases), "__subclasscheck__")
+    if isinstance(check, types.FunctionType) and not (isinstance(bases, type) and check.__module__ in _KNOWN_CHECKS):
+        return truth(world, tracer.call(world.load(check, world.constant(check, "__subclasscheck__")), (bases, cls)))
+    answer = native(issubclass, cls, bases)
+    if isinstance(bases, type):
+        world.guard_bases(cls)
+        world.abstract_checks.note(cls, bases, answer)
+    return answer
+
+
+# Checks of these modules look at nothing but the class.
+_KNOWN_CHECKS = frozenset(
+    {"abc", "typing", "torch.nn.parameter", "enum", "torch._C", "torch", "_py_abc", "typing_extensions", "torch.autograd.variable"}
+)

@@ -1,0 +1,339 @@
+"""What a call does: the policy for every kind of callable.
+
+Takes a callable with its arguments; gives the result, by interpreting, by calling native code, or by a row of the tables.
+Always holds: the order is Python function (row, disabled, torch's native namespaces, interpreted), bound method, class, builtin,
+object with `__call__`; what no rule allows is the graph break "untraceable-call", which names the callable.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fusewright.base.records import dataclass
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.native import Trampoline, is_library, native, unwatched
+from fusewright.capture.border.values import array as arrays, cls as classes, function as functions, module as modules
+from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.border.values.symbolic import concrete
+from fusewright.capture.call import (
+    attention as call_attention,
+    builtins as call_builtins,
+    classes as call_classes,
+    higher_order as call_higher_order,
+    marked as call_marked,
+    methods as call_methods,
+    optimizers,
+    polyfills,
+    torch as call_torch,
+)
+from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import Referent
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Row = Callable[["Tracer", Args, Kwargs], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arity:
+    """How many arguments a function takes at least, how many by position at most, and the names that it knows (None: any)."""
+
+    least: int
+    most: int
+    names: frozenset[str] | None
+
+    def allows(self, args: Args, kwargs: Kwargs) -> bool:
+        count = len(args)
+        if count > self.most or count + len(kwargs) < self.least:
+            return False
+        return not kwargs or self.names is None or self.names.issuperset(kwargs)
+
+
+@functools.cache
+def _arity(function: Any) -> _Arity | None:
+    """None for a function without a signature (`iter`, `min`, `int`…): its row looks for itself."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return _Arity(
+        least=sum(one.default is one.empty for one in positional),
+        most=1 << 30 if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(positional),
+        names=None if any(one.kind is one.VAR_KEYWORD for one in parameters) else frozenset(one.name for one in parameters),
+    )
+
+
+def checked(function: Any, row: Row) -> Row:
+    """The row, reached only with arguments that `function` takes: the complaint about others is its own."""
+
+    def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        arity = _arity(function)  # asked when it is needed: 300 signatures would take a tenth of a warm start
+        if arity is not None and not arity.allows(args, kwargs):
+            return native(function, *args, **kwargs)
+        return row(tracer, args, kwargs)
+
+    return run
+
+
+# Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
+_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS)
+ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
+
+NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **call_higher_order.ROWS}
+
+
+def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    """Calls `fn` the way that this kind of callable is called."""
+    kwargs = kwargs or {}
+    marked = call_marked.registered(fn)
+    if marked is not None:
+        return marked(tracer, fn, args, kwargs)
+    if tracer.world.uses_arrays:
+        rule = arrays.takes(fn, args, kwargs)
+        if rule is not None:
+            return rule(tracer, fn, args, kwargs)
+    row = ROWS.get(id(fn))
+    if row is not None:
+        return row(tracer, args, kwargs)
+    handler = KINDS.get(type(fn))
+    if handler is None:
+        handler = next((handler for base, handler in BASE_KINDS if isinstance(fn, base)), _call_object)
+    return handler(tracer, fn, args, kwargs)
+
+
+def describe(fn: Any) -> str:
+    """A callable's name for messages."""
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
+    origin = getattr(fn, "__module__", None) or type(fn).__module__
+    return f"{origin}.{name}"
+
+
+def refuse(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The graph break of a callable that nothing is known about."""
+    rule = call_marked.by_torch(fn)
+    if rule is not None:
+        return rule(tracer, fn, args, kwargs)
+    raise GraphBreak("untraceable-call", describe(fn))
+
+
+def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    marked = call_marked.of_function(fn) if fn.__dict__ else None
+    if marked is not None:
+        return marked(tracer, fn, args, kwargs)
+    wrapper = BY_CODE.get(fn.__code__)
+    if wrapper is not None:
+        return wrapper(tracer, fn, args, kwargs)
+    origin = fn.__globals__.get("__name__") or ""
+    row = NAMED_ROWS.get((origin, fn.__qualname__))
+    if row is not None:
+        return row(tracer, args, kwargs)
+    policy = call_torch.policy(origin)
+    if policy is not None:
+        return policy(tracer, fn, args, kwargs)
+    rule = call_marked.by_torch(fn)
+    if rule is not None:
+        return rule(tracer, fn, args, kwargs)
+    return tracer.inline(fn, args, kwargs)
+
+
+def _dispatch(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    """`functools.singledispatch`'s question which function serves a class: asked natively, and again at each call."""
+    world = tracer.world
+    if world.outside(fn) is None or kwargs or len(args) != 1 or not isinstance(args[0], type) or world.is_inside_class(args[0]):
+        return tracer.inline(fn, args, kwargs)
+    found = fn(args[0])
+    world.guard_answer(fn, args, found, identical=True)
+    return world.load(found, world.constant(found, getattr(found, "__name__", "dispatched")))
+
+
+BY_CODE: dict[types.CodeType, Any] = {
+    **optimizers.WRAPPERS,
+    functools.singledispatch(len).dispatch.__code__: _dispatch,  # type: ignore[attr-defined]
+}
+
+
+def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.__func__, (fn.__self__, *args), kwargs)
+
+
+def _call_partial(tracer: Tracer, fn: functools.partial, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+
+
+def _call_trampoline(tracer: Tracer, fn: Trampoline, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.function, args, kwargs)
+
+
+def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A functools.lru_cache function: asked itself, and asked again by a guard, since its cache may be cleared.
+
+    A library's is asked of constants alone, and its answer kept: by contract it is the same at every call. Otherwise its body is
+    interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so that it still comes once.
+    """
+    world = tracer.world
+    args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
+    values = (*args, *kwargs.values())
+    library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
+    known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
+    if all(fixed or (not library and world.is_raw(value)) for fixed, value in zip(known, values)):
+        for value in values:
+            world.guard_identity(value)
+        with torch.utils._python_dispatch._disable_current_modes():
+            value = unwatched(fn, *args, **kwargs)
+        if not library:
+            world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
+        return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
+    if not library:
+        raise GraphBreak("untraceable-call", f"{describe(fn)}, which keeps its results by functools.lru_cache, of a tensor or a container")
+    before = len(world.effects.calls)
+    result = call(tracer, world.load(fn.__wrapped__, world.constant(fn.__wrapped__, "wrapped")), args, kwargs)
+    if result is None and len(world.effects.calls) > before:
+        del world.effects.calls[before:]
+        world.effects.defer(fn, args, kwargs)
+    return result
+
+
+def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kwargs) -> Any:
+    """A weak reference from outside: what it refers to now (its class is guarded when it is loaded)."""
+    source = tracer.world.source_of(fn)
+    if source is None or args or kwargs or type(fn).__call__ is not weakref.ref.__call__:
+        return refuse(tracer, fn, args, kwargs)
+    return tracer.world.load(fn(), Referent(source))
+
+
+def _call_static(tracer: Tracer, fn: staticmethod, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.__func__, args, kwargs)
+
+
+def _call_module(tracer: Tracer, fn: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    return call_attention.encoder_layer(tracer, fn, modules.call_module(tracer.world, fn, args, kwargs), kwargs)
+
+
+def _call_native_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """operator.itemgetter and friends: simple accessors, spelled out through the border."""
+    world = tracer.world
+    maker, parts = fn.__reduce__()[:2]
+    if isinstance(fn, call_builtins.ITEM_GETTER):
+        values = tuple(world.getitem(args[0], key) for key in parts)
+        return values[0] if len(values) == 1 else values
+    if isinstance(fn, call_builtins.ATTR_GETTER):
+        values = tuple(functools.reduce(world.getattr, path.split("."), args[0]) for path in parts)
+        return values[0] if len(values) == 1 else values
+    name, *more = parts if maker is type(fn) else (maker.args[0], *parts)
+    keywords = {} if maker is type(fn) else maker.keywords
+    return call(tracer, world.getattr(args[0], name), tuple(more), keywords)
+
+
+def _call_object(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """An object with `__call__`."""
+    world = tracer.world
+    kind = type(fn)
+    found = classes.guarded_lookup(world, kind, "__call__")
+    if found is MISSING:
+        raise UserException(TypeError(f"'{kind.__name__}' object is not callable"))
+    if isinstance(found, types.WrapperDescriptorType):
+        original = call_torch.original_of(fn)
+        if original is not None:
+            return call(tracer, world.load(original, world.constant(original, "original")), args, kwargs)
+        return refuse(tracer, fn, args, kwargs)
+    return call(tracer, world.bind(found, fn, kind, "__call__"), args, kwargs)
+
+
+def _call_scripted(tracer: Tracer, fn: torch.jit.ScriptFunction, args: Args, kwargs: Kwargs) -> Any:
+    """What torch.jit.script made of a function: the function. (Of one that was traced, there is none.)"""
+    if "_torchdynamo_inline" not in vars(fn):
+        return refuse(tracer, fn, args, kwargs)
+    return call(tracer, tracer.world.getattr(fn, "_torchdynamo_inline"), args, kwargs)
+
+
+def _call_torch_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return tracer.world.torch_call(fn, args, kwargs)
+
+
+def _call_builtin(tracer: Tracer, fn: types.BuiltinFunctionType, args: Args, kwargs: Kwargs) -> Any:
+    owner = fn.__self__
+    if not isinstance(owner, type) and functions.is_free_function(fn):
+        name = owner.__name__ if isinstance(owner, types.ModuleType) else (fn.__module__ or "")
+        if owner is None and name == "torch":  # torch.add and the like: static methods of a C class
+            return call_torch.call_operator(tracer, fn, args, kwargs)
+        if name.startswith("torch"):
+            return call_torch.call_c_function(tracer, fn, name, args, kwargs)
+        if name in call_builtins.PURE_MODULES or fn in call_builtins.PURE_FUNCTIONS:
+            return call_builtins.call_pure(tracer, fn, args, kwargs)
+        return refuse(tracer, fn, args, kwargs)
+    return call_methods.call_bound(tracer, fn, owner, args, kwargs)
+
+
+def _call_wrapper(tracer: Tracer, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> Any:
+    return call_methods.call_bound(tracer, fn, fn.__self__, args, kwargs)
+
+
+def _call_descriptor(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        return native(fn, *args, **kwargs)
+    return call_methods.call_unbound(tracer, fn, args[0], args[1:], kwargs)
+
+
+def _call_class(tracer: Tracer, fn: type, args: Args, kwargs: Kwargs) -> Any:
+    return call_classes.call_class(tracer, fn, args, kwargs)
+
+
+def _call_ufunc(tracer: Tracer, fn: np.ufunc, args: Args, kwargs: Kwargs) -> Any:
+    """NumPy arithmetic on numbers (`np.sqrt(dimension)`) is simply done."""
+    if kwargs or not all(isinstance(value, (int, float, complex, np.generic)) for value in args):
+        return refuse(tracer, fn, args, kwargs)
+    return native(fn, *args)
+
+
+def _call_alias(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return call(tracer, fn.__origin__, args, kwargs)
+
+
+def _call_higher_order(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    raise GraphBreak("higher-order-operator", describe(fn))
+
+
+KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {
+    types.FunctionType: _call_function,
+    types.MethodType: _call_method,
+    types.BuiltinFunctionType: _call_builtin,
+    classes.BUILTIN_METHOD: _call_builtin,
+    types.MethodDescriptorType: _call_descriptor,
+    types.WrapperDescriptorType: _call_descriptor,
+    types.MethodWrapperType: _call_wrapper,
+    types.ClassMethodDescriptorType: _call_descriptor,
+    functools.partial: _call_partial,
+    functools._lru_cache_wrapper: _call_cached,
+    staticmethod: _call_static,
+    weakref.ref: _call_reference,
+    Trampoline: _call_trampoline,
+    type: _call_class,
+    types.GenericAlias: _call_alias,
+    np.ufunc: _call_ufunc,
+    arrays.ArrayMethod: arrays.call_method,
+    call_builtins.ITEM_GETTER: _call_native_object,
+    call_builtins.ATTR_GETTER: _call_native_object,
+    call_builtins.METHOD_CALLER: _call_native_object,
+    torch.jit.ScriptFunction: _call_scripted,
+    torch._ops.OpOverload: _call_torch_operator,
+    torch._ops.OpOverloadPacket: _call_torch_operator,
+}
+BASE_KINDS: tuple[tuple[type, Callable[[Any, Any, Args, Kwargs], Any]], ...] = (
+    (type, _call_class),
+    (torch.nn.Module, _call_module),
+    (torch._ops.HigherOrderOperator, _call_higher_order),
+    (functools.partial, _call_partial),
+    (weakref.ref, _call_reference),
+)

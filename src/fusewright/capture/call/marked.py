@@ -1,0 +1,134 @@
+"""Callables that the user has marked: disabled, native, constant, substituted; by fusewright's decorators or by PyTorch's.
+
+Takes a callable; gives the rule that its mark asks for. Always holds: PyTorch's compiler is looked at only if the program has loaded it.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusewright.base import marks
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import unwatched
+from fusewright.capture.border.values.constant import is_constant
+from fusewright.sizes.symint import dim_of
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Rule = Callable[["Tracer", Any, Args, Kwargs], Any]
+
+
+def registered(fn: Any) -> Rule | None:
+    """The rule of a callable in fusewright's registries."""
+    if id(fn) in marks.SUBSTITUTES:
+        return _substitute
+    return run_natively if id(fn) in marks.ALLOWED else None
+
+
+def _substitute(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return tracer.inline(marks.SUBSTITUTES[id(fn)][1], args, kwargs)
+
+
+def run_natively(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """allow_in_graph: the function itself runs on traced tensors."""
+    return tracer.world.torch_call(fn, args, kwargs)
+
+
+def of_function(fn: types.FunctionType) -> Rule | None:
+    """The rule of a Python function with attributes (decorators leave some)."""
+    attributes = fn.__dict__
+    if marks.DISABLED in attributes or attributes.get("_torchdynamo_disable"):
+        return _disabled
+    return constant_result if attributes.get(marks.CONSTANT) else by_torch(fn)
+
+
+_HIDDEN = ("_init_group", "_fused_")
+
+
+def _disabled(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    reason = fn.__dict__.get(marks.DISABLED) or fn.__dict__.get("_torchdynamo_disable_msg")
+    inner = fn.__dict__.get("_torchdynamo_orig_callable")
+    if isinstance(inner, types.FunctionType) and inner.__module__.startswith("torch.optim.") and inner.__name__.startswith(_HIDDEN):
+        # PyTorch's compiler hides these parts of its optimizers from itself, for the whole process, when it is first used.
+        return tracer.call(tracer.world.load(inner, tracer.world.constant(inner, inner.__name__)), args, kwargs)
+    if fn.__dict__.get("_torchdynamo_disable_recursive") is False and isinstance(inner, types.FunctionType):
+        setattr(inner, marks.EAGER_FRAME, True)  # its wrapper is PyTorch's, which leaves the frame itself to the compiler
+    name = f"{fn.__module__}.{fn.__qualname__}"
+    raise GraphBreak("disabled-function", f"{name} ({reason})" if isinstance(reason, str) else name)
+
+
+def constant_result(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """assume_constant_result: the function is called really, once; what it gives counts as known."""
+    world = tracer.world
+    values = [_real(world, fn, value) for value in args]
+    keywords = {name: _real(world, fn, value) for name, value in kwargs.items()}
+    with _disable_current_modes():
+        result = unwatched(fn, *values, **keywords)
+    return world.load(result, world.constant(result, getattr(fn, "__name__", "constant")))
+
+
+def _real(world: Any, fn: Any, value: Any) -> Any:
+    if is_constant(value) or world.outside(value) is not None:
+        return world.real_of(value)
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_real(world, fn, element) for element in value)
+    raise GraphBreak(
+        "untraceable-call",
+        f"{fn.__module__}.{fn.__qualname__} is marked with assume_constant_result, and an argument of it is computed inside",
+    )
+
+
+# PyTorch's registries.
+
+
+def by_torch(fn: Any) -> Rule | None:
+    """The rule of a callable that was given to torch.compiler.allow_in_graph or torch.compiler.substitute_in_graph."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is None:
+        return None
+    if id(fn) in rules._allowed_callable_ids:
+        return run_natively
+    if id(fn) in rules._polyfilled_function_ids and _polyfill(fn) is not None:
+        return _run_polyfill
+    return None
+
+
+def _polyfill(fn: Any) -> types.FunctionType | None:
+    """What the user substitutes for `fn` (PyTorch's own substitutes are made for its own tracer)."""
+    handlers = sys.modules["torch._dynamo.variables"].PolyfilledFunctionVariable._get_polyfill_handlers()
+    substitute = getattr(handlers.get(fn), "__torch_dynamo_polyfill__", None)
+    if isinstance(substitute, types.FunctionType) and not substitute.__module__.startswith("torch."):
+        return substitute
+    return None
+
+
+def _run_polyfill(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    substitute = _polyfill(fn)
+    assert substitute is not None
+    return tracer.inline(substitute, args, kwargs)
+
+
+# Marks on tensors that are made while capturing.
+
+
+def mark_static(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """mark_static inside compiled code: the size becomes fixed, guarded. A class of modules is returned as it is."""
+    tensor, index = args[0], kwargs.get("index", args[1] if len(args) > 1 else None)
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    env = tracer.recorder.env
+    dims = range(tensor.dim()) if index is None else index if isinstance(index, (list, tuple)) else [index]
+    for dim in dims:
+        size = tensor.shape[dim]
+        if isinstance(size, torch.SymInt) and env is not None:
+            env.specialise(dim_of(size))
+    return None

@@ -1,0 +1,149 @@
+"""Library functions whose C or reflective parts are spelled out in terms of the border.
+
+Takes the arguments of `copy.copy` and `copy.deepcopy`; gives what they give, without `__reduce_ex__`, which is native code that reads whole
+objects. Always holds: an object copied from outside is read through `World`, so whatever the copy depends on is guarded.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.tuple import tuple_like
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+_ATOMIC = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, torch.SymInt, torch.SymFloat, torch.SymBool)
+_REFLECTIVE = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def _is_atomic(value: Any) -> bool:
+    return isinstance(value, _ATOMIC) or type(value) in FROZEN_TYPES or (is_constant(value) and type(value) is not frozenset)
+
+
+def _check_plain(value: Any) -> None:
+    kind = type(value)
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
+        raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}")
+    for name in _REFLECTIVE:
+        if classes.lookup(kind, name) not in (classes.lookup(object, name), *_builtin_hooks(value, name)):
+            raise GraphBreak("untraceable-call", f"a copy of a {kind.__qualname__}, which defines {name}")
+    if classes.native_new(kind) not in (
+        object.__new__,
+        dict.__new__,
+        list.__new__,
+        set.__new__,
+        tuple.__new__,
+        collections.OrderedDict.__new__,
+    ):
+        raise GraphBreak("untraceable-call", f"a copy of a {kind.__module__}.{kind.__qualname__}")
+
+
+def _builtin_hooks(value: Any, name: str) -> tuple[Any, ...]:
+    bases = (dict, list, set, tuple, collections.OrderedDict, collections.defaultdict, collections.deque)
+    return tuple(classes.lookup(base, name) for base in bases if isinstance(value, base))
+
+
+def copy_shallow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """`copy.copy(value)`."""
+    world = tracer.world
+    value = world.materialise(args[0])
+    kind = type(value)
+    if _is_atomic(value) or kind in (tuple, frozenset):
+        return value
+    if isinstance(value, torch.Tensor):
+        raise GraphBreak("untraceable-call", "copy.copy of a tensor")
+    custom = classes.guarded_lookup(world, kind, "__copy__")
+    if isinstance(custom, types.FunctionType):
+        return tracer.call(custom, (value,))
+    if kind in (list, dict, set, collections.deque, collections.defaultdict, collections.OrderedDict):
+        return copy.copy(value)
+    return _rebuild(tracer, value, lambda part: part)
+
+
+def copy_deep(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """`copy.deepcopy(value, memo)`."""
+    memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    return _deep(tracer, args[0], {} if memo is None else memo)
+
+
+def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
+    world = tracer.world
+    value = world.materialise(value)
+    if _is_atomic(value):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if isinstance(value, torch.Tensor) and not value.requires_grad and value.is_contiguous() and world.type_of(value) is torch.Tensor:
+        made = memo[id(value)] = world.torch_call(torch.clone, (value,), {})
+        return made
+    custom = classes.guarded_lookup(world, kind, "__deepcopy__") if not isinstance(value, torch.Tensor) else None
+    if isinstance(custom, types.FunctionType):
+        made = tracer.call(custom, (value, memo))
+        memo[id(value)] = made
+        return made
+    if kind is list:
+        made = memo[id(value)] = []
+        made.extend(_deep(tracer, element, memo) for element in value)
+        return made
+    if kind is dict:
+        made = memo[id(value)] = {}
+        for key, element in value.items():
+            made[_deep(tracer, key, memo)] = _deep(tracer, element, memo)
+        return made
+    if kind in (set, frozenset):
+        return kind(_deep(tracer, element, memo) for element in value)
+    if kind is tuple:
+        elements = tuple(_deep(tracer, element, memo) for element in value)
+        return value if all(new is old for new, old in zip(elements, value, strict=False)) else elements
+    if kind is types.MethodType:
+        return types.MethodType(value.__func__, _deep(tracer, value.__self__, memo))
+    return _rebuild(tracer, value, lambda part: _deep(tracer, part, memo), memo)
+
+
+def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A new object of the same class with converted content, attributes and slots."""
+    world = tracer.world
+    _check_plain(value)
+    kind = type(value)
+    maker = classes.native_new(kind)
+    if isinstance(value, tuple):
+        return tuple_like(value, [convert(element) for element in tuple.__iter__(value)])
+    made = maker(kind)
+    if memo is not None:
+        memo[id(value)] = made
+    if isinstance(value, dict):
+        base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+        for key in list(base.__iter__(value)):
+            base.__setitem__(made, convert(key), convert(dict.__getitem__(value, key)))
+        if isinstance(value, collections.defaultdict):
+            if not _is_atomic(getattr(value.default_factory, "function", value.default_factory)):
+                raise GraphBreak("untraceable-call", "a copy of a defaultdict whose factory is an object")
+            made.default_factory = value.default_factory
+    elif isinstance(value, list):
+        list.extend(made, [convert(element) for element in list.__iter__(value)])
+    elif isinstance(value, set):
+        set.update(made, [convert(element) for element in set.__iter__(value)])
+    if kind.__dictoffset__:
+        attributes = world.materialise(world.getattr(value, "__dict__"))
+        object.__getattribute__(made, "__dict__").update({name: convert(attribute) for name, attribute in attributes.items()})
+    for name, _ in classes.slots(kind):
+        present = tracer.call(hasattr, (value, name))
+        if present:
+            object.__setattr__(made, name, convert(world.getattr(value, name)))
+    return made
+
+
+ROWS = [(copy.copy, copy_shallow), (copy.deepcopy, copy_deep)]

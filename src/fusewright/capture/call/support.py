@@ -1,0 +1,75 @@
+"""What the rows for calls share: how iterables and callbacks are handed to native code, and which classes it may construct.
+
+Takes real values; gives values that native code may consume. Always holds: whatever native code iterates or calls goes through the border.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import functools
+import operator
+import pathlib
+import struct
+import types
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import Trampoline, TrampolineIterator, native
+from fusewright.capture.border.protocols import PLAIN, for_native
+from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.dict import OutsideDict
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer, World
+
+PURE_CLASSES: frozenset[type] = frozenset({
+    object, slice, range, complex, bytes, bytearray, memoryview, types.SimpleNamespace, types.MethodType, types.MappingProxyType,
+    functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller, property, staticmethod, classmethod, super,
+    types.FunctionType, types.GenericAlias,
+})  # fmt: skip
+
+# Classes of immutable values, which constants determine.
+VALUE_CLASSES: frozenset[type] = frozenset({
+    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal, uuid.UUID,
+    pathlib.PurePosixPath, struct.Struct,
+})  # fmt: skip
+
+
+def native_iterable(world: World, obj: Any) -> Any:
+    """An iterable that native code may consume: builtin containers as they are, others as an iterator through the border."""
+    if type(obj) is OutsideDict:
+        return for_native(world, obj)
+    if type(obj) in PLAIN:
+        return obj
+    if (
+        isinstance(obj, (list, tuple, dict, set, frozenset, collections.deque))
+        and classes.python_method(world, type(obj), "__iter__") is None
+    ):
+        return obj
+    iterator = world.iterate(obj)
+    method = classes.python_method(world, type(iterator), "__next__")
+    if method is not None and not method.__module__.startswith("fusewright.capture"):
+        return TrampolineIterator(world, iterator)
+    if world.is_raw(iterator):
+        raise GraphBreak(
+            "outside-iterator", f"a {type(iterator).__qualname__} that was made before the compiled function was called is consumed"
+        )
+    return iterator
+
+
+def drain(world: World, obj: Any) -> list[Any]:
+    """All elements of an iterable."""
+    return native(list, native_iterable(world, obj))
+
+
+def native_callback(tracer: Tracer, fn: Any) -> Any:
+    """A callable that native code may call."""
+    if fn is None or isinstance(fn, Trampoline) or fn in _SAFE_CALLBACKS:
+        return fn
+    return Trampoline(tracer, fn)
+
+
+_SAFE_CALLBACKS: tuple[Any, ...] = (str.lower, str.upper, str.strip)

@@ -1,0 +1,460 @@
+"""PyTorch's own callables: which are recorded, which answer natively, which are interpreted, which break the graph.
+
+Takes a callable of PyTorch; gives the rule for it. Always holds: a function that reads or changes a setting of PyTorch has a row
+here; a C function without a row is a graph break.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border.native import native
+from fusewright.capture.border.protocols import for_native
+from fusewright.capture.border.values import module as modules, tensor as tensors
+from fusewright.capture.call import (
+    attention as call_attention,
+    autograd as call_autograd,
+    marked as call_marked,
+    transforms as call_transforms,
+)
+from fusewright.operators import decompositions
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Policy = Callable[["Tracer", Any, Args, Kwargs], Any]
+Row = Callable[["Tracer", Args, Kwargs], Any]
+
+# Modules of C functions that are tensor operators.
+_OPERATOR_MODULES = frozenset({
+    "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft", "torch._C._sparse", "torch._C._nested",
+    "torch._C._VariableFunctions",
+})  # fmt: skip
+
+# Python functions of these modules run natively on traced tensors: they take tensors and constants and keep no state.
+_NATIVE_MODULES = frozenset({
+    "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg", "torch.fft", "torch._jit_internal",
+    "torch._ops", "torch.overrides", "torch._linalg_utils", "torch._lowrank", "torch._refs", "torch._decomp.decompositions", "torch._VF",
+    "torch.masked._ops", "torch.signal.windows.windows", "torch.nn.modules.utils", "torch.library", "torch._library.custom_ops",
+})  # fmt: skip
+_NATIVE_PACKAGES = ("torch._refs.", "torch._prims", "torch._decomp")
+
+_REFUSED_MODULES = {
+    "torch.serialization": "untraceable-call",
+    "torch._tensor_str": "print-tensor",
+    "torch.autograd": "autograd-call",
+    "torch.autograd.graph": "autograd-call",
+    "torch._functorch.vmap": "functorch-transform",
+    "torch.func": "functorch-transform",
+    "torch.distributed.distributed_c10d": "distributed-call",
+    "torch.random": "random-state",
+    "torch.cuda.random": "random-state",
+    "torch.multiprocessing": "untraceable-call",
+    "torch._dynamo.decorators": "untraceable-call",
+    "torch._dynamo.eval_frame": "untraceable-call",
+    "torch._higher_order_ops.flex_attention": "higher-order-operator",
+}
+
+NATIVE_CLASSES: frozenset[type] = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
+
+LEGACY_TENSOR_TYPES: frozenset[type] = frozenset(
+    getattr(torch, name) for name in dir(torch) if name.endswith("Tensor") and name != "Tensor" and isinstance(getattr(torch, name), type)
+    and type(getattr(torch, name)).__name__ == "tensortype"
+)  # fmt: skip
+
+
+def _run_native(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A torch function written in Python that takes tensors."""
+    if fn.__globals__.get("__name__") == "torch._tensor":
+        tensors.refuse_method(fn.__name__)
+    if any(isinstance(value, _OF_THE_PROGRAM) for value in (*args, *kwargs.values())):  # a distance to measure a loss by: it is called
+        return tracer.inline(fn, args, kwargs)
+    return tracer.world.torch_call(fn, args, kwargs)
+
+
+_OF_THE_PROGRAM = (types.FunctionType, types.MethodType, torch.nn.Module, functools.partial)
+
+
+def _run_our_own(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Methods of our stand-ins and generators: part of the border itself."""
+    return native(fn, *args, **kwargs)
+
+
+def _refuse(code: str) -> Policy:
+    def refused(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        raise GraphBreak(code, f"{fn.__module__}.{fn.__qualname__}")
+
+    return refused
+
+
+_REFUSED: dict[str, Policy] = {module: _refuse(code) for module, code in _REFUSED_MODULES.items()}
+_LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "log", "exception"})
+
+
+def _logging(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Logging of constants is done after the graph; of anything else, in a graph break."""
+    if fn.__name__ not in _LOGGING_METHODS or fn.__name__ == "exception" or "exc_info" in kwargs:
+        return tracer.inline(fn, args, kwargs)
+    shown = args[1:] if isinstance(args[0], logging.Logger) else args
+    for value in (*shown, *kwargs.values()):
+        if type(value) not in _FIXED and type(value) is not tuple:  # handlers are given the object, and format it as they like
+            raise GraphBreak("untraceable-call", f"logging of a {tracer.world.type_of(value).__qualname__}")
+    return tracer.world.effects.defer(fn, args, kwargs)
+
+
+def defer_output(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    """Notes an output call (print, warning, log record), if what it shows cannot change until the end of the frame."""
+    world = tracer.world
+    shown = tuple(_fixed(world, value) for value in args)
+    stack = tracer.stack()
+    keywords = {name: _fixed(world, value) for name, value in kwargs.items()}
+    world.effects.defer(fn, shown, keywords, str(stack[-1]) if stack else "")
+
+
+_FIXED = (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.SymInt, torch.Size, type, types.FunctionType)
+
+
+def _fixed(world: Any, value: Any) -> Any:
+    """What output shows of a value, as it is now."""
+    if type(value) in _FIXED or isinstance(value, type):
+        return value
+    if isinstance(value, torch.Tensor):
+        raise GraphBreak("print-tensor", "a tensor turned into text")
+    return world.format(value, 1, "")
+
+
+# What runs while a program is captured. Public functions (decorators, marks) have rows of their own.
+_OF_CAPTURE = tuple(f"fusewright.{room}." for room in ("capture", "graph", "operators", "record", "sizes"))
+# What stands for Python code of a program's.
+_INTERPRETED = ("fusewright.operators.higher_order", "fusewright.operators.decompositions.attention_modules")
+
+
+def policy(origin: str) -> Policy | None:
+    """The rule for Python functions of the module `origin`; None: interpret."""
+    if origin.startswith("torch"):
+        if origin in _NATIVE_MODULES or origin.startswith(_NATIVE_PACKAGES):
+            return _run_native
+        if origin in call_transforms.MODULES:
+            return call_transforms.transform
+        return _REFUSED.get(origin) or call_autograd.POLICIES.get(origin)
+    if origin.startswith("fusewright."):
+        return _run_our_own if origin.startswith(_OF_CAPTURE) and origin not in _INTERPRETED else None
+    if origin == "logging":
+        return _logging
+    return None
+
+
+# C functions that answer from a setting that a capture is guarded on (STATE), from their arguments, or that never change.
+_ANSWERS = frozenset({
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
+    "get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cache_enabled", "get_default_dtype", "is_any_autocast_enabled",
+    "_is_any_autocast_enabled", "_get_deterministic_algorithms", "_is_deterministic_algorithms_warn_only_enabled",
+    "_get_deterministic_algorithms_warn_only", "get_num_threads", "_get_float32_matmul_precision", "_is_torch_function_enabled",
+    "_len_torch_function_stack", "_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_torch_function_all_disabled",
+    "_functorch_interpreter_stack", "maybe_current_level", "_is_functorch_wrapped_tensor", "is_functorch_wrapped_tensor",
+    "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic", "_jit_is_script_object", "is_scripting",
+    "is_autocast_available", "_is_autocast_available", "_cuda_isInBadFork", "_cuda_getDeviceCount", "_cuda_isBuilt", "_has_mkldnn",
+    "_get_privateuse1_backend_name", "_mps_is_available", "_is_key_in_tls",
+})  # fmt: skip
+
+# C functions that answer from other settings: a guard asks them again.
+_ASKED_AGAIN = frozenset({
+    "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "_get_tracing_state", "_is_tracing", "_get_cudnn_enabled", "_get_mkldnn_enabled",
+    "_get_cudnn_allow_tf32", "_get_cublas_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_sdp_priority_order", "_get_overlap_policy",
+    "_jit_get_profiling_executor",
+})  # fmt: skip
+
+# C functions that change a setting; World restores it at the end of the attempt, finish replays what is left at its end.
+_SETTERS = frozenset({
+    "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "autocast_increment_nesting", "autocast_decrement_nesting",
+    "clear_autocast_cache",
+    "set_autocast_cache_enabled", "set_autocast_cpu_enabled", "set_autocast_cpu_dtype", "set_autocast_gpu_dtype",
+})  # fmt: skip
+
+# Operators whose answer is not a tensor and that are no part of a graph.
+_QUERIES = frozenset({
+    "is_floating_point", "is_complex", "numel", "is_same_size", "result_type", "can_cast", "promote_types", "is_signed", "is_conj",
+    "is_neg", "is_inference",
+    "get_device", "is_storage", "_is_zerotensor", "is_vulkan_available", "_has_compatible_shallow_copy_type",
+})  # fmt: skip
+
+
+def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kwargs) -> Any:
+    """A builtin function of one of torch's C modules."""
+    name = fn.__name__
+    if origin in _OPERATOR_MODULES:
+        return call_operator(tracer, fn, args, kwargs)
+    if name in _SETTERS:
+        if name == "_set_grad_enabled" and args[0]:
+            tracer.world.requires_grad_matters = True
+        # At torch level the settings are nodes of the graph; at ATen level their effect is in what is recorded.
+        return tracer.world.torch_call(fn, args, kwargs) if tracer.recorder.level == "torch" else native(fn, *args, **kwargs)
+    if name in _ANSWERS:
+        return native(fn, *args, **kwargs)
+    if name in _ASKED_AGAIN and not args and not kwargs:
+        answer = native(fn)
+        tracer.world.guard_answer(fn, (), answer)
+        return answer
+    raise GraphBreak("untraceable-call", f"{origin}.{name}")
+
+
+def call_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.add` and the like."""
+    if fn.__name__ in _QUERIES:
+        return native(fn, *args, **kwargs)
+    if fn.__name__ == "is_nonzero":
+        raise GraphBreak("data-dependent-branch", "torch.is_nonzero")
+    return tracer.world.torch_call(fn, args, kwargs)
+
+
+def _always(answer: object) -> Row:
+    return lambda tracer, args, kwargs: answer
+
+
+def _state_context(code: str, what: str) -> Row:
+    def refused(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        raise GraphBreak(code, what)
+
+    return refused
+
+
+def _query(fn: Callable[..., Any]) -> Row:
+    return lambda tracer, args, kwargs: native(fn, *(for_native(tracer.world, value) for value in args), **kwargs)
+
+
+def _current_gpu(tracer: Tracer) -> int:
+    """The current GPU's number, which a guard asks for again: contexts that change it are graph breaks."""
+    found = native(torch.cuda.current_device)
+    tracer.world.guard_answer(torch.cuda.current_device, (), found)
+    return found  # type: ignore[no-any-return]
+
+
+def _of_gpu(fn: Callable[..., Any]) -> Row:
+    """A question about a GPU, by default the current one, whose answer never changes."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        (device,) = (*args, *kwargs.values()) or (None,)
+        named = isinstance(device, int) or (isinstance(device, (str, torch.device)) and torch.device(device).index is not None)
+        return native(fn, device if named else _current_gpu(tracer))
+
+    return call
+
+
+def _is_tensor(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return isinstance((*args, *kwargs.values())[0], torch.Tensor)
+
+
+def _check_tensor(position: int) -> Row:
+    """torch._check_tensor_all: an assertion in the graph. When it fails, the call is repeated eagerly, for eager's own error."""
+
+    def check(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+        condition = args[position] if len(args) > position else kwargs.get("cond")
+        world = tracer.world
+        if not isinstance(condition, torch.Tensor) or condition.dtype is not torch.bool:
+            raise UserException(TypeError("cond must be a tensor of dtype torch.bool"))
+        if condition.device.type != "cpu" or tracer.recorder.level == "torch":
+            raise GraphBreak("data-dependent-branch", "a check of a tensor's values")  # on a GPU a failed assertion ends the process
+        world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (condition,), {}),), {})
+
+    return check
+
+
+def _check(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch._check of a size: stated, and so learnt; of one that depends on data it is checked at run time, where a call that fails it is
+    repeated eagerly for eager's own error. What fails now is interpreted."""
+    condition = args[0] if args else kwargs.get("cond")
+    if isinstance(condition, torch.SymBool):
+        condition = condition.node.expect_true("", 0)
+    if condition is True:
+        return None
+    check: Any = torch._check
+    return tracer.inline(check, (condition, *args[1:]), {name: value for name, value in kwargs.items() if name != "cond"})
+
+
+def _check_is_size(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    size = args[0] if args else kwargs.get("i")
+    if not isinstance(size, torch.SymInt):
+        check: Any = torch._check_is_size
+        return tracer.inline(check, args, kwargs)
+    most = kwargs.get("max")
+    for condition in (size >= 0, True if most is None else size <= most):
+        _check(tracer, (condition,), {})
+    return None
+
+
+def _interpreted(find: Callable[[Any], types.FunctionType]) -> Row:
+    """A function of a module whose other functions are refused."""
+    return lambda tracer, args, kwargs: tracer.inline(find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs)
+
+
+def _checking(fn: Any) -> Row:
+    """A function of PyTorch's that reads a tensor in order to raise: the interpreter makes that a check in the graph."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        return tracer.inline(fn, args, kwargs) if tracer.recorder.level == "aten" else tracer.world.torch_call(fn, args, kwargs)
+
+    return call
+
+
+def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    raise GraphBreak("explicit-graph-break", str(kwargs.get("msg", kwargs.get("reason", args[0] if args else ""))))
+
+
+def _call_compiled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A compiled module is captured as the module that it was made from (its class is its own, so the guard on it finds the module)."""
+    original = args[0]._fusewright_original
+    inside = tracer.world.load(original, tracer.world.constant(original, "original"))
+    return modules.call_module(tracer.world, inside, args[1:], kwargs)
+
+
+def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    module, reason = args[0]._fusewright_original, args[0]._fusewright_reason
+    raise GraphBreak("disabled-function", f"a {type(module).__qualname__} ({reason})" if reason else f"a {type(module).__qualname__}")
+
+
+def _call_custom_op(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """torch.library.custom_op: the operator behind the Python object, so that it is one node that prints and runs."""
+    return tracer.world.torch_call(args[0]._opoverload, args[1:], kwargs)
+
+
+# By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
+NAMED_ROWS: dict[tuple[str, str], Row] = {
+    **call_autograd.NAMED_ROWS,
+    ("torch.compiler", "is_compiling"): _always(True),
+    ("torch.compiler", "is_dynamo_compiling"): _always(True),
+    ("torch.compiler", "is_exporting"): _always(False),
+    ("torch._dynamo.external_utils", "is_compiling"): _always(True),
+    ("torch._dynamo", "is_compiling"): _always(True),
+    ("torch._utils_internal", "is_compiling"): _always(True),
+    ("torch._dynamo.decorators", "graph_break"): _graph_break,
+    # torch.compile, once used, counts the modules that are made; its books are no concern of the program.
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): _always(None),
+    ("torch._dynamo.decorators", "mark_static"): call_marked.mark_static,
+    ("torch._dynamo.decorators", "mark_static_address"): _always(None),
+    ("torch._dynamo.decorators", "mark_dynamic"): _always(None),  # what is computed inside is as dynamic as what it comes from
+    ("torch._dynamo.decorators", "maybe_mark_dynamic"): _always(None),
+    ("torch._dynamo.decorators", "mark_unbacked"): _always(None),
+    ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
+    ("torch._library.custom_ops", "CustomOpDef.__call__"): _call_custom_op,
+    ("fusewright.decorators", "is_compiling"): _always(True),
+    ("fusewright.decorators", "graph_break"): _graph_break,
+    ("fusewright.module", "CompiledModuleBase.__call__"): _call_compiled_module,
+    ("fusewright.module", "DisabledModuleBase.__call__"): _call_disabled_module,
+    ("fusewright.tensor_marks", "mark_dynamic"): _always(None),
+    ("fusewright.tensor_marks", "maybe_mark_dynamic"): _always(None),
+    ("fusewright.tensor_marks", "mark_static"): call_marked.mark_static,
+    ("torch._jit_internal", "is_scripting"): _always(False),
+    ("torch.jit._trace", "is_tracing"): _always(False),
+    ("torch.jit._script", "is_scripting"): _always(False),
+    **call_attention.NAMED_ROWS,
+    ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(getattr, torch._C._VariableFunctions, args[1]),
+    ("torch", "is_tensor"): _is_tensor,
+    ("torch", "_check"): _check,
+    ("torch", "_check_is_size"): _check_is_size,
+    ("torch", "_check_tensor_all"): _check_tensor(0),
+    ("torch", "_check_tensor_all_with"): _check_tensor(1),
+    ("torch", "is_storage"): _always(False),
+    ("torch.fx._symbolic_trace", "is_fx_tracing"): _always(False),
+    ("torch.fx._symbolic_trace", "is_fx_symbolic_tracing"): _always(False),
+    ("torch.cuda", "is_available"): _query(torch.cuda.is_available),
+    ("torch.cuda", "device_count"): _query(torch.cuda.device_count),
+    ("torch.cuda", "current_device"): lambda tracer, args, kwargs: _current_gpu(tracer),
+    ("torch.cuda", "get_device_capability"): _of_gpu(torch.cuda.get_device_capability),
+    ("torch.cuda", "get_device_name"): _of_gpu(torch.cuda.get_device_name),
+    ("torch.cuda", "get_device_properties"): _of_gpu(torch.cuda.get_device_properties),
+    ("torch.backends.cuda", "is_built"): _query(torch.backends.cuda.is_built),
+    ("torch", "get_default_device"): _query(torch.get_default_device),
+    ("torch", "get_float32_matmul_precision"): _query(torch.get_float32_matmul_precision),
+    ("torch", "are_deterministic_algorithms_enabled"): _query(torch.are_deterministic_algorithms_enabled),
+    ("torch.amp.autocast_mode", "is_autocast_available"): _query(torch.amp.autocast_mode.is_autocast_available),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.forward"): _state_context("distributed-call", "DistributedDataParallel"),
+    # Whether there is a process group is a question that guards answer: a global that these three read.
+    ("torch.distributed.distributed_c10d", "is_initialized"): _interpreted(lambda c10d: c10d.is_initialized),
+    ("torch.distributed.distributed_c10d", "_WorldMeta.WORLD"): _interpreted(lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget),
+    ("torch.distributed.distributed_c10d", "_World.default_pg"): _interpreted(lambda c10d: vars(c10d._World)["default_pg"].fget),
+    ("torch.autograd.profiler", "record_function.__init__"): lambda tracer, args, kwargs: tracer.world.setattr(args[0], "name", args[1]),
+    ("torch.autograd.profiler", "record_function.__enter__"): lambda tracer, args, kwargs: args[0],
+    ("torch.autograd.profiler", "record_function.__exit__"): _always(None),
+}
+
+
+def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """Two cases in which PyTorch's decomposition, which symbolic sizes bring in, differs from its kernel: what drops nothing gives the
+    tensor itself, not a copy; with a probability of 1 PyTorch multiplies by zero, and draws no random numbers."""
+    dropout = torch.nn.functional.dropout
+    given = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
+    x, p, training = given.get("input"), given.get("p", 0.5), given.get("training", True)
+    plain = type(p) in (int, float) and type(training) is bool and len(given) <= 4
+    if not plain or tracer.recorder.level != "aten" or not tracer.world.recorder_owns(x):
+        return _run_native(tracer, dropout, args, kwargs)
+    if p == 0 or (not training and 0 <= p <= 1):
+        return x
+    if p == 1 and training and not given.get("inplace") and x.is_floating_point():  # type: ignore[union-attr]
+        return tracer.call(torch.mul, (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device})))  # type: ignore[union-attr]
+    return _run_native(tracer, dropout, args, kwargs)
+
+
+def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """PyTorch's kernel looks at the classes, its form for tracing does not: that is a check in the graph. (On a GPU the device asserts.)"""
+    world = tracer.world
+    made = world.torch_call(torch.nn.functional.one_hot, args, kwargs)
+    classes = args[0] if args else kwargs.get("self", kwargs.get("tensor"))
+    if tracer.recorder.level == "aten" and world.recorder_owns(classes) and classes.device.type == "cpu":  # type: ignore[union-attr]
+        fit = tracer.call(operator.and_, (tracer.call(torch.ge, (classes, 0)), tracer.call(torch.lt, (classes, made.shape[-1]))))
+        world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (fit,), {}),), {})
+    return made
+
+
+def _decomposed(fn: Any, decomposition: Callable[..., Any]) -> Row:
+    """The row of a function that may be recorded as other operators."""
+
+    def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        made = decomposition(tracer.recorder, tracer.world.torch_call, args, kwargs)
+        return tracer.world.torch_call(fn, args, kwargs) if made is None else made
+
+    return call
+
+
+def _written_out(function: Any) -> Row:
+    """The row of a function that is interpreted as `function`."""
+    return lambda tracer, args, kwargs: tracer.inline(function, args, kwargs)
+
+
+ROWS: list[tuple[Any, Row]] = [
+    (torch._C._log_api_usage_once, _always(None)),
+    (torch.nn.functional.one_hot, _one_hot),
+    (torch.nn.functional.dropout, _dropout),
+    *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),
+    *((fn, _written_out(row)) for fn, row in decompositions.INTERPRETED.items()),
+    (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
+    (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
+    (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),
+    # Methods of symbolic numbers are written in Python, and part of the border.
+    *(
+        (method, _query(method))
+        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool)
+        for name, method in vars(kind).items()
+        if isinstance(method, types.FunctionType) and name != "__init__"
+    ),
+]
+
+
+def original_of(fn: Any) -> Any:
+    """The Python function or module behind a compiled callable (ours or PyTorch's), or None."""
+    for name in ("_fusewright_original", "_torchdynamo_orig_callable", "__wrapped__"):
+        original = getattr(fn, name, None)
+        if isinstance(original, (types.FunctionType, types.MethodType, torch.nn.Module)):
+            return original
+    return None

@@ -1,0 +1,91 @@
+"""The transforms of `torch.func`: vmap, grad, jacrev and the rest, captured by running PyTorch's own implementation of them.
+
+Takes a call of a transform, or of a function that one has made. The user's function inside is interpreted; functorch's layers lie above
+traced tensors, so what reaches the recorder are plain operators on whole batches, and those of the gradients. Always holds: the user's
+function is entered by a trampoline, so that what it reads is guarded; neither a tensor of an inner layer nor a function that holds some
+leaves the frame. A graph at torch level has no nodes for any of this: there a transform is a graph break.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border import protocols
+from fusewright.capture.border.native import Trampoline, unwatched
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+_APIS, _TRANSFORMS = "torch._functorch.apis", "torch._functorch.eager_transforms"
+MODULES = (_APIS, _TRANSFORMS)
+# Transforms that make a function of a function.
+_MAKERS = frozenset(
+    {
+        (_APIS, "vmap"), (_APIS, "grad"), (_APIS, "grad_and_value"), (_TRANSFORMS, "jacrev"), (_TRANSFORMS, "jacfwd"),
+        (_TRANSFORMS, "hessian"),
+    }
+)  # fmt: skip
+_MADE = frozenset(
+    {
+        (_APIS, "vmap.<locals>.wrapped"), (_APIS, "grad.<locals>.wrapper"), (_APIS, "grad_and_value.<locals>.wrapper"),
+        (_TRANSFORMS, "jacrev.<locals>.wrapper_fn"), (_TRANSFORMS, "jacfwd.<locals>.wrapper_fn"),
+    }
+)  # fmt: skip
+_DIRECT = frozenset({(_TRANSFORMS, "vjp"), (_TRANSFORMS, "jvp"), (_TRANSFORMS, "_vjp_with_argnums.<locals>.wrapper")})
+
+
+def transform(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a transform, or what one has made."""
+    name = _name(fn)
+    if tracer.recorder.level != "aten" or name not in _MAKERS | _MADE | _DIRECT:
+        raise GraphBreak("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
+    fn = _ready(tracer, fn) if name in _MADE else fn
+    args = tuple(_ready(tracer, value) for value in args)
+    kwargs = {key: _ready(tracer, value) for key, value in kwargs.items()}
+    if name in _MAKERS:
+        made = unwatched(fn, *args, **kwargs)
+        _adopt(tracer, made)
+        return made
+    return unwatched(tracer.recorder.call, fn, args, kwargs)
+
+
+def holds_tensors(fn: types.FunctionType) -> bool:
+    """Whether a function that a transform has made holds tensors of this capture."""
+    return fn.__globals__.get("__name__") == _TRANSFORMS and _name(fn) in _DIRECT
+
+
+def _name(fn: types.FunctionType) -> tuple[str, str]:
+    return fn.__globals__.get("__name__", ""), fn.__code__.co_qualname
+
+
+def _is_made(value: object) -> bool:
+    return isinstance(value, types.FunctionType) and _name(value) in _MADE
+
+
+def _ready(tracer: Tracer, value: Any) -> Any:
+    """An argument for PyTorch's implementation: functions of the user's, wherever they hide, become trampolines."""
+    world = tracer.world
+    if _is_made(value):
+        return value if world.outside(value) is None else _inside(tracer, value)
+    if isinstance(value, (Trampoline, torch.Tensor, type, types.BuiltinFunctionType)) or not callable(value):
+        return protocols.for_native(world, value)
+    return Trampoline(tracer, value)
+
+
+def _inside(tracer: Tracer, made: types.FunctionType) -> types.FunctionType:
+    """A function that a transform made before the capture, over what it was made of, loaded."""
+    cells = tuple(types.CellType(_ready(tracer, tracer.world.load_cell(cell))) for cell in made.__closure__ or ())
+    return types.FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, cells)
+
+
+def _adopt(tracer: Tracer, made: Any) -> None:
+    """The function was made inside, and may leave the frame as any closure does."""
+    if not _is_made(made):
+        return
+    for cell in made.__closure__ or ():
+        tracer.adopt_cell(cell)
+        _adopt(tracer, cell.cell_contents)

@@ -1,0 +1,212 @@
+"""Sources: where an outside object came from, as a path that can be evaluated again at every call.
+
+Takes nothing; gives immutable, hashable descriptions. A source is evaluated three ways, which must agree:
+by the native guard program (`csrc/guards.cpp`), by generated Python text (`text`, used by `finish` and in messages),
+and by a person reading a recompile log.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+from fusewright.base.records import KeepsHash, dataclass
+
+
+def _is_literal(key: object) -> bool:
+    if type(key) is tuple:
+        return all(_is_literal(part) for part in key)  # type: ignore[attr-defined]
+    return key is None or type(key) in (str, int, float, bool, bytes, complex)
+
+
+@dataclass(frozen=True, slots=True)
+class Source(KeepsHash):
+    """Base of all sources. `text` is a Python expression over the names that `finish` has in scope."""
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Source):
+    """The argument in slot `index` of the root frame's locals (positional, keyword-only, `*args` tuple, `**kwargs` dict)."""
+
+    index: int
+    name: str
+
+    def text(self) -> str:
+        # A resume function's `.s0` is no identifier, and an argument called `list` would hide the builtin in `finish`.
+        return self.name if self.name.isidentifier() and not hasattr(builtins, self.name) else f"__local_{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSource(Source):
+    """The function object whose frame is being compiled."""
+
+    def text(self) -> str:
+        return "__function"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Source):
+    """An object known at capture, held strongly by the compiled code (a module's globals, a class, `sys.modules[...]`)."""
+
+    obj_id: int
+    obj: object
+    name: str
+
+    def text(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash((Constant, self.obj_id))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Constant and other.obj is self.obj
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute(Source):
+    """`getattr(base, name)` where the attribute is a slot, C descriptor or other cheap native attribute
+    (`__globals__`, `__defaults__`, `__self__`, `cell_contents`, `__class__`, `tensor.grad`); never runs Python code."""
+
+    base: Source
+    name: str
+
+    def text(self) -> str:
+        return f"{self.base.text()}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDict(Source):
+    """The instance dictionary of an object (`vars(base)`), or a module's / class's `__dict__`.
+
+    hooked: the class has a `__getattribute__` of its own, which generated code must not run."""
+
+    base: Source
+    hooked: bool = False
+
+    def text(self) -> str:
+        return f"object.__getattribute__({self.base.text()}, '__dict__')" if self.hooked else f"{self.base.text()}.__dict__"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedDict(Source):
+    """The dict behind a mappingproxy. In text it is the proxy, which reads alike."""
+
+    base: Source
+
+    def text(self) -> str:
+        return self.base.text()
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Source):
+    """`base[key]` by the builtin container's own method: an index of a list/tuple/deque, a key of a dict.
+
+    `key` is hashable and compared by equality (a str, an int…); a key that is an object is given by identity.
+    Item(InstanceDict(x), "weight") prints as `x.weight`, Item(InstanceDict(m)._modules, ...) likewise readable.
+    """
+
+    base: Source
+    key: object
+
+    def text(self) -> str:
+        return f"{self.base.text()}[{self.key_name() or repr(self.key)}]"
+
+    def key_name(self) -> str | None:
+        """The variable that stands for a key that is no literal (a parameter, in an optimizer's state); None for a literal."""
+        return None if _is_literal(self.key) else f"__{type(self.key).__name__}_{id(self.key):x}"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOf(Source):
+    """`type(base)`."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"type({self.base.text()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Referent(Source):
+    """`base()` of a weak reference: the object it refers to, or None once that is gone."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"{self.base.text()}()"
+
+
+@dataclass(frozen=True, slots=True)
+class DictKey(Source):
+    """The `index`-th key, in order, of a dict (for keys that are not constants)."""
+
+    base: Source
+    index: int
+
+    def text(self) -> str:
+        return f"list({self.base.text()})[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize(Source):
+    """`base.size(dim)` of a tensor: the source of a symbolic size."""
+
+    base: Source
+    dim: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.size()[{self.dim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStride(Source):
+    """`base.stride(dim)` of a tensor."""
+
+    base: Source
+    dim: int
+
+    def text(self) -> str:
+        return f"{self.base.text()}.stride()[{self.dim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTensor(Source):
+    """A Python float as the 0-dimensional float64 tensor that the graph takes in its place."""
+
+    base: Source
+
+    def text(self) -> str:
+        return self.base.text()
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTensor(Source):
+    """`torch.from_numpy(base)`: a NumPy array as a graph input."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"torch.from_numpy({self.base.text()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Source):
+    """A global name of the root frame's function: `__globals__[name]`, falling to builtins."""
+
+    name: str
+
+    def text(self) -> str:
+        return f"__globals[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Closure(Source):
+    """The contents of closure cell `index` (name `name`) of the root frame's function."""
+
+    index: int
+    name: str
+
+    def text(self) -> str:
+        return f"__function.__closure__[{self.index}].cell_contents"

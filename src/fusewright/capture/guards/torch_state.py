@@ -1,0 +1,230 @@
+"""PyTorch's global state and tensor layout: what native guards read, captured in Python and verified once at import.
+
+Takes nothing; gives `capture_global_state() -> GlobalState`, its native form, dtype codes and key sets for tensor guards; and tells
+csrc/modes.cpp in which states compiled code may run at all.
+Always holds: native reading is switched on only after it has agreed with Python's accessors on known tensors and on the present state;
+otherwise (another PyTorch version, say) guards call the Python fallbacks, which are slower and equally exact.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.fx._symbolic_trace
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+from fusewright import _native
+from fusewright.capture.guards.types import GlobalState
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+# Devices whose tensors keep their sizes in the TensorImpl; for others a tensor guard asks Python.
+NATIVE_DEVICES = frozenset({"cpu", "cuda", "meta"})
+_MATMUL_PRECISIONS = ("highest", "high", "medium")
+_LIBRARIES = Path(torch.__file__).parent / "lib"
+_C10, _TORCH_CPU = str(_LIBRARIES / "libc10.so"), str(_LIBRARIES / "libtorch_cpu.so")
+_DTYPE_NAMES = (
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16 uint16 uint32 uint64 "
+    "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2"
+).split()
+
+
+def _dtype_codes() -> dict[torch.dtype, int]:
+    """c10::ScalarType of each dtype, as libtorch's C interface gives it."""
+    try:
+        library = ctypes.CDLL(_TORCH_CPU)
+    except OSError:
+        return {}
+    codes = {}
+    for name in _DTYPE_NAMES:
+        dtype, function = getattr(torch, name, None), getattr(library, f"aoti_torch_dtype_{name}", None)
+        if dtype is not None and function is not None:
+            codes[dtype] = int(function())
+    return codes
+
+
+DTYPE_CODES = _dtype_codes()
+
+
+def _function_modes() -> list[object]:
+    return [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+
+
+def _keys() -> tuple[int, int]:
+    return torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr()
+
+
+class _Modes:
+    """The states in which compiled code may run, as PyTorch's dispatch keys show them in a thread where nothing else is switched on."""
+
+    def __init__(self) -> None:
+        self.native = True
+        thread = threading.Thread(target=self._look)
+        thread.start()
+        thread.join()
+
+    def _look(self) -> None:
+        self.usual = _keys()
+        self._compare()
+        with torch.inference_mode():
+            self.inference = self._compare()
+        self.autocast = 0
+        for device in AUTOCAST_DEVICES:
+            torch.set_autocast_enabled(device, True)
+            self.autocast |= self._compare()[1]
+            torch.set_autocast_enabled(device, False)
+
+    def _compare(self) -> tuple[int, int]:
+        """How the present keys differ from the usual ones. Whether native code reads the same is noted."""
+        (included, excluded), (was_included, was_excluded) = _keys(), self.usual
+        changed = included ^ was_included, excluded ^ was_excluded
+        read = _native.probe_modes(_C10, _TORCH_CPU)
+        self.native &= read == (*changed, torch._C._len_torch_function_stack(), torch.is_anomaly_enabled())
+        return changed
+
+    def known(self) -> bool:
+        """What csrc/modes.cpp cannot tell by itself, and the rest where it does not read it."""
+        included, excluded = _keys()
+        changed = included ^ self.usual[0], (excluded ^ self.usual[1]) & ~self.autocast
+        if changed not in ((0, 0), self.inference) or torch.is_anomaly_enabled():
+            return False
+        return all(type(mode) is DeviceContext for mode in _function_modes())
+
+
+_USUAL_GLOBALS = (
+    (vars(torch.fx._symbolic_trace), "_is_fx_tracing_flag", False),
+    (vars(forward_ad), "_current_level", -1),
+)
+MODES = _Modes()
+_native.set_modes(MODES.native, MODES.inference, MODES.autocast, MODES.known, _USUAL_GLOBALS)
+
+
+def capture_global_state() -> GlobalState:
+    """The settings of this thread and process that a captured graph depends on."""
+    modes = _function_modes()
+    devices = [mode.device for mode in modes if isinstance(mode, DeviceContext)]
+    return GlobalState(
+        grad_enabled=torch.is_grad_enabled(),
+        inference_mode=torch.is_inference_mode_enabled(),
+        autocast=tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES),
+        autocast_cache=torch.is_autocast_cache_enabled(),
+        default_dtype=torch.get_default_dtype(),
+        default_device=str(devices[-1]) if devices else None,
+        deterministic=(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        torch_function_enabled=torch._C._is_torch_function_enabled(),
+        torch_function_modes=len(modes),
+        modes_known=_native.modes_known(),
+        num_threads=torch.get_num_threads(),
+        matmul_precision=torch.get_float32_matmul_precision(),
+    )
+
+
+def state_holds(expected: GlobalState) -> bool:
+    """Whether the present state is `expected`: the fallback of native guards."""
+    return capture_global_state() == expected
+
+
+def _two(values: Iterable[int]) -> tuple[int, int]:
+    """Padded to the two devices of csrc/tensors.h, which looks at as many as AUTOCAST_DEVICES has."""
+    first, second = (*values, 0)[:2]
+    return first, second
+
+
+def native_state(state: GlobalState) -> tuple[object, ...] | None:
+    """`state` in the form of csrc/tensors.h's State; None when only Python can compare it (a default device, disabled torch functions)."""
+    dtypes = (state.default_dtype, *(dtype for _, _, dtype in state.autocast))
+    names = tuple(name for name, _, _ in state.autocast)
+    if (
+        state.torch_function_modes
+        or state.default_device is not None
+        or not state.torch_function_enabled
+        or names != AUTOCAST_DEVICES
+        or any(dtype not in DTYPE_CODES for dtype in dtypes)
+        or state.matmul_precision not in _MATMUL_PRECISIONS
+    ):
+        return None
+    return (
+        int(state.grad_enabled),
+        int(state.inference_mode),
+        int(state.autocast_cache),
+        0,
+        int(state.modes_known),
+        int(state.deterministic[0]),
+        int(state.deterministic[1]),
+        _MATMUL_PRECISIONS.index(state.matmul_precision),
+        DTYPE_CODES[state.default_dtype],
+        _two(int(enabled) for _, enabled, _ in state.autocast),
+        _two(DTYPE_CODES[dtype] for _, _, dtype in state.autocast),
+        state.torch_function_modes,
+        state.num_threads,
+    )
+
+
+_key_sets: dict[str, tuple[int, int]] = {}
+
+
+def key_sets(device: torch.device) -> tuple[int, int]:
+    """Dispatch key sets of a plain dense tensor on `device`: made normally, and made in inference mode."""
+    found = _key_sets.get(device.type)
+    if found is None:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            with torch.inference_mode(False):
+                normal = torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()
+            with torch.inference_mode(True):
+                inference = torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()
+        found = _key_sets[device.type] = (normal, inference)
+    return found
+
+
+def _samples() -> list[tuple[object, ...]]:
+    """Known tensors whose fields differ enough to tell each apart; those of few dimensions come first."""
+    tensors = [
+        torch.empty(3, 4),
+        torch.empty(5, 6, dtype=torch.float64).t(),
+        torch.empty(2, 3, 4, 5, 6, dtype=torch.int64),
+        torch.empty(9, dtype=torch.float16, requires_grad=True),
+        torch.empty(2, 7, dtype=torch.complex64).conj(),
+        torch.empty((), dtype=torch.bool),
+        torch.empty(3, 11, dtype=torch.bfloat16, device="meta"),
+        torch.nn.Parameter(torch.empty(4, 2, dtype=torch.float64)),
+        torch.frombuffer(bytearray(24), dtype=torch.int16),  # the storage's data pointer and its context differ
+        torch.empty(2, 1, 3, 1, 4, 1, 5, dtype=torch.uint8),
+    ]
+    with torch.inference_mode():
+        tensors.append(torch.empty(8, 2, dtype=torch.int32))
+    rows: list[tuple[object, ...]] = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        row = (
+            tensor,
+            tensor._cdata,
+            torch._C._dispatch_keys(tensor).raw_repr(),
+            DTYPE_CODES[tensor.dtype],
+            storage._cdata,
+            storage.data_ptr(),
+            storage.nbytes(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            int(tensor.requires_grad),
+            # as libtorch's C interface counts
+            -1 if tensor.device.index is None else tensor.device.index,
+        )
+        rows.append(row)
+    return rows
+
+
+def _probe() -> tuple[dict[str, object], bool]:
+    if not DTYPE_CODES:
+        return {"ready": False, "storage_ready": False}, False
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+        found = _native.probe_tensors(_C10, _TORCH_CPU, torch._C.TensorBase, _samples())
+    state = native_state(capture_global_state())
+    state_found = state is not None and _native.probe_state(_C10, _TORCH_CPU, len(AUTOCAST_DEVICES), state)
+    return found, bool(state_found)
+
+
+LAYOUT, STATE_IS_NATIVE = _probe()

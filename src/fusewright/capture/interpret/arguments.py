@@ -1,0 +1,85 @@
+"""Binding arguments to the locals of a frame, as CPython does.
+
+Takes a function and a call's arguments; gives the values of its argument slots (positional, keyword-only, the `*args` tuple, the `**kwargs`
+dict). Always holds: a call that does not fit raises the very TypeError that CPython would raise.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from fusewright.base.signals import UserException
+from fusewright.capture.bytecode.instructions import CO_VARARGS, CO_VARKEYWORDS, NULL, constant_body
+
+LoadDefault = Callable[[types.FunctionType, int | str], object]
+
+
+def bind(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], load_default: LoadDefault) -> list[Any]:
+    """The argument slots' values. `load_default(function, index or name)` reads a default through the border."""
+    code = function.__code__
+    count = code.co_argcount
+    flags = code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
+    if not kwargs and not flags and len(args) == count and not code.co_kwonlyargcount:
+        return list(args)
+    values: list[Any] = [*args[:count], *[NULL] * (max(count - len(args), 0) + code.co_kwonlyargcount)]
+    if len(args) > count and not flags & CO_VARARGS:
+        raise _mismatch(function, args, kwargs)
+    extra = _bind_keywords(function, args, kwargs, values) if kwargs else {}
+    _bind_defaults(function, args, kwargs, values, load_default)
+    if flags & CO_VARARGS:
+        values.append(tuple(args[count:]))
+    if flags & CO_VARKEYWORDS:
+        values.append(extra)
+    return values
+
+
+def _bind_keywords(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> dict[str, Any]:
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    extra = {}
+    for name, value in kwargs.items():
+        slot = next((slot for slot in range(code.co_posonlyargcount, len(names)) if names[slot] == name), -1)
+        if slot < 0:
+            if not code.co_flags & CO_VARKEYWORDS:
+                raise _mismatch(function, args, kwargs)
+            extra[name] = value
+        elif values[slot] is not NULL:
+            raise _mismatch(function, args, kwargs)
+        else:
+            values[slot] = value
+    return extra
+
+
+def _bind_defaults(
+    function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], load_default: LoadDefault
+) -> None:
+    code = function.__code__
+    count = code.co_argcount
+    first = count - len(function.__defaults__ or ())
+    keyword_defaults = function.__kwdefaults__ or {}
+    for slot in range(min(len(args), count), len(values)):
+        if values[slot] is not NULL:
+            continue
+        if slot >= count:
+            name = code.co_varnames[slot]
+            if name not in keyword_defaults:
+                raise _mismatch(function, args, kwargs)
+            values[slot] = load_default(function, name)
+        elif slot < first:
+            raise _mismatch(function, args, kwargs)
+        else:
+            values[slot] = load_default(function, slot - first)
+
+
+def _mismatch(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> UserException:
+    """Lets CPython itself bind the arguments, to a function of the same signature that does nothing, for its message."""
+    stand_in = types.FunctionType(constant_body(function.__code__), {}, function.__name__, function.__defaults__, function.__closure__)
+    stand_in.__kwdefaults__ = function.__kwdefaults__
+    stand_in.__qualname__ = function.__qualname__
+    try:
+        stand_in(*args, **kwargs)
+    except TypeError as error:
+        return UserException(error)
+    raise AssertionError(f"CPython accepts the arguments of {function.__qualname__}")

@@ -1,0 +1,195 @@
+"""Generators of the capture: a real Python iterator whose body is interpreted.
+
+Takes the frame that a generator function's call has prepared; gives an object that native consumers (list, sum, zip, dict, join…) and
+interpreted code can iterate, send to, throw into and close. Always holds: what its body raises leaves as the plain exception (native code
+expects StopIteration and friends); a capture signal passes through untouched.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from fusewright.base.signals import UserException
+
+
+class InterpretedGenerator:
+    """See the module's docstring; behaves as CPython's generator object."""
+
+    __slots__ = ("frame", "guarded", "handling", "running", "started", "tracer")
+
+    def __init__(self, tracer: Any, frame: Any) -> None:
+        self.tracer = tracer
+        self.frame = frame
+        self.handling = tracer.new_handling()
+        self.started = False
+        self.running = False
+        self.guarded = False  # suspended where closing it would run a handler
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For `isinstance(generator, types.GeneratorType)`."""
+        return types.GeneratorType
+
+    def __iter__(self) -> InterpretedGenerator:
+        return self
+
+    def __next__(self) -> object:
+        return self._resume(None, None)
+
+    def send(self, value: object, /) -> object:
+        if not self.started and value is not None and not self.frame.finished:
+            raise TypeError("can't send non-None value to a just-started generator")
+        return self._resume(value, None)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None, /) -> object:
+        error = _normalised(kind, value)
+        inner = self._delegate()
+        if inner is None:
+            return self._resume(None, error)
+        return self._throw_into(inner, error)
+
+    def close(self) -> None:
+        if self.frame.finished:
+            return
+        if not self.started:
+            self.frame.finished = True
+            return
+        inner = self._delegate()
+        error: BaseException = GeneratorExit()
+        if inner is not None:
+            try:
+                self._close_inner(inner)
+            except Exception as raised:
+                error = raised
+        try:
+            self._resume(None, error)
+        except (GeneratorExit, StopIteration):
+            return
+        raise RuntimeError("generator ignored GeneratorExit")
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _resume(self, value: object, error: BaseException | None, jump: int | None = None) -> object:
+        """Runs the body up to its next yield; raises StopIteration at its end. `jump` is where to go on after a delegation that ended."""
+        if self.running:
+            raise ValueError("generator already executing")
+        frame = self.frame
+        if frame.finished:
+            if error is not None:
+                raise error
+            raise StopIteration
+        if error is not None and not self.started:
+            frame.finished = True
+            raise error
+        if jump is not None:
+            frame.stack[-1] = value  # in place of the inner iterator
+            frame.pc = jump
+        else:
+            frame.stack.append(value)
+        self.started = self.running = True
+        raised = self._run(error)
+        if raised is not None:
+            raise raised
+        if not frame.finished:
+            return frame.value
+        raise StopIteration if frame.value is None else StopIteration(frame.value)
+
+    def _run(self, error: BaseException | None) -> BaseException | None:
+        """One stretch of the body; what it raised, if it did. (Raised by the caller, outside of any `except` of ours.)"""
+        tracer, frame, handling = self.tracer, self.frame, self.handling
+        handling.previous, tracer.handling = tracer.handling, handling
+        tracer.note_suspension(self, False)
+        finished_by: BaseException | None = None
+        try:
+            tracer.execute(frame, error)
+        except UserException as signal:
+            frame.finished = True
+            finished_by = signal.exception
+        finally:
+            self.running = False
+            tracer.handling, handling.previous = handling.previous, None
+        tracer.note_suspension(self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only())
+        if isinstance(finished_by, StopIteration):
+            replaced = RuntimeError("generator raised StopIteration")
+            replaced.__cause__ = replaced.__context__ = finished_by
+            return replaced
+        return finished_by
+
+    def _wrapper_only(self) -> bool:
+        """Whether the only handler here is the one that turns StopIteration into RuntimeError (3.12 wraps each body in it)."""
+        info = self.frame.info
+        target = info.handlers[self.frame.pc - 1].target
+        return info.instructions[target].operand == "INTRINSIC_STOPITERATION_ERROR"
+
+    def _delegate(self) -> Any:
+        """The iterator that a suspended `yield from` delegates to."""
+        frame = self.frame
+        if frame.finished or not self.started or self.running:
+            return None
+        following = frame.info.instructions[frame.pc]
+        delegating = following.name == "RESUME" and following.arg & 3 >= 2
+        return frame.stack[-1] if delegating else None
+
+    def _close_inner(self, inner: Any) -> None:
+        self.running = True
+        try:
+            close = inner.close if isinstance(inner, InterpretedGenerator) else self._method(inner, "close")
+            if close is not None:
+                self._plain(close, ())
+        finally:
+            self.running = False
+
+    def _throw_into(self, inner: Any, error: BaseException) -> object:
+        if isinstance(error, GeneratorExit):
+            try:
+                self._close_inner(inner)
+            except Exception as raised:
+                error = raised
+            return self._resume(None, error)
+        throw = inner.throw if type(inner) is InterpretedGenerator else self._method(inner, "throw")
+        if throw is None:
+            return self._resume(None, error)
+        self.running = True
+        ended: BaseException | None = None
+        try:
+            return self._plain(throw, (error,))
+        except Exception as raised:
+            ended = raised
+        finally:
+            self.running = False
+        send = self.frame.info.instructions[self.frame.pc - 2]
+        if isinstance(ended, StopIteration) and send.action == "SEND_POP":
+            return self._resume(ended.value, None, send.target)
+        return self._resume(None, ended)
+
+    def _method(self, inner: Any, name: str) -> Any:
+        try:
+            return self.tracer.world.getattr(inner, name)
+        except UserException as signal:
+            if isinstance(signal.exception, AttributeError):
+                return None
+            raise
+
+    def _plain(self, function: Any, args: tuple[object, ...]) -> object:
+        """Calls through the border; a user's exception leaves as itself."""
+        error: BaseException
+        try:
+            return self.tracer.call(function, args)
+        except UserException as signal:
+            error = signal.exception
+        raise error
+
+
+def _normalised(kind: Any, value: Any) -> BaseException:
+    """The exception that the arguments of `throw` mean."""
+    if isinstance(kind, BaseException):
+        if value is not None:
+            raise TypeError("instance exception may not have a separate value")
+        return kind
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        if isinstance(value, kind):
+            return value
+        args = () if value is None else value if isinstance(value, tuple) else (value,)
+        return kind(*args)
+    raise TypeError(f"exceptions must be classes or instances deriving from BaseException, not {type(kind).__name__}")

@@ -1,0 +1,620 @@
+"""The driver: what happens when a compiled function meets a call that no cache entry fits.
+
+Takes one `compile` call's settings; captures the frame, hands its graph to the backend, and gives the native entry that serves
+such calls from then on. Always holds: whatever goes wrong in here, the call still gives what eager gives, and an event says so.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import gc
+import importlib
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.checkpoint
+
+from fusewright import _native
+from fusewright.autograd.record import record_backward
+from fusewright.backends.registry import Backend, GraphToCompile, resolve
+from fusewright.background import WORKER
+from fusewright.base import marks
+from fusewright.base.errors import (
+    CacheWarning,
+    CannotFunctionalise,
+    FusewrightError,
+    GraphBreakError,
+    InternalErrorWarning,
+    RecompileError,
+    RecompileLimitWarning,
+    RuntimeFallback,
+    describe_break,
+)
+from fusewright.base.events import (
+    STREAM,
+    Broken,
+    Captured,
+    Compiled,
+    Event,
+    FellBack,
+    Hint,
+    InternalError,
+    LimitReached,
+    Recompiling,
+    Reused,
+    Served,
+    Skipped,
+    Subscriber,
+)
+from fusewright.base.options import Settings
+from fusewright.base.records import dataclass, field, replace
+from fusewright.base.rewrites import Rewrites
+from fusewright.base.signals import GraphBreak, Signal, SkipFrame
+from fusewright.capture.attempt import capture_frame
+from fusewright.capture.bytecode.resume import in_loop
+from fusewright.capture.frame import CapturedFrame
+from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
+from fusewright.capture.guards.sources import Item, Source
+from fusewright.capture.numbers import plain_sources, takes_numbers
+from fusewright.capture.settings import CaptureOptions
+from fusewright.generalise.serve import Call, remembered, serve
+from fusewright.operators import higher_order
+
+CompiledFunction = _native.CompiledFunction
+_native.set_fallback_error(RuntimeFallback)
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+
+TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
+"""Reasons to run one call eagerly that say nothing about the next one."""
+
+IDLE_VERSIONS = 3
+"""Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it) is let alone."""
+
+_TOLD = (FusewrightError, CacheWarning, RecompileLimitWarning)  # warnings are raised where the user has made errors of them
+_NOT_TOLD = (RuntimeFallback, CannotFunctionalise)
+
+
+@dataclass(slots=True)
+class FunctionState:
+    """What the driver remembers about one compiled function besides its entries."""
+
+    skipped: bool = False
+    works: bool = False  # a version has a tensor operation, or a break
+    warned: bool = False
+    compiles: int = 0
+    stage: str = "driver"  # what a compile is busy with: what fails, fails in it
+    pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
+    error: Exception | None = None  # what a background compile has to tell the caller
+
+
+_lock = threading.RLock()
+_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
+_compilers: weakref.WeakSet[Compiler] = weakref.WeakSet()
+_states: weakref.WeakKeyDictionary[Any, FunctionState] = weakref.WeakKeyDictionary()
+stance = "default"
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """`Model.forward (model.py:12)`: how messages and events name a frame."""
+    code = function.__code__
+    return f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def call_with_locals(function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    """Calls `function` with the argument slots of its frame (positional, keyword-only, *args, **kwargs as its code orders them)."""
+    code = function.__code__
+    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    positional = list(values[: code.co_argcount])
+    keywords = dict(zip(keyword_only, values[code.co_argcount :]))
+    rest = list(values[code.co_argcount + code.co_kwonlyargcount :])
+    if code.co_flags & inspect.CO_VARARGS:
+        positional.extend(rest.pop(0))
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        keywords.update(rest.pop(0))
+    return function(*positional, **keywords)
+
+
+def _parameters(frame: CapturedFrame) -> frozenset[int]:
+    """The positions of the graph's inputs that are parameters, or buffers of modules."""
+    pairs = zip(frame.inputs, frame.example_inputs, strict=True)
+    seldom = [isinstance(real, torch.nn.Parameter) or _is_buffer(source) for source, real in pairs]
+    return frozenset(position for position, found in enumerate(seldom) if found)
+
+
+def _guard_texts(guards: tuple[Guard, ...]) -> tuple[str, ...]:
+    return tuple(map(guard_text, guards))
+
+
+def _is_buffer(source: Source) -> bool:
+    return isinstance(source, Item) and isinstance(source.base, Item) and source.base.key == "_buffers"
+
+
+def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
+    return call_with_locals(function, values)
+
+
+class FrameTable(dict[int, Any]):
+    """What one compiler has decided about the functions that its eager runs call: each compiles them by its own settings."""
+
+    __slots__ = ("compiler",)
+    compiler: weakref.ref[Compiler]
+
+
+class Compiler:
+    """Compiles frames under one set of settings."""
+
+    def __init__(self, settings: Settings, listener: Subscriber | None = None) -> None:
+        self.settings = settings
+        self.listener = listener  # hears the events of this compiler only
+        self.backend: Backend = resolve(settings.backend)
+        self.frames = FrameTable()
+        self.frames.compiler = weakref.ref(self)
+        _compilers.add(self)
+        self.options = CaptureOptions(
+            fullgraph=settings.fullgraph,
+            level=self.backend.level,
+            dynamic=settings.dynamic if self.backend.dynamic else False,
+            instruction_budget=settings["instruction_limit"],
+            wrap_resume=self.wrap,
+            call_eager=_native.call_eager,
+            call_paused=_native.call_paused,
+            differentiate=record_backward if self.backend.trains else None,
+            follows_autograd=self.backend.follows_autograd,
+            own_random=self.backend.own_random and not settings["fallback_random"],
+            data_shapes=settings["capture_dynamic_output_shape_ops"],
+            data_numbers=settings["capture_scalar_outputs"],
+            bucket={name: tuple(sizes) for name, sizes in settings.options.get("bucket", {}).items()},
+        )
+
+    def wrap(self, function: Callable[..., Any]) -> Any:
+        """A compiled function for a plain Python function. Nothing is compiled before its first call."""
+        compiled = _native.CompiledFunction(function, self.miss)
+        compiled.frames = self.frames
+        functools.update_wrapper(compiled, function)
+        _compiled.add(compiled)
+        return compiled
+
+    def skip(self, name: str, code: str, detail: str) -> None:
+        """Says that something is left to run eagerly. Raises GraphBreakError under fullgraph."""
+        report = describe_break(code, detail, ())
+        self.notify(Skipped(name, report))
+        if self.settings.fullgraph:
+            raise GraphBreakError(f"fullgraph=True, but {name} cannot be compiled.\n{report}", code)
+
+    def miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        """No entry of `compiled` fits this call: gives a new entry, or None to run the call eagerly.
+
+        Raises what `base/errors.py` lists for users and nothing else: GraphBreakError under fullgraph,
+        BackendError when the backend failed,
+        RecompileError under that stance. What else goes wrong in capture or compilation ends here, and the call runs eagerly.
+        """
+        # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it and noting so.
+        if not _lock.acquire(blocking=not self.settings["background"]):
+            return None  # something is being compiled in the background: this call does not wait for it
+        watcher = _set_eval_frame(None)  # torch.compile, where it calls what fusewright compiles, does not trace the compiler
+        try:
+            return self._miss(compiled, function, values)
+        except (Exception, Signal) as error:
+            return self._failed(compiled, function, error)
+        finally:
+            _set_eval_frame(watcher)
+            _lock.release()
+
+    def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        for entry in compiled.entries:
+            if entry.program.check(values, function):  # another thread was quicker
+                return entry
+        state = _states.setdefault(compiled, FunctionState())
+        state.stage = "driver"
+        if state.error is not None:
+            error, state.error = state.error, None
+            raise error
+        state.skipped |= function.__globals__.get("__name__") == DISTRIBUTED_DATA_PARALLEL
+        if state.skipped or any(program.check(values, function) for program in state.pending):
+            return None
+        name = self._name(function)
+        entries = compiled.entries
+        now = stance if stance != "default" else _native.torch_stance()
+        if entries and now == "eager_on_recompile":
+            return None
+        blame = [entry.program.failure(values, function) for entry in entries]
+        failures = tuple(text for _, text in blame)
+        if entries and now == "fail_on_recompile":
+            raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
+        if len(entries) >= IDLE_VERSIONS and not state.works and type(compiled) is _native.FrameCache:
+            state.skipped = True
+            self.notify(Hint(name, f"{IDLE_VERSIONS} versions have no tensor operation: it runs eagerly for new cases from now on"))
+            return None
+        if len(entries) + len(state.pending) >= self.settings.recompile_limit:
+            blamed = [guard for guard, _ in blame if guard is not None]
+            self._limit_reached(state, name, failures, blamed, quiet=in_loop(function.__code__))
+            return None
+        if entries:
+            self.notify(Recompiling(name, failures, state.compiles))
+        # A compile makes many objects that live on, and each full collection of cycles walks the whole heap.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            made = self._compile(compiled, state, name, function, values)
+        finally:
+            if collects:
+                gc.enable()
+        if made is not None:
+            compiled.append(made)  # before the lock is free: who waits for it finds the entry
+        return made
+
+    def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...], guards: list[Guard], quiet: bool) -> None:
+        """An event, and a warning; not about a part of a loop (`quiet`), whose Python values change by nature: the loop runs on eagerly."""
+        if state.warned:
+            return
+        state.warned = True
+        limit = self.settings.recompile_limit
+        self.notify(LimitReached(name, failures, limit))
+        if quiet:
+            return
+        often = Counter(guard.kind for guard in guards).most_common(1)
+        at = next((index for index, guard in enumerate(guards) if guard.kind == often[0][0]), 0) if often else 0
+        advice = recompile_advice(guards[at].kind) if guards else ""
+        warnings.warn(
+            f"{name} was compiled {limit} times (recompile_limit) and runs eagerly for new cases from now on. "
+            f"What kept failing: {failures[at] if failures else 'nothing'}. {advice}Or raise recompile_limit.",
+            RecompileLimitWarning,
+            stacklevel=4,
+        )
+
+    def _compile(self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+        started = time.perf_counter()
+
+        def capture(several: bool) -> CapturedFrame:
+            state.stage = "capture"
+            return capture_frame(function, values, replace(self.options, ones=several))
+
+        def announce(frame: CapturedFrame) -> None:
+            state.stage = "compile"
+            state.works |= frame.op_count > 0 or bool(frame.breaks)
+            self._announce(name, frame, time.perf_counter() - started)
+
+        def compile_(frame: CapturedFrame) -> Any:
+            state.stage = "compile"
+            state.compiles += 1
+            if self.settings["background"] and frame.graph is not None:
+                return self._compile_later(compiled, state, function, frame)
+            return self._finish(name, frame, started)
+
+        several = self.backend.level == "aten" and not self.settings["background"] and self.options.dynamic is not False
+        try:
+            served = serve(compiled.entries, Call(function, values, capture, announce, compile_, self._clean, several))
+        except SkipFrame as signal:
+            state.skipped = signal.code not in TRANSIENT_SKIPS
+            report = describe_break(signal.code, signal.detail, signal.stack)
+            self.notify(Skipped(name, report))
+            if self.settings.fullgraph and signal.code not in TRANSIENT_SKIPS:
+                raise GraphBreakError(f"fullgraph=True, but {name} cannot be captured whole.\n{report}", signal.code) from None
+            return None
+        except GraphBreak as signal:
+            if not self.settings.fullgraph:
+                raise
+            report = describe_break(signal.code, signal.detail, signal.stack)
+            self.notify(Broken(name, report))
+            raise GraphBreakError(f"fullgraph=True, but {name} has a graph break.\n{report}", signal.code) from None
+        if served.reused:
+            self.notify(Reused(name, served.proof))
+        if served.proof and served.entry.graph is not None:
+            self.notify(Served(name, served.proof, served.entry, function, values, self.options))
+        if served.other is not None:
+            compiled.append(served.other)
+        return served.entry
+
+    def _compile_later(self, compiled: Any, state: FunctionState, function: types.FunctionType, frame: CapturedFrame) -> None:
+        """Compiles a captured frame on the worker thread. Until it is ready, calls that it will serve run eagerly."""
+        name = self._name(function)
+        pending = build_program(frame.guards, plain_sources(frame.inputs)[0])
+        state.pending.append(pending)
+
+        def work() -> None:
+            with _lock:
+                if _states.get(compiled) is not state:
+                    return  # there was a reset
+                try:
+                    compiled.append(self._finish(name, frame, time.perf_counter()))
+                except (Exception, Signal) as error:
+                    try:
+                        self._failed(compiled, function, error)
+                    except Exception as told:  # the caller's thread raises it at the next call
+                        state.error = told
+                finally:
+                    state.pending.remove(pending)
+
+        WORKER.submit(work)
+
+    def _clean(self, graph: torch.fx.Graph) -> torch.fx.Graph:
+        passes = importlib.import_module("fusewright.graph.passes")  # lazy: a start from the disk cache does without
+        return passes.run(graph)
+
+    def _finish(self, name: str, frame: CapturedFrame, started: float) -> Any:
+        """The entry of a captured frame."""
+        general = remembered(frame) if self.backend.level == "aten" else None
+        entry = self._entry(name, frame)
+        self.notify(Compiled(name, time.perf_counter() - started))
+        if entry.graph is not None:
+            entry.tag = general
+        return entry
+
+    def _failed(self, compiled: Any, function: types.FunctionType, error: BaseException) -> None:
+        """A compile has ended with `error`, which is being handled: raises on what users are told; anything else is a defect of ours. Under
+        fullgraph the user asked to know of it, otherwise the function runs eagerly."""
+        if isinstance(error, _TOLD) and not isinstance(error, _NOT_TOLD):
+            raise error
+        state, name = _states.setdefault(compiled, FunctionState()), self._name(function)
+        what = f"internal error in its {state.stage}: {type(error).__name__}: {error}"
+        try:
+            self.notify(InternalError(name, state.stage, traceback.format_exc()))
+        except Exception as second:  # a full disk, say
+            what += f" (nor could this be noted: {type(second).__name__}: {second})"
+        if isinstance(error, MemoryError):
+            return  # the next call may have enough
+        state.skipped = True
+        if self.settings.fullgraph:
+            raise FusewrightError(f"{name} cannot be compiled: {what}") from error
+        if not isinstance(error, RecursionError):  # which may depend on the caller's depth
+            warnings.warn(
+                f"{name} runs eagerly: {what}. Please report it with the output of FUSEWRIGHT_LOGS=internal_errors.",
+                InternalErrorWarning,
+                stacklevel=3,
+            )
+
+    def _name(self, function: types.FunctionType) -> str:
+        name = function_name(function)
+        return name if self.settings.name is None else f"{self.settings.name}: {name}"
+
+    def _announce(self, name: str, frame: CapturedFrame, seconds: float) -> None:
+        if not STREAM.subscribers and self.listener is None:
+            return
+        for item in frame.breaks:
+            self.notify(Broken(name, describe_break(item.code, item.detail, item.stack)))
+        texts = functools.partial(_guard_texts, frame.guards)
+        inputs = tuple(source.text() for source in frame.inputs)
+        self.notify(Captured(name, frame.graph, texts, inputs, frame.finish_text, frame.op_count, seconds, frame.replayed))
+        if frame.graph is not None:
+            for hint in unrolled_loops(frame.graph):
+                self.notify(Hint(name, hint))
+
+    def _entry(self, name: str, frame: CapturedFrame) -> Any:
+        if frame.eager_reason:
+            return self._eager_entry(name, frame, "training-eager", frame.eager_reason)
+        compiled = None
+        if frame.graph is not None:
+            graph = GraphToCompile(
+                frame.graph,
+                frame.constants,
+                frame.example_inputs,
+                name,
+                self.settings,
+                self.notify,
+                frame.backward,
+                parameters=_parameters(frame),
+                rewrites=Rewrites(self.settings["stop_after_rewrites"]),
+            )
+            try:
+                compiled = self.backend.compile(graph)
+            except CannotFunctionalise as error:
+                return self._eager_entry(name, frame, "no-pure-form", str(error))
+        inputs, numbers = plain_sources(frame.inputs)
+        if compiled is not None and numbers:
+            compiled = takes_numbers(compiled, numbers)
+        return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
+
+    def _eager_entry(self, name: str, frame: CapturedFrame, code: str, detail: str) -> Any:
+        """An entry for calls that these guards accept, and that run eagerly."""
+        report = describe_break(code, detail, ())
+        self.notify(Skipped(name, report))
+        if self.settings.fullgraph and code != "training-eager":
+            raise GraphBreakError(f"fullgraph=True, but {name} cannot be compiled whole.\n{report}", code)
+        return _native.Entry(build_program(frame.guards, plain_sources(frame.inputs)[0]), None, _eager_finish)
+
+    def notify(self, event: Event) -> None:
+        STREAM.emit(event)
+        if self.listener is not None:
+            self.listener(event)
+
+
+LOOP_TURNS = 64
+"""Turns past which an unrolled loop is worth a hint: capture and compile time grow with them."""
+
+
+def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
+    """A hint for each line whose operators are in the graph more than LOOP_TURNS times, from the same calls."""
+    turns: Counter[Any] = Counter()
+    for node in graph.nodes:
+        if node.op.startswith("call_") and node.meta.get("location"):
+            turns[node.meta["location"], node.target] += 1
+    most: dict[Any, int] = {}
+    for (stack, _), count in turns.items():
+        if count > LOOP_TURNS:
+            most[stack[-1]] = max(count, most.get(stack[-1], 0))
+    return [
+        f"a loop is unrolled {count} times at {line}: compile its body, or write it as one tensor operation or torch.while_loop"
+        for line, count in most.items()
+    ]
+
+
+NEVER_COMPILED = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__, os.__file__, np.__file__) if path is not None
+)
+"""Code under these folders (PyTorch, fusewright, the standard library, NumPy) runs eagerly when it is reached through a graph break."""
+DISTRIBUTED_DATA_PARALLEL = "torch.nn.parallel.distributed"
+"""Its forward, which talks to the reducer, runs eagerly; the module inside is compiled as a frame that it reaches."""
+OPTIMIZER_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+"""What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step)."""
+PEER = tuple(os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), name) + os.sep for name in ("_dynamo", "_inductor"))
+"""PyTorch's own compiler: what it calls while it works is no part of the program."""
+SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+# torch.utils.checkpoint runs the user's functions again in the backward, where no frame is compiled, and they must save the same tensors
+# both times; so nothing is compiled below it the first time either.
+CHECKPOINT_FILE = torch.utils.checkpoint.__file__
+
+
+def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:
+    """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames, or never."""
+    try:
+        return _decided(code, function, table)
+    except (Exception, Signal):  # the frame belongs to the user, who has not asked for anything here
+        STREAM.emit(InternalError(function_name(function), "frame policy", traceback.format_exc()))
+        return None
+
+
+def _decided(code: types.CodeType, function: types.FunctionType, table: FrameTable | None) -> Any:
+    attributes = function.__dict__
+    if (function.__globals__.get("__name__"), function.__qualname__) in higher_order.PLAIN:
+        return _native.FrameCache(_run_plainly)
+    if code is _FIND_AND_LOAD or attributes.get("_torchdynamo_disable_recursive") or _is_collector_callback(code):
+        return _native.FrameCache(_run_paused)
+    file = code.co_filename
+    compiler = None if table is None else table.compiler()
+    peer = file.startswith(PEER) and attributes.get("_torchdynamo_disable_recursive") is not False
+    if compiler is not None and (peer or file == CHECKPOINT_FILE):
+        return _native.FrameCache(_run_paused)
+    if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
+        return None
+    theirs = any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED)
+    if theirs and code is not OPTIMIZER_STEP:
+        return None
+    cache = _native.FrameCache(compiler.miss)
+    cache.frames = compiler.frames
+    _compiled.add(cache)
+    return cache
+
+
+def _is_collector_callback(code: types.CodeType) -> bool:
+    """Whether the garbage collector calls it, whenever it runs: no part of the program."""
+    return any(getattr(getattr(callback, "__func__", callback), "__code__", None) is code for callback in gc.callbacks)
+
+
+_FIND_AND_LOAD = sys.modules["importlib._bootstrap"]._find_and_load.__code__
+
+
+def _run_paused(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    """Every call of this code object runs without compiling what it calls: an import, which runs modules once, and the wrappers of
+    torch.compiler.disable, which share one code object."""
+    return _native.Entry(build_program((), ()), None, _paused_finish)
+
+
+def _paused_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
+    return _native.call_paused(call_with_locals, function, values)
+
+
+def _run_plainly(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    """PyTorch's higher-order functions, whose own implementation starts torch.compile, run by their plain meaning."""
+    return _native.Entry(build_program((), ()), None, _plain_finish)
+
+
+def _plain_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
+    plain: Any = higher_order.PLAIN[function.__globals__["__name__"], function.__qualname__]
+    keyword_only = function.__code__.co_varnames[function.__code__.co_argcount :][: function.__code__.co_kwonlyargcount]
+    count = function.__code__.co_argcount
+    keywords = dict(zip(keyword_only, values[count:]))
+    rest = values[count + len(keyword_only)] if function.__code__.co_flags & inspect.CO_VARARGS else ()
+    return plain(*values[:count], *rest, **keywords)
+
+
+_native.hook_set_policy(_policy)
+
+
+def _fell_back(function: types.FunctionType, error: BaseException | None) -> None:
+    STREAM.emit(FellBack(function_name(function), str(error) if error is not None else "the guards of a new compile fail on its own call"))
+
+
+_native.set_fell_back(_fell_back)
+
+
+def _left_alone(function: types.FunctionType) -> None:
+    if STREAM.subscribers:
+        detail = "a transform, a tracer or a mode is active on this thread"
+        STREAM.emit(Skipped(function_name(function), describe_break("transform-active", detail, ())))
+
+
+_native.set_left_alone(_left_alone)
+
+
+FORK_PATIENCE = 2.0
+"""Seconds that a fork waits for a compile of another thread: the child has the compiler as it is then, better not in the middle of one."""
+
+
+_forking: set[int] = set()
+"""Threads that hold the lock because they fork."""
+
+
+def _before_fork() -> None:
+    if _lock.acquire(timeout=FORK_PATIENCE):
+        _forking.add(threading.get_ident())
+
+
+def _after_fork_in_parent() -> None:
+    if threading.get_ident() in _forking:
+        _forking.remove(threading.get_ident())
+        _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """The thread that held the lock is not in the child, nor is the one that compiles in the background."""
+    global _lock
+    _lock = threading.RLock()
+    _forking.clear()
+    WORKER.start_anew()
+    for state in _states.values():
+        state.pending.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def _restore(function: types.FunctionType, settings: Settings) -> Any:
+    return Compiler(settings).wrap(function)
+
+
+def _reduce(compiled: Any) -> Any:
+    """Pickling: by its name where the compiled function stands under it, as plain functions do; else what to compile again."""
+    found: Any = sys.modules.get(compiled.__module__)
+    for part in compiled.__qualname__.split("."):
+        found = getattr(found, part, None)
+    compiler = getattr(compiled.miss, "__self__", None)
+    if found is compiled or compiler is None:
+        return compiled.__qualname__
+    return _restore, (compiled.__wrapped__, compiler.settings)
+
+
+copyreg.pickle(CompiledFunction, _reduce)
+
+
+def reset() -> None:
+    """Forgets everything compiled in this process."""
+    with _lock:
+        for compiled in list(_compiled):
+            compiled.clear()
+        for compiler in list(_compilers):
+            compiler.frames.clear()
+        _native.hook_reset()
+        _states.clear()
+
+
+def set_stance(value: str) -> None:
+    """Sets the process-wide stance (checked by api.set_stance)."""
+    global stance
+    stance = value
+    _native.set_stance(1 if value == "force_eager" else 0)

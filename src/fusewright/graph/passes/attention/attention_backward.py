@@ -1,0 +1,100 @@
+"""Gradients of attention over short sequences, written out as batched products and loops.
+
+Takes and gives a functional graph of training on a CPU. PyTorch's fused backward works through blocks that suit long sequences; where the
+matrix of probabilities is small, five products and a fused softmax gradient take less than half of its time.
+Always holds: scores and their gradients are float32, as in the fused operator, whatever the inputs are; results have its types.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from fusewright.graph.builder import Builder
+from fusewright.graph.passes.context import PassContext
+from fusewright.sizes.tensor_type import TensorType
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Larger matrices of probabilities stay with the fused operator, which never holds one."""
+
+
+def attention_backward(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
+    for node in graph.find_nodes(op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu_backward.default):
+        if _is_short(node) and context.allow(f"attention gradient: {node.name}"):
+            _write_out(graph, node)
+    return graph
+
+
+def _is_short(node: Node) -> bool:
+    gradient, query, key, value, out, logsumexp, dropout = node.args[:7]
+    kinds: list[TensorType] = [one.meta["type"] for one in (gradient, query, key, value, out, logsumexp)]  # type: ignore[union-attr]
+    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
+        return False
+    if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or any(kind.ndim != 4 for kind in kinds[:5]):
+        return False
+    dtype = kinds[1].dtype
+    same = all(kind.dtype is dtype for kind in kinds[:5]) and dtype in (torch.float32, torch.bfloat16)
+    batch, heads, rows, features = kinds[1].shape
+    columns = kinds[2].shape[2]
+    fits = kinds[2].shape == kinds[3].shape == (batch, heads, columns, features) and kinds[5].shape == (batch, heads, rows)
+    probabilities: Any = batch * heads * rows * columns
+    return same and fits and kinds[5].dtype is torch.float32 and probabilities * 4 <= MOST_BYTES
+
+
+def _write_out(graph: torch.fx.Graph, node: Node) -> None:
+    gradient, query, key, value, out, logsumexp, _, causal = node.args
+    kind: TensorType = query.meta["type"]  # type: ignore[union-attr]
+    batch, heads, rows, features = kind.shape
+    columns = key.meta["type"].shape[2]  # type: ignore[union-attr]
+    scale: Any = node.kwargs.get("scale")
+    scale = 1.0 / math.sqrt(features) if scale is None else scale  # type: ignore[arg-type]
+    build = Builder(graph)
+    build.location = node.meta.get("location", ())
+    build.marks = {"recompute": True}  # the probabilities depend on no tangent: without this the forward would save them
+
+    def matrices(one: Any, dtype: torch.dtype) -> Node:
+        cast = one if one.meta["type"].dtype is dtype else build.call(aten._to_copy.default, one, dtype=dtype)
+        shape = one.meta["type"].shape
+        return build.call(aten.reshape.default, cast, [batch * heads, *shape[2:]])
+
+    def turned(one: Node) -> Node:
+        return build.call(aten.transpose.int, one, 1, 2)
+
+    def narrow(one: Node) -> Node:
+        return one if kind.dtype is torch.float32 else build.call(aten._to_copy.default, one, dtype=kind.dtype)
+
+    with graph.inserting_before(node):
+        wide = {one: matrices(one, torch.float32) for one in dict.fromkeys((query, key, value, gradient))}
+        own = {one: matrices(one, kind.dtype) for one in dict.fromkeys((query, key, gradient))}
+        scores = build.call(aten.bmm.default, wide[query], turned(wide[key]))
+        total = build.call(aten.reshape.default, logsumexp, [batch * heads, rows, 1])
+        powers = build.call(aten.exp.default, build.call(aten.sub.Tensor, build.call(aten.mul.Scalar, scores, scale), total))
+        if causal:
+            places = [
+                build.call(aten.unsqueeze.default, build.call(aten.arange.default, size, device=kind.device), axis)
+                for size, axis in ((columns, 0), (rows, 1))
+            ]
+            powers = build.call(aten.masked_fill.Scalar, powers, build.call(aten.gt.Tensor, *places), 0)
+        along = build.call(aten.bmm.default, wide[gradient], turned(wide[value]))
+        product = build.call(aten.mul.Tensor, wide[gradient], matrices(out, torch.float32))
+        mean = build.call(aten.sum.dim_IntList, product, [-1], True)
+        slope = build.call(aten.mul.Tensor, build.call(aten.sub.Tensor, along, mean), powers)
+        slope = narrow(build.call(aten.mul.Scalar, slope, scale))
+        found = (
+            build.call(aten.bmm.default, slope, own[key]),
+            build.call(aten.bmm.default, turned(slope), own[query]),
+            build.call(aten.bmm.default, turned(narrow(powers)), own[gradient]),
+        )
+        for position, (result, like) in enumerate(zip(found, node.meta["type"])):
+            whole = build.restride(build.call(aten.view.default, result, list(like.shape)), like)
+            for reader in [user for user in node.users if user.target is operator.getitem and user.args[1] == position]:
+                reader.replace_all_uses_with(whole)
+                graph.erase_node(reader)
+    graph.erase_node(node)

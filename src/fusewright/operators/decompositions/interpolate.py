@@ -1,0 +1,79 @@
+"""torch.nn.functional.interpolate over symbolic sizes, as one operator.
+
+Takes the call's arguments; gives the recorded result. PyTorch's C++ for it needs numbers for sizes, and its Python version for symbolic
+ones writes an interpolation as thirty operators. Always holds: what this file does not know, arguments that are wrong included, runs
+natively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.sizes.expressions import floor_div
+from fusewright.sizes.interfaces import Recorder
+from fusewright.sizes.symint import dim_of, size_of
+
+aten = torch.ops.aten
+_PARAMETERS = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+_OPERATORS: dict[tuple[str, int], OpOverload] = {
+    ("nearest", 1): aten.upsample_nearest1d.default,
+    ("nearest", 2): aten.upsample_nearest2d.default,
+    ("nearest", 3): aten.upsample_nearest3d.default,
+    ("nearest-exact", 1): aten._upsample_nearest_exact1d.default,
+    ("nearest-exact", 2): aten._upsample_nearest_exact2d.default,
+    ("nearest-exact", 3): aten._upsample_nearest_exact3d.default,
+    ("linear", 1): aten.upsample_linear1d.default,
+    ("bilinear", 2): aten.upsample_bilinear2d.default,
+    ("bicubic", 2): aten.upsample_bicubic2d.default,
+    ("trilinear", 3): aten.upsample_trilinear3d.default,
+}
+_LARGEST_DENOMINATOR = 1 << 10
+"""A size times a scale that is a fraction of this denominator at most is exact in double precision."""
+
+
+def interpolate(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of `interpolate(*args, **kwargs)`, or None."""
+    given: dict[str, Any] = {"size": None, "scale_factor": None, "mode": "nearest", "align_corners": None}
+    given |= dict(zip(_PARAMETERS, args)) | kwargs
+    plain = given.keys() <= set(_PARAMETERS) and not given.get("recompute_scale_factor") and not given.get("antialias")
+    found = _operator_call(recorder, given) if plain and len(args) <= len(_PARAMETERS) else None
+    return None if found is None else call(*found, {})
+
+
+def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverload, tuple[Any, ...]] | None:
+    x, mode, corners = given.get("input"), given["mode"], given["align_corners"]
+    if recorder.level != "aten" or not recorder.symbolic or not isinstance(x, torch.Tensor) or not recorder.owns(x):
+        return None
+    rank = x.dim() - 2
+    operator = _OPERATORS.get((mode, rank)) if type(mode) is str else None
+    nearest = type(mode) is str and mode.startswith("nearest")
+    if operator is None or (corners is not None if nearest else type(corners) not in (bool, type(None))) or not x.is_cpu:
+        return None
+    sizes = _each(given["size"], rank, (int, torch.SymInt))
+    scales = _each(given["scale_factor"], rank, (int, float))
+    if (sizes is None) == (scales is None) or (given["size"] is not None and given["scale_factor"] is not None):
+        return None
+    if scales is not None:
+        fractions = [float(scale).as_integer_ratio() if 0 < scale < 1 << 20 else (0, 0) for scale in scales]
+        if not all(0 < denominator <= _LARGEST_DENOMINATOR for _, denominator in fractions):
+            return None
+        sizes = [
+            size_of(floor_div(dim_of(size) * numerator, denominator), recorder.env)
+            for size, (numerator, denominator) in zip(x.shape[2:], fractions, strict=True)
+        ]
+        scales = [float(scale) for scale in scales]
+    between = () if nearest else (bool(corners),)
+    return operator, (x, sizes, *between, *(scales or (None,) * rank))
+
+
+def _each(value: Any, rank: int, kinds: tuple[type, ...]) -> list[Any] | None:
+    """The value of each spatial dimension; None when it is not given, or not as it should be."""
+    values = list(value) if type(value) in (list, tuple, torch.Size) else [value] * rank
+    return values if len(values) == rank and all(type(item) in kinds for item in values) else None
+
+
+__all__ = ["interpolate"]

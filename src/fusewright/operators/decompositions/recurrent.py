@@ -1,0 +1,83 @@
+"""Recurrent layers over a length that varies, as one operator: PyTorch's own would fix the length and write out each step.
+
+Takes what `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None where they are recorded as they come:
+over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always holds: the operator computes what they do,
+by calling them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fusewright.sizes.interfaces import Recorder
+
+_LIBRARY = torch.library.Library("fusewright", "FRAGMENT")
+_LIBRARY.define(
+    "recurrent(Tensor input, Tensor state, Tensor[] params, bool has_biases, int num_layers, bool bidirectional, bool batch_first, "
+    "str kind) -> (Tensor, Tensor)"
+)
+RECURRENT = torch.ops.fusewright.recurrent.default
+
+_KINDS = {"gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
+
+
+def _run(
+    input: torch.Tensor,
+    state: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    kind: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    made = _KINDS[kind](input, state, list(params), has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+    return made[0], made[1]
+
+
+def _shapes(
+    input: torch.Tensor,
+    state: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    kind: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    length, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]
+    outputs = input.new_empty((length, batch, state.shape[2] * (2 if bidirectional else 1)))
+    return outputs.transpose(0, 1) if batch_first else outputs, input.new_empty(state.shape)
+
+
+_LIBRARY.impl("recurrent", _run, "CPU")
+_LIBRARY.impl("recurrent", _shapes, "Meta")
+
+_ARGUMENTS = 9  # input, state, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+
+
+def recurrent(
+    kind: str, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The result of `torch.<kind>(*args, **kwargs)`, or None."""
+    if len(args) != _ARGUMENTS or kwargs or recorder.level != "aten" or not recorder.symbolic or not isinstance(args[2], list | tuple):
+        return None
+    x, state, params, biases, layers, dropout, train, bidirectional, batch_first = args
+    tensors = (x, state, *params)
+    if not all(recorder.owns(tensor) and tensor.device.type == "cpu" and tensor.dtype == x.dtype for tensor in tensors):
+        return None
+    if x.dim() != 3 or state.dim() != 3 or type(x.shape[1 if batch_first else 0]) is not torch.SymInt:
+        return None
+    if (train and dropout) or torch.is_autocast_enabled("cpu"):
+        return None
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return None
+    width = x.shape[2]
+    if not isinstance(width, int) or params[0].shape[1] != width or state.shape[1] != x.shape[0 if batch_first else 1]:
+        return None  # eager's error
+    if state.shape[0] != layers * (2 if bidirectional else 1) or state.shape[2] != params[1].shape[1]:
+        return None
+    return call(RECURRENT, (x, state, list(params), biases, layers, bidirectional, batch_first, kind), {})

@@ -1,0 +1,107 @@
+"""Whether eager has a kernel for these dtypes, and what it gives: meta kernels, and loops of ours, accept more than PyTorch's CPU kernels.
+
+Takes a pointwise operator with its arguments and the result type that was inferred (a TensorType in each tensor's place); gives the reason
+why eager would do something else, else "". Always holds: the answer comes from the operator itself, run once for each question on tensors
+of one element; a question holds all that it is run with, so no answer serves another one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.operators.schema import functional_form
+from fusewright.sizes.expressions import Expr
+from fusewright.sizes.tensor_type import TensorType
+
+
+class _Tensor(NamedTuple):
+    """What of a tensor may decide."""
+
+    dtype: torch.dtype
+    rank: int
+    device: str
+
+
+class _Given(NamedTuple):
+    """An argument that is no tensor: 1, 1.0 and True are equal, and are not the same."""
+
+    kind: type
+    value: object
+
+
+def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> str:
+    """Why eager refuses the call, or that it gives another dtype; empty when it agrees, or when the operator is no pointwise one of the
+    CPU's."""
+    if not _is_pointwise(func):
+        return ""
+    given = tuple(map(_asked_with, args)), tuple((name, _asked_with(value)) for name, value in kwargs.items())
+    found = _answer(func, torch.get_default_dtype(), *given)
+    if isinstance(found, str):
+        return found
+    inferred = _dtypes(result)
+    return f"eager gives {found}, its meta kernel {inferred}" if found and found != inferred else ""
+
+
+@cache
+def _is_pointwise(func: OpOverload) -> bool:
+    """Without random numbers: asking must change nothing."""
+    tags = (functional_form(func) or func).tags  # in-place forms are not all tagged
+    return (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags) or func in _LOSSES
+
+
+# Losses go over their operands as pointwise operators do, and then reduce.
+_LOSSES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
+    for name in (loss, f"{loss}_backward")
+)
+
+
+def _asked_with(value: object) -> object:
+    if isinstance(value, TensorType):
+        return _Tensor(value.dtype, len(value.shape), value.device.type)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_asked_with, value))
+    return _Given(int, 1) if isinstance(value, Expr) else _Given(type(value), value)
+
+
+@lru_cache(maxsize=1 << 12)
+def _answer(
+    func: OpOverload, default: torch.dtype, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]
+) -> tuple[torch.dtype, ...] | str:
+    """The result dtypes, or the error. `default`: the default dtype, which results may depend on."""
+    if _elsewhere((args, tuple(value for _, value in kwargs))):
+        return ()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _dtypes(func(*map(_made, args), **{name: _made(value) for name, value in kwargs}))
+        except (MemoryError, RecursionError):  # of this moment, not of the question
+            raise
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def _elsewhere(value: object) -> bool:
+    if isinstance(value, _Tensor):
+        return value.device != "cpu"
+    return type(value) is tuple and any(map(_elsewhere, value))
+
+
+def _dtypes(result: object) -> tuple[torch.dtype, ...]:
+    return tuple(t.dtype for t in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(t, (torch.Tensor, TensorType)))
+
+
+def _made(value: object) -> object:
+    if isinstance(value, _Tensor):
+        return torch.ones([1] * value.rank, dtype=value.dtype, device="cpu")
+    return value.value if isinstance(value, _Given) else list(map(_made, value))  # type: ignore[call-overload]
+
+
+__all__ = ["disagreement"]

@@ -1,0 +1,116 @@
+"""Whether two operands of an in-place operator share memory in part: eager refuses that, or its answer depends on the order of its loop.
+
+Takes nodes of an ATen-level graph; gives yes or no. Always holds: "no" is proved, by the elements that both views of one tensor touch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusewright.base.records import dataclass
+from fusewright.operators.schema import argument, facts, list_of_views
+from fusewright.sizes.tensor_type import TensorType
+
+_LARGEST = 1 << 24  # elements of a tensor whose views are compared element by element
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node's elements lie in the memory of the node that is no view."""
+
+    root: torch.fx.Node
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def shares_in_part(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> bool:
+    """Whether some of `others` touches elements of `written` without being the same view of them."""
+    others = [other for other in others if other is not written]
+    if not others:
+        return False
+    root = view_chain(written)[0]
+    related = [other for other in others if view_chain(other)[0] is root]
+    if not related:
+        return False
+    mine = _place(written)
+    return mine is None or any(_overlap(mine, _place(other)) for other in related)
+
+
+def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The views that lead to `node`, from the node that is no view."""
+    chain = [node]
+    while node.op == "call_function":
+        if node.target is operator.getitem:  # one of the views that split and unbind give, or one of several fresh results
+            producer: Any = node.args[0]
+            if not isinstance(producer.target, OpOverload) or list_of_views(producer.target) is None:
+                break
+            node = producer
+            chain.append(node)
+            continue
+        assert isinstance(node.target, OpOverload)
+        place = next((alias[1] for alias in facts(node.target).returned if alias is not None), list_of_views(node.target))
+        base = None if place is None else argument(node.target, node.args, dict(node.kwargs), place)
+        if not isinstance(base, torch.fx.Node):
+            break
+        chain.append(base)
+        node = base
+    return chain[::-1]
+
+
+def _place(node: torch.fx.Node) -> _Place | None:
+    """None where a size is symbolic, or the path leads through more than views."""
+    chain = view_chain(node)
+    root = chain[0].meta["type"]
+    if not isinstance(root, TensorType) or not all(isinstance(extent, int) for extent in (*root.shape, *root.stride)):
+        return None
+    with _disable_current_modes():
+        view: Any = torch.empty_strided(root.shape, root.stride, dtype=root.dtype, device="meta")  # type: ignore[arg-type]
+        for base, step in itertools.pairwise(chain):
+            if step.target is operator.getitem:
+                view = view[step.args[1]]
+                continue
+            assert isinstance(step.target, OpOverload)
+            if facts(step.target).written:  # an in-place operator gives its operand
+                continue
+            if any(one is not base for one in step.all_input_nodes):
+                return None
+            view = _apply(step, view)
+    return _Place(chain[0], view.storage_offset(), tuple(view.shape), view.stride())
+
+
+def _apply(step: torch.fx.Node, view: torch.Tensor) -> Any:
+    args, kwargs = torch.fx.node.map_arg((step.args, step.kwargs), lambda _: view)  # type: ignore[arg-type]
+    return step.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _overlap(mine: _Place, theirs: _Place | None) -> bool:
+    if theirs is None:
+        return True
+    if (mine.offset, mine.shape, mine.stride) == (theirs.offset, theirs.shape, theirs.stride):
+        return False
+    ends = [_end(place) for place in (mine, theirs)]
+    if 0 in (*mine.shape, *theirs.shape) or mine.offset >= ends[1] or theirs.offset >= ends[0]:
+        return False
+    if max(ends) > _LARGEST:
+        return True
+    touched = np.zeros(max(ends), dtype=bool)
+    _elements(touched, mine)[...] = True
+    return bool(_elements(touched, theirs).any())
+
+
+def _end(place: _Place) -> int:
+    return place.offset + 1 + sum((size - 1) * step for size, step in zip(place.shape, place.stride))
+
+
+def _elements(memory: np.ndarray, place: _Place) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(memory[place.offset :], place.shape, place.stride)

@@ -1,0 +1,423 @@
+"""Where PyTorch's meta kernels say something else than its CPU kernels do, and CPU operators that have no meta kernel at all.
+
+Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said (TensorTypes on
+the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU gives. Always holds: a correction
+leaves the results of other devices alone. tests/operators/test_meta_kernels.py compares every operator of PyTorch's samples with the real
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.base.records import replace
+from fusewright.operators.rules.common import (
+    Rule,
+    Undecided,
+    fresh,
+    is_channels_last,
+    is_contiguous,
+    promote,
+    same_shape,
+    suggested_strides,
+    suggests_channels_last,
+)
+from fusewright.operators.rules.pointwise import promoting
+from fusewright.sizes.expressions import Dim, minimum
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
+
+aten = torch.ops.aten
+Correction = Callable[..., Any]
+
+
+def _column_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides of a batch of column-major matrices, as LAPACK takes and gives them."""
+    swapped = contiguous_strides((*shape[:-2], shape[-1], shape[-2]))
+    return (*swapped[:-2], swapped[-1], swapped[-2])
+
+
+def _as_column_major(t: TensorType) -> TensorType:
+    return replace(t, stride=_column_major(t.shape)) if t.ndim >= 2 else t
+
+
+def _contiguous(t: TensorType) -> TensorType:
+    return replace(t, stride=contiguous_strides(t.shape))
+
+
+# --- corrections ---------------------------------------------------------------------------------------------------------
+
+
+def _batch_norm(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
+    """Inference saves no statistics; they are of the input's dtype unless a parameter of another asks for more precision."""
+    given = [t for t in (weight, bias, mean, var) if t is not None]
+    dtype = torch.float32 if any(t.dtype == torch.float32 for t in given) else input.dtype
+    saved = [replace(t, dtype=dtype) for t in said[1:3]]
+    if not training and mean is not None:
+        saved = [replace(t, shape=(0,), stride=(1,)) for t in saved]
+    if len(said) > 4:  # the functional forms give the new running statistics last
+        return (said[0], *saved, *said[3:-2], replace(said[-2], dtype=mean.dtype), replace(said[-1], dtype=var.dtype))
+    return (said[0], *saved, *said[3:])
+
+
+def _batch_norm_without_running(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    return _batch_norm(said, input, weight, bias, None, None, True)
+
+
+def _batch_norm_with_update(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    return _batch_norm(said, input, weight, bias, mean, var, True)
+
+
+def _embedding_bag(always_sized: bool) -> Correction:
+    """(output, the bag of each index, bag sizes, positions of maxima). Summing by the fast path needs no map from indices to bags, and
+    only a sum without gradient leaves the sizes as long as the offsets (ATen/native/EmbeddingBag.cpp, make_*_out)."""
+
+    def correction(
+        said: tuple[TensorType, ...], weight: TensorType, indices: TensorType, offsets: TensorType, scale: bool, mode: int, sparse: bool,
+        per_sample_weights: TensorType | None, include_last_offset: bool, padding_idx: int,
+    ) -> Any:  # fmt: skip
+        fast = weight.dtype in (torch.float32, torch.float16, torch.bfloat16) and weight.stride[1] == 1 and padding_idx < 0
+        if per_sample_weights is not None:
+            fast = fast and per_sample_weights.stride[0] == 1
+        bags = offsets.shape[0] - include_last_offset if always_sized or mode != 0 else offsets.shape[0]
+        sizes = replace(said[2], shape=(bags,), stride=(1,))
+        owners = replace(said[1], shape=(0,) if mode == 0 and fast else indices.shape, stride=(1,))
+        return said[0], owners, sizes, said[3] if mode == 2 else replace(said[3], shape=(bags,), stride=(1,))
+
+    return correction
+
+
+def _vectors_by_column(position: int) -> Correction:
+    return lambda said, *args: (*said[:position], _as_column_major(said[position]), *said[position + 1 :])
+
+
+def _max_unpool2d(said: TensorType, input: TensorType, *rest: Any) -> TensorType:
+    return replace(said, stride=suggested_strides(input, said.shape))
+
+
+def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int]) -> tuple[Dim, ...]:
+    """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside, in the order of
+    the input's strides, the transformed ones inside, as listed."""
+    batch = sorted((axis for axis in range(input.ndim) if axis not in dims), key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
+    strides: list[Dim] = [0] * input.ndim
+    running: Dim = 1
+    for axis in reversed([*batch, *dims]):
+        strides[axis] = running
+        running = running * shape[axis]
+    return tuple(strides)
+
+
+def _by_stride(input: TensorType, dims: Sequence[int]) -> list[int]:
+    """The dimensions by falling stride; the order of equal ones is the given one."""
+    return sorted(dims, key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
+
+
+def _is_static(t: TensorType) -> bool:
+    return all(isinstance(d, int) for d in (*t.shape, *t.stride)) and 0 not in t.shape
+
+
+def _fft_r2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
+    if not torch.backends.mkl.is_available():
+        return _contiguous(said)
+    if not _is_static(input) or not dim:
+        return said
+    dims = [axis % input.ndim for axis in dim]
+    dims = [*_by_stride(input, dims[:-1]), dims[-1]]
+    return replace(said, stride=_fft_strides(input, said.shape, dims))
+
+
+def _fft_c2c(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
+    if not torch.backends.mkl.is_available():
+        return _contiguous(said) if dim else said
+    if not _is_static(input) or not dim:
+        return said
+    return replace(said, stride=_fft_strides(input, said.shape, _by_stride(input, [axis % input.ndim for axis in dim])))
+
+
+def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any) -> TensorType:
+    if not torch.backends.mkl.is_available():
+        return _contiguous(said)
+    if not _is_static(input) or not dim:
+        return said
+    dims = [axis % input.ndim for axis in dim]
+    if len(dims) > 1:
+        input = replace(input, stride=_fft_strides(input, input.shape, _by_stride(input, dims[:-1])))
+    return replace(said, stride=_fft_strides(input, said.shape, dims[-1:]))
+
+
+def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any) -> TensorType:
+    """The meta kernel does not look at the source. (Symbolic sizes: operators/size_checks.py.)"""
+    others = [(self.shape[axis], source.shape[axis]) for axis in range(min(self.ndim, source.ndim)) if axis != dim % self.ndim]
+    if self.ndim and (source.ndim != self.ndim or any(a != b for a, b in others if isinstance(a, int) and isinstance(b, int))):
+        raise RuntimeError("index_add: the source's shape is not that of self")
+    return said
+
+
+def _iterated(said: TensorType, *args: Any) -> TensorType:
+    """Operators of TensorIterator whose meta kernel is a composition of others, which lays the result out otherwise."""
+    operands = [value for value in args if isinstance(value, TensorType)]
+    numbers = [value for value in args[:2] if isinstance(value, (bool, int, float))]
+    computed = promote(*operands, *numbers)
+    if not computed.is_floating_point and said.dtype.is_floating_point:
+        computed = said.dtype
+    try:
+        return replace(said, stride=promoting([*operands, *numbers], said.dtype, computed).stride)
+    except Undecided:
+        return said
+
+
+def _dropout_backward(said: TensorType, gradient: TensorType, mask: TensorType, scale: float) -> TensorType:
+    """A product of gradient and mask, and then of the scale."""
+    return _iterated(said, gradient, mask)
+
+
+def _rnn_layer(said: tuple[TensorType, ...], *args: Any) -> Any:
+    """In training the workspace travels as a view of no elements (graph/grad_mode.py); else there is none."""
+    return said if args[-1] else (*said[:3], None)
+
+
+def _multilabel_margin_loss(said: tuple[TensorType, TensorType], input: TensorType, *rest: Any) -> Any:
+    """One sample without a batch has a loss without dimensions, whatever the reduction."""
+    return (replace(said[0], shape=(), stride=()) if input.ndim <= 1 else said[0]), said[1]
+
+
+CORRECTIONS: dict[OpOverload, Correction] = {
+    aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
+    aten._batch_norm_with_update.default: _batch_norm_with_update,
+    aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
+    aten._embedding_bag.default: _embedding_bag(always_sized=True),
+    aten._embedding_bag_forward_only.default: _embedding_bag(always_sized=False),
+    aten._linalg_svd.default: _vectors_by_column(2),
+    aten.linalg_eig.default: _vectors_by_column(1),
+    aten.max_unpool2d.default: _max_unpool2d,
+    aten.index_add.default: _index_add,
+    aten.index_add_.default: _index_add,
+    aten.mkldnn_rnn_layer.default: _rnn_layer,
+    **dict.fromkeys(
+        (
+            aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default, aten.logical_and.default,
+            aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default, aten.xlogy.Tensor,
+        ),
+        _iterated,
+    ),
+    aten.logit_backward.default: lambda said, gradient, self, *rest: _iterated(said, gradient, self),
+    aten.native_dropout_backward.default: _dropout_backward,
+    aten.pow.Scalar: lambda said, *args: _contiguous(said),
+    aten.log_sigmoid_forward.default: lambda said, *args: tuple(map(_contiguous, said)),
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    aten.nonzero_static.default: lambda said, *args: _contiguous(said),
+    aten._fft_r2c.default: _fft_r2c,
+    aten._fft_c2c.default: _fft_c2c,
+    aten._fft_c2r.default: _fft_c2r,
+}
+
+
+def corrected(op: OpOverload, said: object, args: Sequence[object], kwargs: dict[str, object], device: torch.device | None) -> object:
+    """What `op` really gives where its meta kernel said `said`."""
+    correction = CORRECTIONS.get(op)
+    if correction is None or device is None or device.type != "cpu":
+        return said
+    bound = list(args)
+    for argument in op._schema.arguments[len(args) :]:
+        bound.append(kwargs.get(argument.name, argument.default_value))
+    return correction(said, *bound)
+
+
+# --- operators without a meta kernel, or with a slow one ---------------------------------------------------------------------
+
+
+def _on_cpu(rule: Rule) -> Rule:
+    def checked(*args: Any, **kwargs: Any) -> object:
+        tensors = [value for value in args if isinstance(value, TensorType)]
+        return rule(*args, **kwargs) if all(t.device.type == "cpu" for t in tensors) else NotImplemented
+
+    return checked
+
+
+def _geqrf(self: TensorType) -> object:
+    if self.ndim < 2:
+        return NotImplemented
+    return _as_column_major(fresh(self.shape, self)), fresh((*self.shape[:-2], minimum(self.shape[-2], self.shape[-1])), self)
+
+
+def _like_input(gradient: TensorType, self: TensorType, *rest: Any) -> object:
+    return fresh(self.shape, self)
+
+
+def _histogram(self: TensorType, bins: Any, **options: Any) -> object:
+    if isinstance(bins, TensorType):
+        if bins.ndim != 1 or bins.shape[0] == 0:
+            return NotImplemented
+        return fresh((bins.shape[0] - 1,), self), fresh(bins.shape, self)
+    if isinstance(bins, int) and bins <= 0:
+        return NotImplemented
+    return fresh((bins,), self), fresh((bins + 1,), self)
+
+
+def _histogramdd_bin_edges(self: TensorType, bins: Sequence[Dim], **options: Any) -> object:
+    return tuple(fresh((count + 1,), self) for count in bins) if _is_histogramdd(self, bins) else NotImplemented
+
+
+def _histogramdd_from_bin_cts(self: TensorType, bins: Sequence[Dim], **options: Any) -> object:
+    return fresh(bins, self) if _is_histogramdd(self, bins) else NotImplemented
+
+
+def _histogramdd_from_bin_tensors(self: TensorType, bins: Sequence[TensorType], **options: Any) -> object:
+    if not _is_histogramdd(self, bins) or any(edges.ndim != 1 for edges in bins):
+        return NotImplemented
+    return fresh([edges.shape[0] - 1 for edges in bins], self)
+
+
+def _is_histogramdd(self: TensorType, bins: Sequence[Any]) -> bool:
+    return self.ndim >= 2 and len(bins) == self.shape[-1] and all(not isinstance(count, int) or count > 0 for count in bins)
+
+
+def _ctc_loss(
+    log_probs: TensorType, targets: TensorType, input_lengths: Sequence[Any], target_lengths: Sequence[Any], *options: Any, **more: Any
+) -> object:
+    """(loss of each sequence, log_alpha); the lengths are Python numbers, so nothing depends on data."""
+    if log_probs.ndim != 3 or targets.ndim not in (1, 2) or not all(isinstance(n, int) for n in target_lengths):
+        return NotImplemented
+    steps, batch, _ = log_probs.shape
+    if len(input_lengths) != batch or len(target_lengths) != batch or not target_lengths:
+        return NotImplemented
+    return fresh((batch,), log_probs), fresh((batch, steps, 2 * max(target_lengths) + 1), log_probs)
+
+
+def _ctc_loss_backward(gradient: TensorType, log_probs: TensorType, *rest: Any, **options: Any) -> object:
+    return fresh(log_probs.shape, log_probs)
+
+
+def _batch_norm_is_plain(input: TensorType, *given: TensorType | None) -> bool:
+    """Whether all is of one floating dtype, and the input in one of the two usual layouts: then the kernels' results follow it."""
+    if input.ndim < 2 or not input.dtype.is_floating_point or 0 in input.shape:
+        return False
+    parameters = [t for t in given if t is not None]
+    if any(t.dtype != input.dtype or not same_shape(t.shape, input.shape[1:2]) or not is_contiguous(t) for t in parameters):
+        return False
+    return is_contiguous(input) or is_channels_last(input)
+
+
+def _normalised(input: TensorType) -> TensorType:
+    """A contiguous input makes a contiguous result, also where single channels or positions would let it pass for channels-last."""
+    strides = contiguous_strides(input.shape) if is_contiguous(input) else suggested_strides(input)
+    return TensorType(input.shape, strides, input.dtype, input.device)
+
+
+def _batch_norm_rule(
+    input: TensorType, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> object:
+    """A row of convolution networks, which have fifty of them. Their meta kernel takes 2 ms, and computes with sizes as floats."""
+    if not _batch_norm_is_plain(input, weight, bias, mean, var):
+        return NotImplemented
+    if training:
+        return _normalised(input), fresh(input.shape[1:2], input), fresh(input.shape[1:2], input)
+    if mean is None or var is None:
+        return NotImplemented
+    nothing = fresh((0,), input)
+    return _normalised(input), nothing, nothing
+
+
+def _batch_norm_functional(
+    input: TensorType, weight: Any, bias: Any, mean: TensorType, var: TensorType, training: bool, momentum: float, eps: float
+) -> object:
+    found = _batch_norm_rule(input, weight, bias, mean, var, training, momentum, eps)
+    return (*found, fresh(mean.shape, mean), fresh(var.shape, var)) if isinstance(found, tuple) else NotImplemented
+
+
+def _batch_norm_without_stats(input: TensorType, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> object:
+    return _batch_norm_rule(input, weight, bias, None, None, True, momentum, eps)
+
+
+def _batch_norm_backward(
+    grad_out: TensorType, input: TensorType, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_invstd: Any,
+    train: bool, eps: float, output_mask: Sequence[bool],
+) -> object:  # fmt: skip
+    """Gradients of the input, and of weight and bias."""
+    if grad_out.dtype != input.dtype or not _batch_norm_is_plain(input, weight, running_mean, running_var):
+        return NotImplemented
+    if is_contiguous(input) and suggests_channels_last(input):  # single channels or positions: the gradient's layout decides
+        return NotImplemented
+    channels = fresh(input.shape[1:2], input)
+    return tuple(made if wanted else None for made, wanted in zip((_normalised(input), channels, channels), output_mask, strict=True))
+
+
+def _upsample_backward(follows_layout: bool) -> Rule:
+    """The gradient has the input's size, which is an argument; some kernels keep the layout of what arrives."""
+
+    def rule(grad_output: TensorType, output_size: Sequence[Dim], input_size: Sequence[Dim], *rest: Any, **named: Any) -> object:
+        strides = suggested_strides(grad_output, input_size) if follows_layout else contiguous_strides(tuple(input_size))
+        return TensorType(tuple(input_size), strides, grad_output.dtype, grad_output.device)
+
+    return rule
+
+
+def _upsample(spatial: int) -> Rule:
+    """The result has the size that is asked for, and the layout that the input suggests. That there is something to read and something to
+    write is a condition of operators/size_checks.py."""
+
+    def rule(self: TensorType, output_size: Sequence[Dim], *rest: Any, **named: Any) -> object:
+        if self.ndim != spatial + 2 or len(output_size) != spatial or not self.dtype.is_floating_point:
+            return NotImplemented
+        shape = (*self.shape[:2], *output_size)
+        if any(isinstance(size, int) and size < 1 for size in (*shape[1:], *self.shape[2:])):
+            return NotImplemented
+        return TensorType(shape, suggested_strides(self, shape), self.dtype, self.device)
+
+    return rule
+
+
+UPSAMPLING: dict[OpOverload, int] = {
+    aten.upsample_nearest1d.default: 1,
+    aten._upsample_nearest_exact1d.default: 1,
+    aten.upsample_linear1d.default: 1,
+    aten.upsample_nearest2d.default: 2,
+    aten._upsample_nearest_exact2d.default: 2,
+    aten.upsample_bilinear2d.default: 2,
+    aten._upsample_bilinear2d_aa.default: 2,
+    aten.upsample_bicubic2d.default: 2,
+    aten._upsample_bicubic2d_aa.default: 2,
+    aten.upsample_nearest3d.default: 3,
+    aten._upsample_nearest_exact3d.default: 3,
+    aten.upsample_trilinear3d.default: 3,
+}
+"""Operators that resize images, and how many dimensions these have."""
+_MISSING: dict[OpOverload, Rule] = {
+    **{op: _upsample(spatial) for op, spatial in UPSAMPLING.items()},
+    aten.upsample_nearest1d_backward.default: _upsample_backward(False),
+    aten._upsample_nearest_exact1d_backward.default: _upsample_backward(False),
+    aten.upsample_nearest2d_backward.default: _upsample_backward(True),
+    aten._upsample_nearest_exact2d_backward.default: _upsample_backward(True),
+    aten.upsample_nearest3d_backward.default: _upsample_backward(False),
+    aten._upsample_nearest_exact3d_backward.default: _upsample_backward(False),
+    aten.upsample_linear1d_backward.default: _upsample_backward(False),
+    aten.upsample_bicubic2d_backward.default: _upsample_backward(False),
+    aten.upsample_bilinear2d_backward.default: _upsample_backward(True),
+    aten.upsample_trilinear3d_backward.default: _upsample_backward(True),
+    aten.native_batch_norm.default: _batch_norm_rule,
+    aten._native_batch_norm_legit.default: _batch_norm_rule,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_without_stats,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.geqrf.default: _geqrf,
+    aten.multi_margin_loss_backward.default: _like_input,
+    aten.multilabel_margin_loss_backward.default: _like_input,
+    aten.fractional_max_pool2d_backward.default: _like_input,
+    aten.fractional_max_pool3d_backward.default: _like_input,
+    aten.histogram.bin_ct: _histogram,
+    aten.histogram.bins_tensor: _histogram,
+    aten._histogramdd_bin_edges.default: _histogramdd_bin_edges,
+    aten._histogramdd_from_bin_cts.default: _histogramdd_from_bin_cts,
+    aten._histogramdd_from_bin_tensors.default: _histogramdd_from_bin_tensors,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+}
+RULES: dict[OpOverload, Rule] = {op: _on_cpu(rule) for op, rule in _MISSING.items()}
+
+__all__ = ["CORRECTIONS", "RULES", "corrected"]

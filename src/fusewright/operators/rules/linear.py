@@ -1,0 +1,341 @@
+"""Shape rules of matrix products, convolution, pooling, attention, embedding and concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.base.records import replace
+from fusewright.operators.rules.common import (
+    Rule,
+    broadcast,
+    channels_last_strides,
+    fresh,
+    is_contiguous,
+    preserved_strides,
+    same,
+    same_shape,
+    suggested_strides,
+    suggests_channels_last,
+)
+from fusewright.operators.rules.views import _transpose
+from fusewright.sizes.expressions import Dim, floor_div, maximum
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
+
+aten = torch.ops.aten
+
+
+def _mm(self: TensorType, mat2: TensorType) -> object:
+    if self.ndim != 2 or mat2.ndim != 2 or self.dtype != mat2.dtype or not same(self.shape[1], mat2.shape[0]):
+        return NotImplemented
+    return fresh((self.shape[0], mat2.shape[1]), self)
+
+
+def _addmm(self: TensorType, mat1: TensorType, mat2: TensorType, *, beta: object = 1, alpha: object = 1) -> object:
+    found = _mm(mat1, mat2)
+    if not isinstance(found, TensorType) or self.dtype != mat1.dtype:
+        return NotImplemented
+    return found if same_shape(broadcast(self.shape, found.shape), found.shape) else NotImplemented
+
+
+def _bmm(self: TensorType, mat2: TensorType) -> object:
+    if self.ndim != 3 or mat2.ndim != 3 or self.dtype != mat2.dtype:
+        return NotImplemented
+    if not same(self.shape[0], mat2.shape[0]) or not same(self.shape[2], mat2.shape[1]):
+        return NotImplemented
+    return fresh((self.shape[0], self.shape[1], mat2.shape[2]), self)
+
+
+def _baddbmm(self: TensorType, batch1: TensorType, batch2: TensorType, *, beta: object = 1, alpha: object = 1) -> object:
+    found = _bmm(batch1, batch2)
+    if not isinstance(found, TensorType) or self.dtype != batch1.dtype:
+        return NotImplemented
+    return found if same_shape(broadcast(self.shape, found.shape), found.shape) else NotImplemented
+
+
+def _mv(self: TensorType, vec: TensorType) -> object:
+    if self.ndim != 2 or vec.ndim != 1 or self.dtype != vec.dtype or not same(self.shape[1], vec.shape[0]):
+        return NotImplemented
+    return fresh(self.shape[:1], self)
+
+
+def _dot(self: TensorType, tensor: TensorType) -> object:
+    if self.ndim != 1 or tensor.ndim != 1 or self.dtype != tensor.dtype or not same(self.shape[0], tensor.shape[0]):
+        return NotImplemented
+    return fresh((), self)
+
+
+def _spread(values: Sequence[int] | int, rank: int) -> list[int]:
+    listed = [values] if isinstance(values, int) else list(values)
+    return listed * rank if len(listed) == 1 else listed
+
+
+def _follows_arguments(input: TensorType) -> bool:
+    """Whether a 2-d convolution's results are channels-last where an argument is: on every CPU path (measured over dtypes, groups, sizes),
+    and by cuDNN, except in double precision."""
+    return input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)
+
+
+def _convolution(
+    input: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> object:
+    rank = weight.ndim - 2
+    if input.ndim != weight.ndim or rank < 1 or input.dtype != weight.dtype or 0 in input.shape:
+        return NotImplemented
+    if not same(input.shape[1], weight.shape[0] if transposed else weight.shape[1] * groups):
+        return NotImplemented
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    shape: list[Dim] = [input.shape[0], channels]
+    windows = zip(
+        input.shape[2:],
+        weight.shape[2:],
+        *(_spread(v, rank) for v in (stride, padding, dilation, output_padding)),
+        strict=True,
+    )
+    for size, kernel, step, pad, gap, extra in windows:
+        reach = gap * (kernel - 1)
+        if transposed:
+            shape.append((size - 1) * step - 2 * pad + reach + extra + 1)
+        else:
+            shape.append(floor_div(size + 2 * pad - reach - 1, step) + 1)
+    if any(isinstance(d, int) and d <= 0 for d in shape):
+        return NotImplemented
+    last = suggests_channels_last(input) or suggests_channels_last(weight)
+    if rank == 2 and _follows_arguments(input):
+        result = fresh(shape, input)
+        return replace(result, stride=channels_last_strides(tuple(shape))) if last else result
+    if last or not is_contiguous(input) or not is_contiguous(weight):
+        return NotImplemented  # the layout depends on the library that computes it
+    return fresh(shape, input)
+
+
+def _convolution_backward(
+    grad_output: TensorType,
+    input: TensorType,
+    weight: TensorType,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> object:
+    """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups and kernels)."""
+    if input.ndim != 4 or 0 in input.shape or not _follows_arguments(input):
+        return NotImplemented
+    last = suggests_channels_last(input) or suggests_channels_last(weight)
+    found: list[TensorType | None] = []
+    for wanted, like in zip(output_mask, (input, weight), strict=False):
+        result = fresh(list(like.shape), like)
+        found.append(None if not wanted else replace(result, stride=channels_last_strides(like.shape)) if last else result)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    found.append(fresh([channels], input) if output_mask[2] else None)
+    return tuple(found)
+
+
+def _window(size: Dim, kernel: int, step: int, pad: int, gap: int, ceil_mode: bool) -> Dim:
+    """One pooled size (ATen/native/Pool.h, pooling_output_shape); ceil_mode only for static sizes."""
+    span = size + 2 * pad - gap * (kernel - 1) - 1
+    if not ceil_mode:
+        return floor_div(span, step) + 1
+    count = floor_div(span + step - 1, step) + 1
+    if isinstance(count, int) and isinstance(size, int):
+        return count - 1 if (count - 1) * step >= size + pad else count
+    return NotImplemented
+
+
+def _pooled(
+    input: TensorType,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> TensorType | None:
+    if input.ndim not in (3, 4) or 0 in input.shape:
+        return None
+    kernel, pad, gap = _spread(kernel_size, 2), _spread(padding, 2), _spread(dilation, 2)
+    step = _spread(stride, 2) if stride else kernel
+    sizes = [_window(n, k, s, p, g, ceil_mode) for n, k, s, p, g in zip(input.shape[-2:], kernel, step, pad, gap, strict=True)]
+    if any(size is NotImplemented or (isinstance(size, int) and size <= 0) for size in sizes):
+        return None
+    if any(2 * p > k for p, k in zip(pad, kernel, strict=True)):
+        return None
+    shape = (*input.shape[:-2], *sizes)
+    return TensorType(shape, suggested_strides(input, shape), input.dtype, input.device)
+
+
+def _max_pool(
+    self: TensorType,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> object:
+    found = _pooled(self, kernel_size, stride, padding, dilation, ceil_mode)
+    if found is None:
+        return NotImplemented
+    return found, TensorType(found.shape, found.stride, torch.int64, found.device)
+
+
+def _avg_pool(
+    self: TensorType,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> object:
+    if divisor_override == 0:
+        return NotImplemented
+    found = _pooled(self, kernel_size, stride, padding, (1,), ceil_mode)
+    return NotImplemented if found is None or not self.dtype.is_floating_point else found
+
+
+def _adaptive_avg_pool(self: TensorType, output_size: Sequence[Dim]) -> object:
+    if self.ndim not in (3, 4) or 0 in self.shape:
+        return NotImplemented
+    shape = (*self.shape[:-2], *output_size)
+    return TensorType(shape, suggested_strides(self, shape), self.dtype, self.device)
+
+
+def _attention_cpu(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: TensorType | None = None,
+    scale: float | None = None,
+) -> object:
+    batch, heads, length, _ = query.shape
+    sums = fresh((batch, length, heads), query, torch.float64 if query.dtype == torch.float64 else torch.float32)
+    return TensorType(query.shape, preserved_strides(query), query.dtype, query.device), _transpose(sums, 1, 2)
+
+
+def _embedding(
+    weight: TensorType, indices: TensorType, padding_idx: Dim = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> object:
+    if weight.ndim != 2 or indices.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    return fresh((*indices.shape, weight.shape[1]), weight)
+
+
+def _embedding_backward(
+    grad_output: TensorType, indices: TensorType, num_weights: Dim, padding_idx: Dim, scale_grad_by_freq: bool
+) -> object:
+    return fresh((num_weights, grad_output.shape[-1]), grad_output)
+
+
+def _cat(tensors: Sequence[TensorType], dim: int = 0) -> object:
+    first = tensors[0]
+    if any(t.dtype != first.dtype or t.ndim != first.ndim or t.device != first.device for t in tensors) or not first.shape:
+        return NotImplemented
+    axis = dim % first.ndim
+    if any(t.shape == (0,) for t in tensors) or not -first.ndim <= dim < first.ndim:
+        return NotImplemented
+    total: Dim = 0
+    for t in tensors:
+        if not same_shape((*t.shape[:axis], *t.shape[axis + 1 :]), (*first.shape[:axis], *first.shape[axis + 1 :])):
+            return NotImplemented
+        total = total + t.shape[axis]
+    result = fresh((*first.shape[:axis], total, *first.shape[axis + 1 :]), first)
+    last = all(suggests_channels_last(t) for t in tensors)  # of 4 or 5 dimensions
+    return replace(result, stride=channels_last_strides(result.shape)) if last else result
+
+
+def _stack(tensors: Sequence[TensorType], dim: int = 0) -> object:
+    first = tensors[0]
+    if any(t.dtype != first.dtype or not same_shape(t.shape, first.shape) or not is_contiguous(t) for t in tensors):
+        return NotImplemented
+    if not -first.ndim - 1 <= dim <= first.ndim or first.ndim >= 3:
+        return NotImplemented
+    axis = dim % (first.ndim + 1)
+    return fresh((*first.shape[:axis], len(tensors), *first.shape[axis:]), first)
+
+
+def _gather(self: TensorType, dim: int, index: TensorType, *, sparse_grad: bool = False) -> object:
+    if self.ndim != index.ndim or index.dtype != torch.int64:
+        return NotImplemented
+    return fresh(index.shape, self)
+
+
+def _index_select(self: TensorType, dim: int, index: TensorType) -> object:
+    if not self.shape or index.ndim != 1 or index.dtype not in (torch.int64, torch.int32) or not is_contiguous(self):
+        return NotImplemented
+    axis = dim % self.ndim
+    return fresh((*self.shape[:axis], index.shape[0], *self.shape[axis + 1 :]), self)
+
+
+def _is_dense(t: TensorType) -> bool:
+    return t.stride == contiguous_strides(t.shape)
+
+
+def _index(self: TensorType, indices: Sequence[TensorType | None]) -> object:
+    """Index tensors for the first dimensions, dense as all the rest is (strides of dimensions of 1 included): the iterator that eager walks
+    by then keeps the dimensions' order."""
+    places: list[TensorType] = []
+    for place in indices:
+        if place is None or place.dtype != torch.int64 or place.device != self.device or not _is_dense(place):
+            return NotImplemented
+        places.append(place)
+    if not places or len(places) > self.ndim or 0 in self.shape or not _is_dense(self):
+        return NotImplemented
+    return fresh((*broadcast(*(place.shape for place in places)), *self.shape[len(places) :]), self)
+
+
+def _triangle(self: TensorType, diagonal: int = 0) -> object:
+    return fresh(self.shape, self) if self.ndim >= 2 else NotImplemented
+
+
+def _pad(self: TensorType, pad: Sequence[Dim], value: object = 0) -> object:
+    if not is_contiguous(self) or len(pad) > 2 * self.ndim or self.ndim in (4, 5):
+        return NotImplemented
+    shape = list(self.shape)
+    for position in range(len(pad) // 2):
+        axis = self.ndim - 1 - position
+        shape[axis] = shape[axis] + pad[2 * position] + pad[2 * position + 1]
+        if isinstance(shape[axis], int) and shape[axis] < 0:  # type: ignore[operator]
+            return NotImplemented
+    return fresh([maximum(d, 0) for d in shape], self)
+
+
+RULES: dict[OpOverload, Rule] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _bmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.mv.default: _mv,
+    aten.dot.default: _dot,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.avg_pool2d.default: _avg_pool,
+    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_cpu,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.cat.default: _cat,
+    aten.stack.default: _stack,
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.index.Tensor: _index,
+    aten.tril.default: _triangle,
+    aten.triu.default: _triangle,
+    aten.constant_pad_nd.default: _pad,
+}

@@ -1,0 +1,143 @@
+"""What an ATen operator's schema says about aliasing, as plain tuples: what it writes, and which results are arguments or views of them.
+
+Takes an OpOverload; gives an `OperatorFacts`, computed once an operator.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.base.records import dataclass
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """Aliasing and effects of one operator.
+
+    arguments  the schema's argument names in order; keyword-only ones follow the positional ones
+    written    indexes (into `arguments`) of the arguments that the operator writes to
+    returned   for each result: ("same", i) it is written argument i itself; ("view", i) it may be a view of argument i; None: fresh
+    parts_of   the argument of which the elements of the single result, a list, are views (split, unbind); else None
+    random     draws from a random generator, so order matters
+    effect     has an effect that outputs do not show (an assertion, a collective), so it is never removed
+    composite  PyTorch breaks it down into other operators
+    foreach    works on lists of tensors, element by element (`_foreach_add`)
+    """
+
+    arguments: tuple[str, ...]
+    written: tuple[int, ...]
+    returned: tuple[tuple[str, int] | None, ...]
+    parts_of: int | None
+    random: bool
+    effect: bool
+    composite: bool
+    foreach: bool
+
+    @property
+    def is_view(self) -> bool:
+        return any(r is not None and r[0] == "view" for r in self.returned)
+
+
+# Operators that give no tensor, or whose point is not their result. They stay in order and are never removed.
+_EFFECTS = frozenset({"aten::_assert_async", "aten::_assert_scalar"})
+
+
+_FACTS: dict[int, tuple[OpOverload, OperatorFacts]] = {}
+"""By identity (the operator is kept with its facts): operators hash in Python, and this is asked tens of thousands of times."""
+
+
+def facts(op: OpOverload) -> OperatorFacts:
+    """The facts of `op` from its schema and tags."""
+    found = _FACTS.get(id(op))
+    if found is None:
+        found = _FACTS[id(op)] = op, _facts(op)
+    return found[1]
+
+
+def _facts(op: OpOverload) -> OperatorFacts:
+    schema = op._schema
+    written = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    by_alias: dict[str, int] = {}
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None:
+            for name in argument.alias_info.before_set:
+                by_alias.setdefault(name, i)
+    returned: list[tuple[str, int] | None] = []
+    for result in schema.returns:
+        names = () if result.alias_info is None else tuple(result.alias_info.before_set)
+        source = next((by_alias[name] for name in names if name in by_alias), None)
+        if source is None:
+            returned.append(None)
+        else:
+            returned.append(("same" if source in written and result.alias_info.is_write else "view", source))  # type: ignore[union-attr]
+    listed = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
+    listed = listed and returned == [None] and schema.returns[0].alias_info is not None
+    viewed = (i for i, a in enumerate(schema.arguments) if a.alias_info is not None and i not in written)
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return OperatorFacts(
+        arguments=tuple(a.name for a in schema.arguments),
+        written=written,
+        returned=tuple(returned),
+        parts_of=next(viewed, None) if listed else None,
+        random=torch.Tag.nondeterministic_seeded in op.tags,
+        effect=schema.name in _EFFECTS or (not schema.returns and not written) or op.namespace in ("_c10d_functional", "c10d"),
+        composite=composite,
+        foreach=schema.name.startswith("aten::_foreach_") and not schema.overload_name.endswith("out"),
+    )
+
+
+@cache
+def list_of_views(op: OpOverload) -> int | None:
+    """The index of the argument that the elements of a list result are views of (split, unbind)."""
+    for index, one in enumerate(op._schema.arguments):
+        if one.alias_info is not None and "*" in one.alias_info.after_set and not one.alias_info.is_write:
+            return index
+    return None
+
+
+def argument(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], index: int) -> object:
+    """The value that argument `index` of the schema has in this call (None when it keeps a default)."""
+    known = facts(op)
+    if index < len(args):
+        return args[index]
+    return kwargs.get(known.arguments[index])
+
+
+# Functional forms that are not found by name and arguments: in-place operator -> (operator, positions of its arguments that are kept).
+_FUNCTIONAL: dict[OpOverload, OpOverload] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+}
+
+
+@cache
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """The pure operator that computes what `op` writes: same arguments less the `out` ones; None when PyTorch has none."""
+    found = _FUNCTIONAL.get(op)
+    if found is not None:
+        return found
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    name = op._schema.name.removeprefix("aten::")
+    if any(a.is_out for a in op._schema.arguments):
+        base = name
+    elif name.endswith("_") and not name.endswith("__"):
+        base = name[:-1]
+    else:
+        return None
+    packet = getattr(aten, base, None)
+    if packet is None or op.namespace != "aten":
+        return None
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == wanted
+        if same and not facts(candidate).written and candidate._schema.returns:
+            return candidate
+    return None

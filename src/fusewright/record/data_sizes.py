@@ -1,0 +1,166 @@
+"""Operators whose result has a size that depends on data: nonzero, boolean masks, unique, repeat_interleave, item() of an integer.
+
+Takes such an operator while a graph is recorded, where the options allow it; gives results whose unknown sizes are *unbacked* symbols of
+the capture's ShapeEnv: they have no example value, so nothing can be asked about them that would choose between two programs.
+Always holds: the node that a symbol's value is read from carries meta[GIVES]: (symbol, dimension, which of its results), or (symbol,
+None, None) on a node that reads the number which a one-element tensor holds; such a node is never removed or merged. What is taken for
+granted of a symbol is in `env.assertions()`, and checked at run time before anything depends on it (backends/parts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from fusewright.base.signals import GraphBreak
+from fusewright.operators.data_dependent import GIVES, MASKS
+from fusewright.operators.rules.common import fresh
+from fusewright.operators.schema import argument
+from fusewright.record.traced_tensor import TracedTensor
+from fusewright.sizes.expressions import Dim, Relation, bounds, product
+from fusewright.sizes.symint import size_of
+from fusewright.sizes.tensor_type import TensorType, contiguous_strides
+
+if TYPE_CHECKING:
+    from fusewright.sizes.interfaces import Recorder
+
+aten = torch.ops.aten
+
+
+def records(func: OpOverload, args: tuple[object, ...]) -> bool:
+    """Whether the operator has a row here for these arguments."""
+    if func is aten.index.Tensor:
+        return any(isinstance(index, torch.Tensor) and index.dtype in MASKS for index in args[1])  # type: ignore[attr-defined]
+    return func in _ROWS
+
+
+def record(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """The operator's results, recorded. Raises GraphBreak where a gradient would have to pass through an unknown size."""
+    if recorder.level != "aten" or recorder.env is None:
+        raise GraphBreak("data-dependent-shape", f"{func} gives a shape that depends on data")
+    return (_masked_index if func is aten.index.Tensor else _ROWS[func])(recorder, func, args, kwargs)
+
+
+def number_of(recorder: Recorder, tensor: TracedTensor) -> torch.SymInt:
+    """The integer that a one-element tensor holds, as an unbacked symbol."""
+    env = recorder.env
+    assert env is not None
+    known = recorder.read_sizes.get(tensor.node)
+    if known is not None and known[0] == _version(tensor) and isinstance(known[1], torch.SymInt):
+        return known[1]
+    symbol = env.create_unbacked(None, None)
+    recorder.node_of(aten._local_scalar_dense.default, (tensor.node,), {}, symbol).meta[GIVES] = (symbol, None, None)
+    size = size_of(symbol, env)
+    recorder.read_sizes[tensor.node] = (_version(tensor), size)
+    return size  # type: ignore[return-value]
+
+
+def _version(tensor: TracedTensor) -> int:
+    """How often it was written to; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _most(shape: tuple[Dim, ...]) -> int | None:
+    return bounds(product(shape))[1]
+
+
+def _give(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any, gives: Any) -> Any:
+    node, results = recorder.record_as(func, args, kwargs, types)
+    node.meta[GIVES] = gives
+    return results
+
+
+def _nonzero(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    source = args[0]
+    known = recorder.read_sizes.get(source.node)
+    if known is not None and known[0] == _version(source) and isinstance(known[1], torch.Tensor):
+        return known[1]
+    type_ = source.tensor_type
+    symbol = recorder.env.create_unbacked(0, _most(type_.shape))  # type: ignore[union-attr]
+    result = TensorType((symbol, type_.ndim), (1, symbol), torch.int64, type_.device)
+    made = _give(recorder, func, args, kwargs, result, (symbol, 0, None))
+    recorder.read_sizes[source.node] = (_version(source), made)
+    return made
+
+
+def _masked_index(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Indexing by masks is indexing by the places where they hold."""
+    source, indices = args
+    expanded: list[Any] = []
+    axis = 0
+    for index in indices:
+        if not isinstance(index, torch.Tensor) or index.dtype not in MASKS:
+            expanded.append(index)
+            axis += 1
+            continue
+        kind = index.tensor_type if isinstance(index, TracedTensor) else None  # type: ignore[attr-defined]
+        if kind is None or kind.ndim == 0:
+            raise GraphBreak("data-dependent-shape", "a mask of no dimensions")
+        selected = source.tensor_type.shape[axis : axis + kind.ndim]
+        same = [recorder.env.guard(Relation("==", *pair)) for pair in zip(selected, kind.shape)]  # type: ignore[union-attr]
+        if not all(same) or len(selected) != kind.ndim:
+            raise GraphBreak("data-dependent-shape", "a mask of another shape than what it selects from")
+        places = recorder.dispatch(aten.nonzero.default, (index,), {})
+        columns: Any = recorder.dispatch(aten.unbind.int, (places, 1), {})
+        expanded += columns
+        axis += kind.ndim
+    return recorder.dispatch(func, (source, expanded), kwargs)
+
+
+def _masked_select(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    both: Any = recorder.dispatch(aten.broadcast_tensors.default, (list(args),), {}) if _differ(*args) else args
+    source, mask = both
+    return _masked_index(recorder, aten.index.Tensor, (source, [mask]), {})
+
+
+def _differ(a: TracedTensor, b: TracedTensor) -> bool:
+    return a.tensor_type.shape != b.tensor_type.shape
+
+
+def _counted(*results: Callable[[TensorType, Dim, Callable[[str], Any]], TensorType]) -> Any:
+    """A row: `results` give each result's type from the argument's, the unknown size and the other arguments by name."""
+
+    def row(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        names = [a.name for a in func._schema.arguments]
+        source = args[0]
+        type_ = source.tensor_type
+
+        def asked(name: str) -> Any:
+            return argument(func, args, kwargs, names.index(name))
+
+        least = 1 if func in _AT_LEAST_ONE and bounds(product(type_.shape))[0] else 0
+        symbol = recorder.env.create_unbacked(least, None if func in _UNLIMITED else _most(type_.shape))  # type: ignore[union-attr]
+        types = tuple(result(type_, symbol, asked) for result in results)
+        several = len(types) > 1
+        return _give(recorder, func, args, kwargs, types if several else types[0], (symbol, 0, 0 if several else None))
+
+    return row
+
+
+def _flat(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorType:
+    return fresh((size,), type_)
+
+
+def _inverse(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorType:
+    return fresh(type_.shape if asked("return_inverse") else (0,), type_, torch.int64)
+
+
+def _counts(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorType:
+    return fresh((size,) if asked("return_counts") else (0,), type_, torch.int64)
+
+
+def _repeated(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorType:
+    return TensorType((size,), contiguous_strides((size,)), type_.dtype, type_.device)
+
+
+_UNLIMITED = frozenset({aten.repeat_interleave.Tensor})
+_AT_LEAST_ONE = frozenset({aten._unique2.default})
+_ROWS: dict[OpOverload, Callable[[Recorder, OpOverload, tuple[Any, ...], dict[str, Any]], object]] = {
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten._unique2.default: _counted(_flat, _inverse, _counts),
+    aten.repeat_interleave.Tensor: _counted(_repeated),
+}

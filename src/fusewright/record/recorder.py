@@ -1,0 +1,743 @@
+"""Recording: runs torch functions on traced tensors and writes down the operators, as an FX graph.
+
+Takes real inputs (or sizes) and calls of torch functions; gives a `torch.fx.Graph` at one of two levels:
+"aten"   one call_function node for each ATen OpOverload that reaches the dispatcher below autograd, autocast and composite operators;
+"torch"  one call_function / call_method node for each call, as the user wrote it; dispatch below only computes shapes.
+Always holds: nodes are in execution order; in-place operators and views are recorded as they are (the functionalise pass resolves
+them); every aten-level node has meta["type"] (TensorType, a Dim, None, or a tuple of these) and meta["location"].
+Symbolic sizes stand in aten-level arguments as `Expr`, in torch-level arguments as nodes computed from the size placeholders.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusewright.base.location import Location
+from fusewright.base.records import replace
+from fusewright.base.signals import GraphBreak, Retry, Signal
+from fusewright.graph.known_values import known_value
+from fusewright.graph.nodes import add_call, add_placeholder, leaves
+from fusewright.operators import eager_dtypes, shape_rules, size_checks
+from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
+from fusewright.operators.overlap import shares_in_part
+from fusewright.operators.rules.common import preserved_strides
+from fusewright.operators.schema import OperatorFacts, argument, facts, functional_form
+from fusewright.record import data_sizes, draws, scalar_operands, traced_tensor
+from fusewright.record.applications import Application, Hook
+from fusewright.record.draws import Draws
+from fusewright.record.refusals import OTHER_GRADIENT, has_sparse_gradient, refusal
+from fusewright.record.special_operators import SPECIAL, is_symbolic_in_c
+from fusewright.record.torch_level import NODE_ARGUMENTS, torch_target
+from fusewright.record.traced_tensor import (
+    DATA_METHODS,
+    TracedTensor,
+    check_window,
+    make_traced,
+    move_metadata,
+    replace_metadata,
+)
+from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
+from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.strides import shares_elements, symbolic_strides
+from fusewright.sizes.symint import dim_of, size_of
+from fusewright.sizes.tensor_type import TensorType
+
+MAX_DIMENSIONS = 64
+"""Most of PyTorch's operators take no more."""
+_OWN = frozenset({"aten", "prim", "prims", "fusewright"})
+"""Namespaces of operators whose gradients are known below Python: they see the program's own grad mode."""
+Level = Literal["aten", "torch"]
+aten = torch.ops.aten
+
+class _RecordingMode(TorchDispatchMode):
+    """Sends every operator, factory functions included, to the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo at the first operator
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return NotImplemented if traced_tensor.meets_others(types) else self.recorder.dispatch(func, args, kwargs or {})
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place operators)."""
+
+    @staticmethod
+    def forward(context: object, leaf: TracedTensor) -> TracedTensor:
+        return make_traced(leaf.recorder, leaf.node, leaf.tensor_type)
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Recorder:
+    """Records one graph.
+
+    level      "aten" or "torch" (see the head of this file)
+    env        the symbolic sizes of the capture; None when every size is static
+    location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
+
+    Set by the capture as it goes: user_gradients (custom autograd functions and hooks that have a part in the gradients; None when one of
+    them cannot be called again), freed (the program
+    has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]),
+    draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes (results whose shape depends on data are
+    recorded as long as nothing reads it). Set by its options: data_shapes, data_numbers (sizes that depend on data are recorded:
+    record/data_sizes.py).
+    """
+
+    def __init__(
+        self, level: Level = "aten", env: ShapeEnv | None = None, location: Callable[[], tuple[Location, ...]] | None = None
+    ) -> None:
+        self.level: Level = level
+        self.env = env
+        self.location = location or (lambda: ())
+        self.graph = torch.fx.Graph()
+        self.inputs: list[tuple[torch.fx.Node, object]] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.submodules: dict[str, torch.fx.GraphModule] = {}
+        self.op_count = 0
+        self._constant_nodes: dict[int, TracedTensor] = {}
+        self._size_nodes: dict[Dim, torch.fx.Node] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+        self.has_floats = False  # run-time floats were met: arguments are looked through for them
+        self._inferred: Memo = {}
+        self._here: tuple[Location, ...] = ()
+        self._depth = 0
+        self._grad_mode = True  # as it was when the present call began
+        self.user_gradients: list[Application | Hook] | None = []
+        self.freed = False
+        self.recompute = False
+        self.draws: Draws | None = None
+        self.data_shapes = self.data_numbers = False
+        self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}  # (version of the tensor, what nonzero or item gave for it)
+        self.unknown_shapes = False
+
+    @property
+    def custom_gradients(self) -> bool:
+        """Whether a custom autograd function or a hook has a part in the gradients."""
+        return self.user_gradients is None or bool(self.user_gradients)
+
+    @property
+    def symbolic(self) -> bool:
+        return self.env is not None and (bool(self.env.symbols) or self.data_shapes or self.data_numbers)
+
+    def owns(self, value: object) -> bool:
+        """Whether `value` is a traced tensor of this recorder."""
+        return issubclass(type(value), TracedTensor) and value.recorder is self  # type: ignore[attr-defined]
+
+    # --- inputs
+
+    def input(
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        symbolic_dims: Mapping[int, Expr] | None = None,
+        symbolic_steps: Mapping[int, Dim] | None = None,
+        requires_grad: bool | None = None,
+    ) -> TracedTensor:
+        """A placeholder for a real tensor. `symbolic_dims` gives the sizes that are symbolic; strides that are products of them follow;
+        `symbolic_steps`: symbols for strides that are not."""
+        if tensor.ndim > MAX_DIMENSIONS:
+            raise GraphBreak("unsupported-tensor", f"a tensor of {tensor.ndim} dimensions")
+        shape: tuple[Dim, ...] = tuple(tensor.shape)
+        stride: tuple[Dim, ...] = tuple(tensor.stride())
+        if symbolic_dims or symbolic_steps:
+            shape = tuple((symbolic_dims or {}).get(axis, size) for axis, size in enumerate(shape))
+            stride = symbolic_strides(tensor, shape, symbolic_steps or {})
+        if requires_grad is None:
+            requires_grad = tensor.requires_grad
+        type_ = TensorType(shape, stride, tensor.dtype, tensor.device, requires_grad, 0)
+        node = self._placeholder(name, tensor)
+        node.meta["type"] = type_
+        inference = tensor.is_inference()
+        if not inference and not torch.is_inference_mode_enabled() and (tensor.is_leaf or not requires_grad):
+            node.meta["leaf"] = traced = make_traced(self, node, type_, requires_grad=requires_grad)
+        else:
+            with torch.inference_mode(inference), torch.enable_grad():
+                node.meta["leaf"] = traced = make_traced(self, node, type_, requires_grad=requires_grad and not inference)
+                if requires_grad and not tensor.is_leaf:
+                    traced = _NonLeaf.apply(traced)
+                    traced.node, traced.tensor_type = node, type_
+        node.meta["history"] = traced.grad_fn
+        traced.input_storage = traced.is_input = True
+        traced.original_class = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
+        node.meta["example_value"] = traced
+        return traced
+
+    def float_input(self, value: float, name: str) -> TracedTensor:
+        """A placeholder for a Python float: a 0-dimensional float64 tensor on the CPU."""
+        self.has_floats = True
+        return self.input(torch.tensor(value, dtype=torch.float64, device="cpu"), name)
+
+    def history_changed(self, node: torch.fx.Node) -> bool:
+        """Whether the program wrote to this input so that autograd took note: it has another gradient function now."""
+        traced = node.meta.get("example_value")
+        return isinstance(traced, TracedTensor) and traced.requires_grad and traced.grad_fn is not node.meta["history"]
+
+    def size_input(self, expr: Expr, name: str) -> torch.SymInt:
+        """A placeholder for a symbolic size. At aten level it is named as the symbol prints, so that the graph's code runs as it prints."""
+        node = self._placeholder(expr.name if isinstance(expr, Symbol) else name, expr)
+        node.meta["type"] = expr
+        self._size_nodes[expr] = node
+        size = size_of(expr, self.env)
+        node.meta["example_value"] = size
+        return size  # type: ignore[return-value]
+
+    def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
+        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet. Where elements of
+        the output share memory, each has a gradient of its own: it is laid out as empty_like(output)."""
+        type_ = replace(output.tensor_type, offset=0, requires_grad=False)
+        if shares_elements(type_) and 0 not in type_.shape:
+            type_ = replace(type_, stride=preserved_strides(type_))
+        node = self._placeholder(name, None)
+        node.meta.update(type=type_, tangent=True)
+        traced = make_traced(self, node, type_)
+        node.meta["example_value"] = traced
+        return traced
+
+    def _placeholder(self, name: str, value: object) -> torch.fx.Node:
+        # A new input may be met at any time; placeholders nevertheless stand at the head, in the order of `inputs`.
+        last = self._last_placeholder
+        with self.graph.inserting_before(next(iter(self.graph.nodes), None)) if last is None else self.graph.inserting_after(last):
+            node = add_placeholder(self.graph, name)
+        self._last_placeholder = node
+        node.meta["location"] = self.location()
+        self.inputs.append((node, value))
+        return node
+
+    def known_value(self, tensor: object) -> torch.Tensor | None:
+        """The value of a tensor that the program made from Python data alone; None when it may differ from call to call."""
+        if type(tensor) is not TracedTensor or tensor.recorder is not self or self.level != "aten":
+            return None
+        return known_value(tensor.node, self.constants)
+
+    def constant(self, tensor: torch.Tensor) -> TracedTensor:
+        """A get_attr node for a real tensor that is part of the program. The tensor is kept in `constants`."""
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise GraphBreak("operator-failed", "a tensor that requires a gradient reached an operator without being an input")
+        found = self._constant_nodes.get(id(tensor))
+        if found is not None:
+            return found
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = tensor
+        node = self.graph.get_attr(name)
+        type_ = replace(type_of(tensor), requires_grad=False)
+        node.meta.update(type=type_, location=self._here)
+        traced = make_traced(self, node, type_)
+        traced.input_storage = traced.is_input = True
+        node.meta["example_value"] = traced
+        self._constant_nodes[id(tensor)] = traced
+        return traced
+
+    # --- calls
+
+    @contextmanager
+    def recording(self, decompositions: bool = True) -> Iterator[None]:
+        """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with symbolic sizes,
+        PyTorch's Python versions of composite operators stand in for those in C++, most of which need numbers for sizes."""
+        if self._depth:
+            yield
+            return
+        self._begin()
+        try:
+            with _RecordingMode(self):
+                if decompositions and self.symbolic:
+                    with torch._C._EnablePythonDispatcher():
+                        yield
+                else:
+                    yield
+        finally:
+            self._depth -= 1
+
+    def _begin(self) -> None:
+        self._depth += 1
+        self._here = self.location()
+        self._grad_mode = torch.is_grad_enabled()
+
+    def call(self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
+        """Run a torch function, method or OpOverload on traced arguments, recording it; returns what it returns, traced.
+
+        Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it then gives the genuine result or error.
+        """
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], TracedTensor):
+            fn = _refusing(fn)
+        self.op_count += 1
+        # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they are now.
+        node = self._torch_node(fn, args, kwargs) if self.level == "torch" and not self._depth else None
+        outs = _out_tensors(kwargs) if self.level == "aten" else []
+        before = [(t, t.node, _version(t)) for t in outs]
+        last = next(iter(reversed(self.graph.nodes)), None) if outs else None
+        try:
+            if self._depth or self.symbolic:
+                with self.recording(not is_symbolic_in_c(fn)):
+                    result = fn(*args, **kwargs)
+            else:  # the same, without the cost of a generator
+                self._begin()
+                try:
+                    with _RecordingMode(self):
+                        result = fn(*args, **kwargs)
+                finally:
+                    self._depth = 0
+        except Signal:
+            raise
+        except Exception as error:
+            raise GraphBreak("operator-failed", f"{_name(fn)}: {type(error).__name__}: {error}") from error
+        if outs:
+            self._check_written(fn, before, last)
+        if node is not None:
+            node.meta["example_value"] = result
+            self._adopt(result, node)
+        return result
+
+    def _check_written(self, fn: object, before: list[tuple[TracedTensor, torch.fx.Node, int]], last: torch.fx.Node | None) -> None:
+        """PyTorch's composite operators compute beside an `out` tensor that is a subclass, now and then, and never write to it."""
+        unwritten = [t for t, node, version in before if t.node is node and _version(t) == version and 0 not in t.tensor_type.shape]
+        if not unwritten:
+            return
+        for node in reversed(self.graph.nodes):
+            if node is last:
+                break
+            if isinstance(node.target, OpOverload):
+                written = [argument(node.target, node.args, node.kwargs, index) for index in facts(node.target).written]
+                unwritten = [t for t in unwritten if t.node not in written]
+        if unwritten:
+            raise GraphBreak("operator-failed", f"{_name(fn)} does not write to its `out` tensor when it is traced")
+
+    def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
+        if not isinstance(func, OpOverload):
+            raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
+        # vmap converts the number of an operator, which is a tensor without dimensions to it.
+        if func is aten._to_copy.default and isinstance(args[0], (bool, int, float)):
+            options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device") or torch.device("cpu")}
+            return self.dispatch(aten.full.default, ([], args[0]), options)
+        special = SPECIAL.get(func)
+        if special is not None:
+            return special(self, args, kwargs)
+        known = facts(func)
+        if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
+            with _RecordingMode(self):
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if self.draws is not None and (drawn := draws.record(self.draws, self, func, args, kwargs)) is not NotImplemented:
+            return drawn
+        if self.has_floats and scalar_operands.holds_float(args, kwargs):
+            return scalar_operands.record(self, func, args, kwargs)
+        if known.composite:  # reached only under inference_mode, where PyTorch does not break composite operators down
+            with _RecordingMode(self):
+                # Not func.decompose: it prefers PyTorch's Python versions, which are slow and import sympy.
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        form = _IN_PLACE_VIEWS.get(func)
+        if form is not None:
+            return self._view_in_place(func, form, args, kwargs)
+        if self.data_shapes and data_sizes.records(func, args):
+            return data_sizes.record(self, func, args, kwargs)
+        if self.symbolic:
+            args, kwargs = scalar_operands.with_fixed_numbers(func, args, kwargs)
+        of_unknown_shape = self._refuse(func, args, kwargs)
+        node_args, type_args = self._convert_sequence(args)
+        node_kwargs: dict[str, object] = {}
+        type_kwargs: dict[str, object] = {}
+        for name, value in kwargs.items():
+            node_kwargs[name], type_kwargs[name] = self._convert(value)
+        if of_unknown_shape is not None:
+            return self._unknown_results(func, of_unknown_shape, node_args, node_kwargs)
+        try:
+            result_type = self._infer(func, type_args, type_kwargs)
+        except MetadataChanged as error:
+            return self._resized_out(func, args, kwargs, error)
+        node = None
+        if self.level == "aten":
+            node = add_call(self.graph, func, tuple(node_args), node_kwargs)
+            meta = node.meta
+            meta["type"] = result_type
+            meta["location"] = self._here
+            if known.random:
+                meta["random"] = True
+            # The gradient of an extension's operator is an autograd function, whose forward runs without autograd.
+            if not torch.is_grad_enabled() and not (self._grad_mode and func.namespace not in _OWN):
+                meta["no_grad"] = True
+                for index in known.written:
+                    written = argument(func, args, kwargs, index)
+                    if isinstance(written, torch.Tensor) and written.requires_grad:
+                        meta["keeps_history"] = True  # its gradient still is that of the value before
+            if self.recompute:
+                meta["recompute"] = True
+        return self._results(known, func, args, kwargs, node, result_type)
+
+    def record(self, func: OpOverload, args: Sequence[object], result_type: tuple[object, ...]) -> Any:
+        """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""
+        self._here = self.location()
+        node_args, _ = self._convert_sequence(args)
+        node = add_call(self.graph, func, tuple(node_args))
+        node.meta.update(type=result_type, location=self._here)
+        return self._results(facts(func), func, tuple(args), {}, node, result_type)
+
+    def node_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object) -> torch.fx.Node:
+        """The node of an aten-level operator whose arguments are nodes already."""
+        node = add_call(self.graph, func, args, kwargs)
+        node.meta.update(type=result_type, location=self._here)
+        if not torch.is_grad_enabled():
+            node.meta["no_grad"] = True
+        return node
+
+    def submodule(self, module: torch.fx.GraphModule) -> torch.fx.Node:
+        """A get_attr node for a graph that an operator of a torch-level graph takes."""
+        name = f"body_{len(self.submodules)}"
+        self.submodules[name] = module
+        return self.graph.get_attr(name)
+
+    def record_call(self, fn: Callable[..., object], args: Sequence[object], result_types: Sequence[TensorType]) -> list[object]:
+        """Record a torch-level call whose results, a tuple, are known to be of these types."""
+        node = self._torch_node(fn, args, {})
+        made = [make_traced(self, None, kind) for kind in result_types]
+        node.meta["example_value"] = tuple(made)
+        self._adopt(tuple(made), node)
+        return list(made)
+
+    def finish(self, outputs: Sequence[object]) -> torch.fx.Graph:
+        """End the graph: a flat output tuple of traced tensors, sizes, ints or None. Placeholders that nothing uses stay, with
+        meta["unused"]. Returns the linted graph."""
+        values: list[object] = []
+        kinds: list[object] = []
+        for value in outputs:
+            if self.level == "torch" and isinstance(value, torch.SymInt):
+                node = self._size_node(dim_of(value))
+                values.append(node)
+                kinds.append(dim_of(value))
+            elif isinstance(value, UnknownShape):
+                values.append(value.node)
+                kinds.append(value.tensor_type)
+            else:
+                node_value, kind = self._convert(value)
+                values.append(node_value)
+                kinds.append(kind)
+        output = self.graph.output(tuple(values))  # type: ignore[arg-type]
+        output.meta.update(type=tuple(kinds), location=self.location(), env=self.env)
+        for node in self.graph.nodes:
+            if node.op == "placeholder" and not node.users and not isinstance(node.meta["type"], Expr):
+                node.meta["unused"] = True
+        self.graph.lint()
+        return self.graph
+
+    # --- dispatch, step by step
+
+    def _view_in_place(self, func: OpOverload, form: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """x.squeeze_() and its kin: from now on the same object stands for the view."""
+        traced = args[0]
+        assert isinstance(traced, TracedTensor)
+        if traced.is_input:
+            raise GraphBreak("inplace-metadata", f"{func} on an input")
+        view = self.dispatch(form, args, kwargs)
+        assert isinstance(view, TracedTensor)
+        move_metadata(traced, func, args, kwargs)
+        traced.node, traced.tensor_type, traced.input_storage = view.node, view.tensor_type, view.input_storage
+        traced.reshaped = True
+        return traced
+
+    def _resized_out(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], error: MetadataChanged) -> object:
+        """`out=` tensors that the operator lays out itself: of the right shape they are copied to; an empty tensor made in this capture
+        becomes the result, as eager resizes it without a warning."""
+        form = functional_form(func)
+        names = [a.name for a in func._schema.arguments if a.is_out]
+        targets = [kwargs.get(name) for name in names]
+        if form is None or not names or len(facts(func).returned) != len(names):
+            raise GraphBreak("inplace-metadata", str(error)) from error
+        made = self.dispatch(form, args, {name: value for name, value in kwargs.items() if name not in names})
+        results = [made] if isinstance(made, torch.Tensor) else made
+        for target, result in zip(targets, results, strict=True):  # type: ignore[arg-type, call-overload]
+            if not isinstance(target, TracedTensor) or not isinstance(result, TracedTensor) or target.dtype != result.dtype:
+                raise GraphBreak("inplace-metadata", str(error)) from error
+            if target.tensor_type.shape == result.tensor_type.shape:
+                self.dispatch(aten.copy_.default, (target, result), {})
+            elif target.input_storage or 0 not in target.tensor_type.shape or self.level != "aten":
+                raise GraphBreak("inplace-metadata", str(error)) from error
+            else:
+                replace_metadata(target, result)
+                target.node, target.tensor_type = result.node, result.tensor_type
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def _unknown_results(self, func: OpOverload, types: tuple[TensorType, ...], args: list[object], kwargs: dict[str, object]) -> object:
+        node = add_call(self.graph, func, tuple(args), kwargs)
+        node.meta.update(type=types[0] if len(types) == 1 else types, location=self._here)
+        items = [node] if len(types) == 1 else [self._getitem(node, index, item) for index, item in enumerate(types)]
+        made = [make_unknown(self, item, type_, func) for item, type_ in zip(items, types, strict=True)]
+        return made[0] if len(types) == 1 else tuple(made)
+
+    def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[TensorType, ...] | None:
+        """Raises GraphBreak for what cannot be recorded; gives the result types of what is recorded with a shape that nobody knows."""
+        for index in facts(func).written:
+            target = argument(func, args, kwargs, index)
+            if type(target) is TracedTensor and shares_elements(target.tensor_type):
+                raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
+            if self.level == "aten" and type(target) is TracedTensor:
+                read = [value.node for value in leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
+                if read and shares_in_part(target.node, read):
+                    raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
+        if func is aten.as_strided.default:
+            check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]
+        if func in OTHER_GRADIENT and self._grad_mode and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
+            raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
+        refused = refusal(func)
+        if self._grad_mode and self.level == "aten" and has_sparse_gradient(func, args, kwargs):
+            raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
+        if refused is None:
+            return None
+        if func is aten.index.Tensor:
+            indices = args[1]
+            if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):  # type: ignore[attr-defined]
+                return None
+        if func is aten._ctc_loss.default:
+            return None  # the lengths are Python numbers
+        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
+            return None
+        types = result_types(func, args, kwargs, f"unknown_{len(self.graph.nodes)}") if self.unknown_shapes else None
+        if types is None:
+            raise GraphBreak(*refused)
+        return types
+
+    def record_as(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: Any
+    ) -> tuple[torch.fx.Node, Any]:
+        """The node of an operator whose result's type the caller knows, and its results."""
+        node_args, _ = self._convert_sequence(args)
+        node_kwargs = {name: self._convert(value)[0] for name, value in kwargs.items()}
+        node = self.node_of(func, tuple(node_args), node_kwargs, result_type)
+        return node, self._results(facts(func), func, args, kwargs, node, result_type)
+
+    def _convert_sequence(self, values: Sequence[object]) -> tuple[list[object], list[object]]:
+        nodes: list[object] = []
+        kinds: list[object] = []
+        for value in values:
+            if type(value) is TracedTensor and value.recorder is self:
+                nodes.append(value.node)
+                kinds.append(value.tensor_type)
+            else:
+                node, kind = self._convert(value)
+                nodes.append(node)
+                kinds.append(kind)
+        return nodes, kinds
+
+    def _convert(self, value: object) -> tuple[object, object]:
+        """(as a node argument, as a rule's argument)."""
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, TracedTensor):
+                value = self.constant(value)
+            elif value.recorder is not self:
+                raise GraphBreak("operator-failed", "a tensor of another capture")
+            elif isinstance(value, UnknownShape):
+                raise Retry(unknown_shapes=False)
+            return value.node, value.tensor_type
+        if isinstance(value, (list, tuple)):
+            nodes, kinds = self._convert_sequence(value)
+            return nodes, kinds
+        if isinstance(value, torch.SymInt):
+            d = dim_of(value)
+            return d, d
+        if isinstance(value, torch.SymFloat):
+            number = value.node.guard_float("", 0)
+            return number, number
+        if isinstance(value, torch.SymBool):
+            truth = value.node.guard_bool("", 0)
+            return truth, truth
+        if isinstance(value, torch.Generator):
+            raise GraphBreak("operator-failed", "an explicit random generator")
+        return value, value
+
+    def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
+        if self.env is not None and self.env.has_equalities:
+            args, kwargs = simplified(args, self.env), simplified(kwargs, self.env)  # type: ignore[assignment]
+        try:
+            size_checks.check(self.env, func, args, kwargs)
+            found = shape_rules.by_rule(func, args, kwargs, self.env)
+            if found is NotImplemented:
+                found = infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)
+        except (Signal, MetadataChanged):
+            raise
+        except Exception as error:
+            raise GraphBreak("operator-failed", f"{func}: {type(error).__name__}: {error}") from error
+        disagreement = eager_dtypes.disagreement(func, args, kwargs, found)
+        if disagreement:
+            raise GraphBreak("operator-failed", f"{func}: {disagreement}")
+        return found
+
+    def _results(
+        self,
+        known: OperatorFacts,
+        func: OpOverload,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        node: torch.fx.Node | None,
+        result_type: object,
+    ) -> object:
+        returned = known.returned
+        if not returned:
+            return None
+        if len(returned) == 1 and not isinstance(result_type, tuple):
+            alias = returned[0]
+            if alias is not None and alias[0] == "same":
+                return argument(func, args, kwargs, alias[1])
+            if not isinstance(result_type, TensorType):
+                return self._plain_result(result_type)
+            traced = make_traced(self, node, result_type)
+            if alias is not None:
+                traced.viewed = argument(func, args, kwargs, alias[1])  # type: ignore[assignment]
+                traced.input_storage = traced.viewed.input_storage  # type: ignore[union-attr]
+            return traced
+        assert isinstance(result_type, tuple)
+        results: list[object] = []
+        for index, item in enumerate(result_type):
+            alias = returned[index] if len(returned) == len(result_type) else None
+            if alias is not None and alias[0] == "same":
+                results.append(argument(func, args, kwargs, alias[1]))
+            elif isinstance(item, TensorType):
+                traced = make_traced(self, None if node is None else self._getitem(node, index, item), item)
+                if known.parts_of is not None or (alias is not None and alias[0] == "view"):
+                    place = known.parts_of if known.parts_of is not None else alias[1]  # type: ignore[index]
+                    traced.viewed = argument(func, args, kwargs, place)  # type: ignore[assignment]
+                    traced.input_storage = traced.viewed.input_storage  # type: ignore[union-attr]
+                results.append(traced)
+            else:
+                results.append(self._plain_result(item))
+        return results if len(returned) == 1 else tuple(results)
+
+    def _plain_result(self, value: object) -> object:
+        return size_of(value, self.env) if isinstance(value, Expr) else value
+
+    def _getitem(self, node: torch.fx.Node, index: int, type_: TensorType) -> torch.fx.Node:
+        item = add_call(self.graph, operator.getitem, (node, index))
+        item.meta.update(type=type_, location=self._here)
+        return item
+
+    # --- torch level
+
+    def _torch_node(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> torch.fx.Node:
+        kind, target, args = torch_target(fn, args)
+        node_args = tuple(self._torch_argument(value) for value in args)
+        node_kwargs = {name: self._torch_argument(value) for name, value in kwargs.items()}
+        node = self.graph.create_node(kind, target, node_args, node_kwargs)  # type: ignore[arg-type]
+        node.meta["location"] = self.location()
+        return node
+
+    def _torch_argument(self, value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return self._convert(value)[0]
+        if isinstance(value, torch.SymInt):
+            return self._size_node(dim_of(value))
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            return self._convert(value)[0]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._torch_argument(item) for item in value))  # type: ignore[arg-type]
+        if isinstance(value, (list, tuple)):
+            made = [self._torch_argument(item) for item in value]
+            return made if isinstance(value, list) else tuple(made)
+        if isinstance(value, dict):
+            return {key: self._torch_argument(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step))
+        if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):  # a node: a higher-order operator's body
+            raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
+        return value
+
+    def _adopt(self, result: object, node: torch.fx.Node) -> None:
+        """Give the traced tensors in a torch-level call's result their nodes."""
+        if isinstance(result, TracedTensor):
+            result.node = node
+            node.meta["type"] = result.tensor_type
+        elif isinstance(result, (list, tuple)):
+            for index, item in enumerate(result):
+                self._adopt_item(item, node, index)
+        elif isinstance(result, dict):
+            for key, item in result.items():
+                self._adopt_item(item, node, key)
+
+    def _adopt_item(self, item: object, node: torch.fx.Node, key: object) -> None:
+        if not isinstance(item, (TracedTensor, list, tuple, dict)):
+            return
+        if isinstance(item, TracedTensor) and item.node is not None:
+            return  # an argument that comes back
+        found = self.graph.create_node("call_function", operator.getitem, (node, key))  # type: ignore[arg-type]
+        found.meta.update(example_value=item, location=node.meta["location"])
+        self._adopt(item, found)
+
+    def _size_node(self, d: Dim) -> torch.fx.Node | int:
+        """The torch-level node that computes a size from the size placeholders."""
+        if isinstance(d, int):
+            return d
+        found = self._size_nodes.get(d)
+        if found is None:
+            found = self._size_nodes[d] = self._make_size_node(d)
+        return found
+
+    def _make_size_node(self, d: Expr) -> torch.fx.Node:
+        if isinstance(d, Sum):
+            parts: list[object] = []
+            for monomial, count in d.terms:
+                factors: list[object] = [self._size_node(atom) for atom in monomial]
+                parts.append(self._size_fold(operator.mul, factors if count == 1 else [*factors, count]))
+            return self._size_fold(operator.add, parts if not d.constant else [*parts, d.constant])  # type: ignore[return-value]
+        fold = _SIZE_FUNCTIONS.get(type(d))
+        if fold is None:
+            raise GraphBreak("data-dependent-shape", f"the size {d} has no placeholder")
+        return self._size_fold(fold, [self._size_node(child) for child in d._children()])  # type: ignore[return-value]
+
+    def _size_fold(self, fn: Callable[..., object], values: list[object]) -> object:
+        result = values[0]
+        for value in values[1:]:
+            result = self.graph.create_node("call_function", fn, (result, value))  # type: ignore[arg-type]
+            result.meta["location"] = self._here
+        return result
+
+
+_SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {FloorDiv: operator.floordiv, Mod: operator.mod, Min: min, Max: max}
+
+
+def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
+    """`fn`, or the refusal of TracedTensor that stands for it."""
+    try:
+        return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
+    except TypeError:  # not hashable, so none of ours
+        return fn
+
+
+# In-place operators that change sizes and strides, and the views that they turn their tensor into.
+_IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+
+
+def _out_tensors(kwargs: Mapping[str, object]) -> list[TracedTensor]:
+    out = kwargs.get("out")
+    if out is None:
+        return []
+    return [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, TracedTensor)]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written to; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _name(fn: object) -> str:
+    return getattr(fn, "__qualname__", None) or str(fn)

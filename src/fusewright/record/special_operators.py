@@ -1,0 +1,131 @@
+"""Operators that are not recorded as they come: what they say is known already, or they are recorded as something else.
+
+Takes a recorder and an operator's arguments; gives its result. Always holds: what cannot be answered breaks the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch._ops import OpOverload
+from torch.torch_version import TorchVersion
+
+from fusewright.base.signals import GraphBreak
+from fusewright.graph.known_values import LITERAL, NUMBER
+from fusewright.operators import decompositions
+from fusewright.record import data_sizes
+from fusewright.record.traced_tensor import TracedTensor
+from fusewright.sizes.symfloat import float_of_tensor
+from fusewright.sizes.symint import dim_of
+
+if TYPE_CHECKING:
+    from fusewright.sizes.interfaces import Recorder
+
+aten = torch.ops.aten
+SCALAR_READ = ("data-dependent-scalar", "a Python number is read from a tensor")
+
+
+def _resize(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """resize_ to the size that the tensor has: the factory functions' out= variants do so."""
+    tensor = args[0]
+    size = tuple(map(dim_of, args[1]))  # type: ignore[call-overload]
+    if not isinstance(tensor, TracedTensor) or kwargs.get("memory_format") is not None or size != tensor.tensor_type.shape:
+        raise GraphBreak("inplace-metadata", "resize_")
+    return tensor
+
+
+def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """The operator checks what the types already say."""
+
+
+def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """A tensor that native code just made from Python data: a constant, copied at each run since the program may write to it."""
+    tensor = args[0]
+    if isinstance(tensor, TracedTensor):
+        return tensor
+    made = recorder.dispatch(aten.clone.default, (tensor,), {})
+    if recorder.level == "aten":
+        node: torch.fx.Node = made.node  # type: ignore[attr-defined]
+        node.meta[LITERAL] = True
+        if tensor.numel() == 1 and not tensor.is_complex():  # type: ignore[attr-defined]
+            node.args[0].meta[NUMBER] = tensor.item()  # type: ignore[union-attr, attr-defined]
+    return made
+
+
+def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """A tensor where a number is wanted: its value where the graph knows it, else (`add_(gradient, alpha=rate)`) a float that is known at
+    run time; whoever needs the value of that breaks the graph."""
+    tensor = args[0]
+    value = recorder.known_value(tensor)
+    if value is not None:
+        return value.item()
+    if recorder.data_numbers and recorder.env is not None and isinstance(tensor, TracedTensor) and tensor.dtype in _INTEGERS:
+        return data_sizes.number_of(recorder, tensor)
+    if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
+        raise GraphBreak(*SCALAR_READ)
+    return float_of_tensor(recorder, tensor)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
+    """conj() and its kin give a view with a bit that kernels must heed; traced tensors have no such bit, so the values are computed. The
+    node is marked: for the functionalise pass it still is a view."""
+
+    def lazy(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        traced = recorder.dispatch(form, args, kwargs)
+        if recorder.level == "aten":
+            traced.node.meta["lazy_view"] = True  # type: ignore[attr-defined]
+        return traced
+
+    return lazy
+
+
+SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
+    aten._assert_tensor_metadata.default: _drop,
+    **decompositions.OPERATORS,
+    aten.lift_fresh.default: _lift_fresh,
+    # Zeros without memory (the gradient of sgn): kernels read memory.
+    aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(aten.zeros.default, args, kwargs),
+    aten.resize_.default: _resize,
+    aten._local_scalar_dense.default: _read_scalar,
+    aten._conj.default: _resolved(aten._conj_physical.default),
+    aten._neg_view.default: _resolved(aten.neg.default),
+    # With symbolic sizes some native code asks the dispatcher for them, and PyTorch writes a BatchNorm in evaluation otherwise.
+    aten._native_batch_norm_legit_no_training.default: lambda recorder, args, kwargs: recorder.dispatch(
+        aten.native_batch_norm.default, (*args[:5], False, *args[5:]), kwargs
+    ),
+    aten.size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
+    aten.size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]
+    aten.sym_size.default: lambda recorder, args, kwargs: list(args[0].size()),  # type: ignore[attr-defined]
+    aten.sym_size.int: lambda recorder, args, kwargs: args[0].size(args[1]),  # type: ignore[attr-defined]
+    aten.stride.default: lambda recorder, args, kwargs: list(args[0].stride()),  # type: ignore[attr-defined]
+    aten.stride.int: lambda recorder, args, kwargs: args[0].stride(args[1]),  # type: ignore[attr-defined]
+    aten.sym_stride.default: lambda recorder, args, kwargs: list(args[0].stride()),  # type: ignore[attr-defined]
+    aten.sym_stride.int: lambda recorder, args, kwargs: args[0].stride(args[1]),  # type: ignore[attr-defined]
+    aten.numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
+    aten.sym_numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
+    aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
+}
+
+# Before PyTorch 2.13 products in C++ fix the sizes of what they flatten (seen in 2.11: a linear layer without bias over three dimensions).
+_PRODUCTS_IN_C = (torch._C._nn.linear, torch.matmul, torch.Tensor.matmul) if TorchVersion(torch.__version__) >= "2.13" else ()
+
+# What PyTorch's Python versions write as up to thirty operators, while C++ takes symbolic sizes.
+_SYMBOLIC_IN_C: frozenset[object] = frozenset({
+    *_PRODUCTS_IN_C, torch.nn.functional.batch_norm, torch.nn.functional.instance_norm,
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact3d.default,
+    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default,
+})  # fmt: skip
+
+
+def is_symbolic_in_c(fn: Callable[..., object]) -> bool:
+    """Whether PyTorch's C++ version of a function takes symbolic sizes as they are."""
+    try:
+        return fn in _SYMBOLIC_IN_C
+    except TypeError:  # not hashable
+        return False

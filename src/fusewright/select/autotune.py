@@ -1,0 +1,648 @@
+"""What `max_autotune` measures on a GPU: products against the library's operators, and the block sizes of other kernels.
+
+Takes a scheduled plan; gives the plan with the kernels that won in place of library calls, and the block sizes that won. Every question
+("which of these is quickest for this shape?") is asked once for all places of the graph that have it, and its answer is remembered on
+disk for this GPU and these versions. Always holds: the first contender is what runs without tuning; another one takes its place only if
+its results are as good and it was quicker by `MARGIN`; a search ends with its budget, and what was not asked stays as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from fusewright.base.records import dataclass, field, replace
+from fusewright.codegen.analysis import analyse
+from fusewright.codegen.device_kernel import Processor, Unsupported
+from fusewright.codegen.signature import signature
+from fusewright.codegen.triton.gemm import takes_copies
+from fusewright.codegen.triton.gemm_tiles import Computing, ProductTile, candidates
+from fusewright.codegen.triton.tiles import Tile, choose, neighbours, power_of_two
+from fusewright.loops.ir import Buffer
+from fusewright.schedule.expressions import survey
+from fusewright.schedule.plan import Kernel, Operand, Plan, Product, RunKernel, Step
+from fusewright.select import products, prologues
+from fusewright.select.products import Site, Variant
+from fusewright.select.prologues import Producer
+from fusewright.sizes.expressions import free_symbols
+
+MARGIN = 0.03
+"""Share of the time of what runs without tuning that another contender must save."""
+MOST_TILES = 8
+"""Contenders for a product, beside the library."""
+MOST_COMPUTING_TILES = 5
+"""Contenders for a product that computes operands, for each choice of these."""
+BULK_ARCH = 90
+"""Compute capability from which GPUs have a copy engine for tensors (9.0)."""
+LEAST_WORK = 1 << 20
+"""Multiplications of a product that is worth a race."""
+LEAST_BYTES = 1 << 22
+"""Memory that a kernel must touch for its block sizes to be worth a race."""
+FEW, MANY = 5, 20
+"""Measurements of every contender, and then of those that may win."""
+MAY_WIN = 1.2
+"""Contenders that take longer than this many times the quickest one's time are not measured further."""
+AHEAD = 4
+"""Questions whose kernels are being compiled while one is raced."""
+FORMAT = 1
+"""Of records on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """steps: what it runs; kernels and tiles: of those that are generated, by name; added: buffers that the plan does not have."""
+
+    name: str
+    steps: tuple[Step, ...]
+    kernels: Mapping[str, Kernel]
+    tiles: Mapping[str, Tile | ProductTile]
+    variant: Variant | None = None
+    added: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """title: for people; key: what decides the answer, hashed; weight: the work that depends on it; contenders: the first is what runs
+    without tuning; places: sites, or names of kernels, that take the answer; shape_class: what it has in common with the same question
+    about a similar number of rows (empty: nothing is known of such)."""
+
+    title: str
+    key: str
+    weight: float
+    contenders: tuple[Contender, ...]
+    results: tuple[str, ...]
+    tolerance: float
+    places: tuple[Any, ...]
+    shape_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """times: seconds by contender, as far as they were measured; refused: why a contender was not measured; remembered: it was on disk."""
+
+    question: str
+    winner: str
+    times: Mapping[str, float]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    remembered: bool = False
+    places: int = 1
+
+    @property
+    def text(self) -> str:
+        times = sorted(self.times.items(), key=lambda item: item[1])
+        shown = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in times[:4])
+        first = next(iter(self.times), self.winner)
+        gain = ""
+        if self.winner != first and self.winner in self.times:
+            gain = f" ({self.times[first] / self.times[self.winner]:.2f} times as quick as {first})"
+        often = f", {self.places} times" if self.places > 1 else ""
+        known = " (remembered)" if self.remembered else ""
+        return f"{self.question}{often}: {self.winner}{gain}{known}: {shown}"
+
+
+class Trials(Protocol):
+    """What a race needs of a GPU. plan: whose kernels (or what stands in their place) are tried."""
+
+    plan: Plan
+    machine: str
+
+    def request(self, contenders: Sequence[Contender]) -> None:
+        """Has the contenders' kernels compiled in the background."""
+
+    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+        """(name and call of each contender that runs and whose results agree with the first one's, why the others do not)."""
+
+    def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
+        """Seconds of each call in each round; calls take turns."""
+
+
+class Records(Protocol):
+    def get(self, key: str) -> bytes | None: ...
+    def put(self, key: str, label: str, body: bytes) -> object: ...
+
+
+# --- races ------------------------------------------------------------------------------------------------------------------
+
+
+def race(calls: Sequence[tuple[str, Any]], measure: Callable[[Sequence[Any], int], list[list[float]]]) -> tuple[str, dict[str, float]]:
+    """(the winner's name, median seconds by name). The first call keeps its place unless another one is clearly quicker."""
+    names = [name for name, _ in calls]
+    times = dict(zip(names, map(statistics.median, measure([call for _, call in calls], FEW))))
+    bound = MAY_WIN * min(times.values())
+    left = [(name, call) for name, call in calls if name == names[0] or times[name] <= bound]
+    if len(left) > 1:
+        times.update(zip([name for name, _ in left], map(statistics.median, measure([call for _, call in left], MANY))))
+    best = min((name for name, _ in left), key=lambda name: times[name])
+    winner = best if times[best] < (1 - MARGIN) * times[names[0]] else names[0]
+    return winner, times
+
+
+def answer_all(
+    questions: Sequence[Question],
+    trials: Trials,
+    records: Records | None,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[dict[str, Answer], int]:
+    """(answers by question's key, number of questions for which there was no time)."""
+    ends = clock() + seconds
+    answers: dict[str, Answer] = {}
+    open_: list[Question] = []
+    for question in sorted(questions, key=lambda q: -q.weight):
+        known = None if records is None else _remembered(records, trials, question)
+        if known is not None:
+            answers[question.key] = known
+        else:
+            open_.append(question if records is None else _shortened(records, trials, question))
+    requested = 0
+    for number, question in enumerate(open_):
+        if clock() >= ends:
+            return answers, len(open_) - number
+        while requested < min(len(open_), number + AHEAD):
+            trials.request(open_[requested].contenders)
+            requested += 1
+        calls, refused = trials.prepare(question)
+        winner, times = race(calls, trials.measure) if len(calls) > 1 else (question.contenders[0].name, {})
+        answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))
+        if records is not None and times:
+            _remember(records, trials, question, winner, times)
+    return answers, 0
+
+
+def record_key(trials: Trials, question_key: str) -> str:
+    """Where the disk cache has the answer to a question, or that of its shape class."""
+    return hashlib.sha256(f"autotune {FORMAT}|{trials.machine}|{question_key}".encode()).hexdigest()
+
+
+def _remember(records: Records, trials: Trials, question: Question, winner: str, times: Mapping[str, float]) -> None:
+    body = json.dumps({"winner": winner, "times": times}).encode()
+    for key in filter(None, (question.key, question.shape_class)):
+        records.put(record_key(trials, key), f"autotuning {question.title}", body)
+
+
+def _read(records: Records, trials: Trials, question: Question, key: str) -> tuple[str, dict[str, float]] | None:
+    """(winner, times) of a record; None where there is none, or one that something else wrote: then it is asked, and written, anew."""
+    body = records.get(record_key(trials, key))
+    if body is None:
+        return None
+    try:
+        found = json.loads(body)
+        winner, times = str(found["winner"]), {str(name): float(value) for name, value in found["times"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return (winner, times) if any(contender.name == winner for contender in question.contenders) else None
+
+
+def _remembered(records: Records, trials: Trials, question: Question) -> Answer | None:
+    found = _read(records, trials, question, question.key)
+    return found and Answer(question.title, *found, remembered=True, places=len(question.places))
+
+
+def _shortened(records: Records, trials: Trials, question: Question) -> Question:
+    """The question among what runs without tuning and what won for a similar size (or came next to the library there)."""
+    found = _read(records, trials, question, question.shape_class) if question.shape_class else None
+    if found is None:
+        return question
+    winner, times = found
+    first = question.contenders[0].name
+    others = [name for name in times if name != first]
+    likely = winner if winner != first or not others else min(others, key=times.__getitem__)
+    left = tuple(contender for contender in question.contenders if contender.name in (first, likely))
+    return replace(question, contenders=left, shape_class="") if len(left) == 2 else question
+
+
+# --- questions --------------------------------------------------------------------------------------------------------------
+
+
+def product_questions(plan: Plan, processor: Processor, device: torch.device) -> list[Question]:
+    """One for each distinct product of the plan on that device."""
+    claimed: set[int] = set()
+    by_key: dict[str, list[Site]] = {}
+    for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
+        if site.work < LEAST_WORK or site.result.device != device:
+            continue
+        if site.following in claimed:
+            site = products.alone(site)
+        if site.following >= 0:
+            claimed.add(site.following)
+        by_key.setdefault(_site_key(plan, site), []).append(site)
+    return [_product_question(plan, key, sites, processor) for key, sites in by_key.items()]
+
+
+def _site_key(plan: Plan, site: Site) -> str:
+    first = products.variants(plan, site)[0]
+    kernels = (*first.kernels, *_follower(plan, site).values())
+    facts = (site.extern.target, [_structure(kernel) for kernel in kernels], site.result.shape, site.result.stride)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _follower(plan: Plan, site: Site) -> dict[str, Kernel]:
+    """The kernel that reads the library's result and may become a part of the product, by its name, if there is one."""
+    steps = (plan.steps[number] for number in products.steps_of(site))
+    return {step.kernel: plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
+
+
+def _results(site: Site, follower: Mapping[str, Kernel]) -> tuple[str, ...]:
+    """The buffers that a contender for the site must write."""
+    written = {name for kernel in follower.values() for name in kernel.written}
+    if site.kept or site.following < 0:
+        written.add(site.result.name)
+    return tuple(sorted(written))
+
+
+def _extents(site: Site) -> tuple[int, int, int, int]:
+    return site.batch, site.known_rows, site.columns, site.inner
+
+
+def _title(site: Site) -> str:
+    extents = _extents(site)[(0 if site.batch > 1 else 1) :]
+    return f"{site.extern.name} {'x'.join(map(str, extents))}"
+
+
+def _structure(kernel: Kernel) -> object:
+    """What decides a kernel's speed. (On a GPU each buffer has memory of its own.)"""
+    return signature(replace(kernel, inplace=()))
+
+
+def _product_question(plan: Plan, key: str, sites: list[Site], processor: Processor) -> Question:
+    site = sites[0]
+    steps = tuple(plan.steps[number] for number in products.steps_of(site))
+    kernels = _follower(plan, site)
+    contenders = [Contender("library", steps, kernels, {})]
+    whole, *_ = products.variants(plan, site)
+    product = whole.product.product
+    assert product is not None
+    channels = 0 if site.left.inner == product.k else _channels(site)
+    made: dict[int, Variant | None] = {1: whole}
+    sliceable = products.sliced(plan, site, 2) is not None
+    bulk = processor.arch >= BULK_ARCH and takes_copies(whole.product)
+    facts = (_extents(site), site.left.dtype, product.full, processor, MOST_TILES)
+    for tile, slices in candidates(*facts, block_of=channels, sliceable=sliceable, bulk=bulk):
+        if slices not in made:
+            made[slices] = products.sliced(plan, site, slices)
+        variant = made[slices]
+        if variant is None:
+            continue
+        runs = tuple(RunKernel(kernel.name) for kernel in variant.kernels)
+        named = {kernel.name: kernel for kernel in variant.kernels}
+        contenders.append(Contender(f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant, variant.buffers))
+    title = _title(site) + ("" if whole.name == "plain" else f" with {', '.join(_origins(kernels))}")
+    weight, results, similar = float(site.work) * len(sites), _results(site, kernels), _shape_class(site, whole, kernels)
+    return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(sites), similar)
+
+
+def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> str:
+    """All but the number of rows, of which only the next power of two counts."""
+    factors = [(operand.dtype, str(operand.inner), len(operand.checks)) for operand in (site.left, site.right)]
+    epilogue = [(origin, len(kernel.buffers)) for kernel in kernels.values() for origin in kernel.origins]
+    facts = (
+        site.extern.name, whole.name, site.batch, power_of_two(site.known_rows), site.columns, site.inner, factors, site.result.dtype,
+        epilogue, site.kept, site.bias is not None,
+    )  # fmt: skip
+    return f"class {hashlib.sha256(repr(facts).encode()).hexdigest()}"
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 1e-5)
+
+
+def _tolerance(product: Product) -> float:
+    return _rounding(product.left.dtype) if product.left.dtype is not torch.float32 or product.full else 2e-3
+
+
+def _channels(site: Site) -> int:
+    """Blocks of the inner dimension must divide this: the input channels of a convolution whose windows hold several pixels."""
+    if "convolution" not in site.extern.name:
+        return 0
+    weight = site.extern.args[1]
+    return 0 if weight.shape[2] == weight.shape[3] == 1 else int(weight.shape[1])
+
+
+def _origins(kernels: Mapping[str, Kernel]) -> list[str]:
+    return [origin for kernel in kernels.values() for origin in (kernel.origins or (kernel.name,))]
+
+
+def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> list[Question]:
+    """One for each distinct kernel that touches much memory, products apart."""
+    by_key: dict[str, list[Kernel]] = {}
+    for kernel in plan.kernels.values():
+        if kernel.product is not None or kernel.sizes or _bytes(plan, kernel) < LEAST_BYTES or _writes_outside(plan, kernel):
+            continue
+        if any(plan.buffers[name].device != device for name in kernel.buffers):
+            continue
+        by_key.setdefault(hashlib.sha256(repr(_structure(kernel)).encode()).hexdigest(), []).append(kernel)
+    found = []
+    for key, kernels in by_key.items():
+        kernel = kernels[0]
+        try:
+            shape = analyse(kernel)
+            first = choose(shape, processor)
+            others = neighbours(shape, first)
+        except Unsupported:
+            continue
+        steps = (RunKernel(kernel.name),)
+        contenders = tuple(Contender(tile.sizes, steps, {kernel.name: kernel}, {kernel.name: tile}) for tile in (first, *others))
+        weight = float(_bytes(plan, kernel)) * len(kernels)
+        names = tuple(kernel.name for kernel in kernels)
+        results = tuple(sorted(kernel.written))
+        found.append(Question(f"blocks of {kernel.name}", key, weight, contenders, results, max(map(_rounding, kernel.dtypes)), names))
+    return found
+
+
+def _bytes(plan: Plan, kernel: Kernel) -> int:
+    return sum(_span_bytes(plan, name) for name in kernel.buffers)
+
+
+def _span_bytes(plan: Plan, name: str) -> int:
+    span = plan.buffers[name].span()
+    return span * plan.buffers[name].dtype.itemsize if isinstance(span, int) else 0
+
+
+def _writes_outside(plan: Plan, kernel: Kernel) -> bool:
+    """Whether it changes memory that it also reads, so that it cannot simply be run again."""
+    return any(plan.buffers[name].role not in ("temporary", "output") for name in kernel.written) or _accumulates(kernel)
+
+
+def _accumulates(kernel: Kernel) -> bool:
+    return any(getattr(statement, "mode", "write") != "write" for stage in kernel.stages for statement in stage.statements)
+
+
+# --- tuning a plan ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """plan: with the winners in place; tiles: block sizes by kernel; answers: what was asked; unasked: questions that found no time."""
+
+    plan: Plan
+    tiles: dict[str, Tile | ProductTile]
+    answers: tuple[Answer, ...]
+    unasked: int
+
+    @property
+    def text(self) -> str:
+        lines = [answer.text for answer in self.answers]
+        lines += [f"  {name} was refused: {why}" for answer in self.answers for name, why in answer.refused.items()]
+        return "\n".join(lines + ([f"{self.unasked} more: no time left"] if self.unasked else []))
+
+
+def tune(
+    plan: Plan,
+    processor: Processor,
+    device: torch.device,
+    trials: Trials,
+    records: Records | None,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tuned:
+    """The plan with what is quickest here."""
+    started = clock()
+    asked = product_questions(plan, processor, device)
+    answers, unasked = answer_all(asked, trials, records, seconds, clock)
+    choices = [choice for question in asked for choice in _at_places(plan, question, _winner(question, answers))]
+    computing = prologue_questions(plan, choices, processor)
+    taken, late = answer_all(computing, trials, records, seconds - (clock() - started), clock)
+    answers, unasked = answers | taken, unasked + late
+    choices = _with_prologues(computing, choices, taken, plan)
+    grouped = group_questions(plan, [choice for choice in choices if not choice.computed], processor)
+    decided, late = answer_all(grouped, trials, records, seconds - (clock() - started), clock)
+    answers, unasked = answers | decided, unasked + late
+    chosen = prologues.of_producers(plan, [producer for choice in choices for producer in choice.computed])
+    tiles: dict[str, Tile | ProductTile] = {}
+    merged: set[int] = set()
+    for question in grouped:
+        contender = _winner(question, decided)
+        if contender is not None and contender is not question.contenders[0]:
+            (tile,) = contender.tiles.values()
+            for group in question.places:
+                kernel = products.together(group)
+                chosen.append(products.of_group(group, kernel))
+                tiles[kernel.name] = tile
+                merged.update(site.step for site in group)
+    for choice in choices:
+        if choice.site.step not in merged and choice.variant is not None and choice.tile is not None:
+            chosen.append(products.of_variant(choice.site, choice.variant))
+            tiles[choice.variant.product.name] = choice.tile
+    trials.plan = plan = products.replaced(plan, chosen) if chosen else plan
+    rest = tile_questions(plan, processor, device)
+    more, later = answer_all(rest, trials, records, seconds - (clock() - started), clock)
+    for question in rest:
+        contender = _winner(question, more)
+        if contender is not None and contender is not question.contenders[0]:
+            (tile,) = contender.tiles.values()
+            tiles.update(dict.fromkeys(question.places, tile))
+    return Tuned(plan, tiles, (*answers.values(), *more.values()), unasked + later)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a site was found to be quickest by; no variant: the library. computed: what the product need not read from memory."""
+
+    site: Site
+    variant: Variant | None = None
+    tile: Tile | ProductTile | None = None
+    computed: tuple[Producer, ...] = ()
+
+
+def _at_places(plan: Plan, question: Question, contender: Contender | None) -> list[Choice]:
+    """The winner (if there was time for one) at each of the question's sites."""
+    if contender is None or contender.variant is None:
+        return [Choice(site) for site in question.places]
+    (tile,) = contender.tiles.values()
+    name = contender.variant.name
+    made = ((site, next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)) for site in question.places)
+    return [Choice(site, variant, tile) for site, variant in made]
+
+
+# --- computed operands ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A site as it was chosen, and what its operands may be computed from."""
+
+    choice: Choice
+    producers: tuple[Producer, ...]
+
+    @property
+    def options(self) -> list[tuple[Producer, ...]]:
+        return [(producer,) for producer in self.producers] + ([self.producers] if len(self.producers) > 1 else [])
+
+
+def prologue_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:
+    """One for each distinct product that alone reads what a pointwise kernel stores: as it was chosen, behind that kernel; or computing
+    its operand itself."""
+    taken = {choice.site.following for choice in choices if choice.variant is not None}
+    used = prologues.uses(plan)
+    offers = [(choice, found) for choice in choices if (found := prologues.producers(plan, choice.site, used, taken))]
+    claimed = {producer.step for _, found in offers for producer in found}
+    by_key: dict[str, list[Place]] = {}
+    for choice, found in offers:
+        if choice.site.following in claimed:  # one product's epilogue cannot be another one's prologue too
+            choice = replace(choice, site=products.alone(choice.site))
+        variant = None if choice.variant is None else (choice.variant.name, choice.tile)
+        alone = [(producer.side, _structure(producer.alone)) for producer in found]
+        facts = ("prologue", _site_key(plan, choice.site), variant, alone)
+        by_key.setdefault(hashlib.sha256(repr(facts).encode()).hexdigest(), []).append(Place(choice, found))
+    questions = (_prologue_question(plan, key, places, processor) for key, places in by_key.items())
+    return [question for question in questions if len(question.contenders) > 1]
+
+
+def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Processor) -> Question:
+    place = places[0]
+    choice, site = place.choice, place.choice.site
+    numbers = products.steps_of(site)
+    before = tuple(RunKernel(producer.alone.name) for producer in place.producers)
+    kernels = {producer.alone.name: producer.alone for producer in place.producers}
+    follower = _follower(plan, site)
+    if choice.variant is None:
+        first = Contender("apart", (*before, *(plan.steps[n] for n in numbers)), kernels | follower, {})
+    else:
+        assert choice.tile is not None
+        runs = (*before, *(RunKernel(kernel.name) for kernel in choice.variant.kernels))
+        named = kernels | {kernel.name: kernel for kernel in choice.variant.kernels}
+        first = Contender("apart", runs, named, {choice.variant.product.name: choice.tile}, added=choice.variant.buffers)
+    contenders = [first]
+    product = products.whole(site)
+    for option in place.options:
+        mine = prologues.computing(site, option)
+        rest = [producer.alone for producer in place.producers if producer not in option]
+        sliceable = products.sliced(plan, mine, 2) is not None
+        facts = (_extents(site), mine.left.dtype, product.full, processor, MOST_COMPUTING_TILES)
+        for tile, slices in candidates(*facts, sliceable=sliceable, computing=_computing(plan, mine, option)):
+            variant = _variant(plan, mine, slices)
+            if variant is not None:
+                steps = tuple(RunKernel(kernel.name) for kernel in (*rest, *variant.kernels))
+                named = {kernel.name: kernel for kernel in (*rest, *variant.kernels)}
+                name = f"{_sides(option)} computed, {variant.name} {tile.text}"
+                contenders.append(Contender(name, steps, named, {variant.product.name: tile}, variant, variant.buffers))
+    title = f"{_title(site)} behind {', '.join(_origins(kernels))}"
+    weight = float(site.work) * len(places)
+    return Question(title, key, weight, tuple(contenders), _results(site, follower), _tolerance(product), tuple(places))
+
+
+def _variant(plan: Plan, site: Site, slices: int) -> Variant | None:
+    return products.variants(plan, site)[0] if slices == 1 else products.sliced(plan, site, slices)
+
+
+def _sides(option: Sequence[Producer]) -> str:
+    return " and ".join(producer.side for producer in option)
+
+
+def _computing(plan: Plan, site: Site, option: Sequence[Producer]) -> Computing:
+    """What the site computes for an element of its operands."""
+
+    def loaded(operand: Operand) -> int:
+        if operand.value is None:
+            return operand.dtype.itemsize
+        k = products.inner_symbol(site.inner)
+        return sum(load.dtype.itemsize for load in survey([operand.value]).loads if k in free_symbols(load.index))
+
+    def operations(operand: Operand) -> int:
+        return 0 if operand.value is None else survey([operand.value]).nodes
+
+    saved = sum(_span_bytes(plan, producer.buffer) for producer in option)
+    return Computing(operations(site.left), operations(site.right), loaded(site.left), loaded(site.right), 2 * saved)
+
+
+def _with_prologues(questions: Sequence[Question], choices: Sequence[Choice], answers: Mapping[str, Answer], plan: Plan) -> list[Choice]:
+    """The choices, with those that lost to products that compute their operands replaced."""
+    better: dict[int, Choice] = {}
+    for question in questions:
+        contender = _winner(question, answers)
+        if contender is None or contender.variant is None:
+            continue
+        (tile,) = contender.tiles.values()
+        for place in question.places:
+            option = next(option for option in place.options if contender.name.startswith(f"{_sides(option)} computed, "))
+            site = prologues.computing(place.choice.site, option)
+            name = contender.variant.name
+            variant = next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)
+            better[site.step] = Choice(site, variant, tile, option)
+    return [better.get(choice.site.step, choice) for choice in choices]
+
+
+# --- products of one matrix -------------------------------------------------------------------------------------------------
+
+
+def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:
+    """One for each distinct group of products that can run side by side: as they were chosen, or as one kernel."""
+    by_step = {choice.site.step: choice for choice in choices}
+    by_key: dict[str, list[tuple[Site, ...]]] = {}
+    for group in products.groups(plan, [by_step[step].site for step in sorted(by_step)]):
+        members = [by_step[site.step] for site in group]
+        before = [(None if m.variant is None else (m.variant.name, m.tile), _follower_signature(plan, m.site)) for m in members]
+        facts = (signature(products.together(group)), before, [site.extern.target for site in group], group[0].result.shape)
+        by_key.setdefault(hashlib.sha256(repr(facts).encode()).hexdigest(), []).append(group)
+    return [_group_question(plan, key, places, by_step, processor) for key, places in by_key.items()]
+
+
+def _follower_signature(plan: Plan, site: Site) -> object:
+    step = plan.steps[site.following] if site.following >= 0 else None
+    return _structure(plan.kernels[step.kernel]) if isinstance(step, RunKernel) else None
+
+
+def _group_question(
+    plan: Plan, key: str, places: list[tuple[Site, ...]], by_step: Mapping[int, Choice], processor: Processor
+) -> Question:
+    group = places[0]
+    apart: list[tuple[int, tuple[Step, ...]]] = []
+    kernels: dict[str, Kernel] = {}
+    tiles: dict[str, Tile | ProductTile] = {}
+    added: list[Buffer] = []
+    followers: list[tuple[int, Step]] = []
+    results: set[str] = set()
+    for site in group:
+        choice = by_step[site.step]
+        numbers = products.steps_of(site)
+        results.add(site.result.name)
+        for number in numbers[1:]:
+            step = plan.steps[number]
+            assert isinstance(step, RunKernel)
+            followers.append((number, step))
+            results |= plan.kernels[step.kernel].written
+        if choice.variant is None:
+            apart += [(number, (plan.steps[number],)) for number in numbers]
+            continue
+        apart.append((numbers[-1], tuple(RunKernel(kernel.name) for kernel in choice.variant.kernels)))
+        kernels.update({kernel.name: kernel for kernel in choice.variant.kernels})
+        added += choice.variant.buffers
+        assert choice.tile is not None
+        tiles[choice.variant.product.name] = choice.tile
+        if not site.kept and site.following >= 0:
+            results.discard(site.result.name)
+    after = {step.kernel: plan.kernels[step.kernel] for _, step in followers if isinstance(step, RunKernel)}
+    steps = tuple(step for _, some in sorted(apart, key=lambda item: item[0]) for step in some)
+    run = {step.kernel: kernels.get(step.kernel) or plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
+    first = Contender("apart", steps, run, tiles, added=tuple(added))
+    kernel = products.together(group)
+    product = kernel.product
+    assert product is not None
+    site = group[0]
+    contenders = [first]
+    extents = (len(group), site.known_rows, site.columns, site.inner)
+    runs = (RunKernel(kernel.name), *(step for _, step in sorted(followers, key=lambda item: item[0])))
+    for tile, _ in candidates(extents, site.left.dtype, product.full, processor, MOST_TILES, sliceable=False):
+        contenders.append(Contender(f"together {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile}))
+    title = f"{len(group)} products {site.rows}x{site.columns}x{site.inner} of one matrix"
+    weight = float(site.work) * len(group) * len(places)
+    return Question(title, key, weight, tuple(contenders), tuple(sorted(results)), _tolerance(product), tuple(places))
+
+
+def _counts(name: str) -> tuple[int, ...]:
+    """The slices in a variant's name."""
+    first = name.split()[0]
+    return (int(first),) if first.isdigit() else ()
+
+
+def _winner(question: Question, answers: Mapping[str, Answer]) -> Contender | None:
+    answer = answers.get(question.key)
+    if answer is None:
+        return None
+    return next(contender for contender in question.contenders if contender.name == answer.winner)

@@ -1,0 +1,201 @@
+"""Matrix products of few rows on a CPU by kernels of our own: where they take the library's place, and a kernel of one to be tried.
+
+Takes a scheduled plan and what says whether a product is quicker by a kernel of ours; gives the plan with such kernels in place, each with
+the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32 (in another order); sizes but the
+number of rows are numbers, and where any number of rows may come, both ways are in the plan; a matrix whose inner dimension does not lie
+side by side stays with the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from fusewright.base.records import replace
+from fusewright.codegen.call_plan import build_call_plan
+from fusewright.codegen.llvm import compile_kernels
+from fusewright.codegen.llvm.emit.target import Target
+from fusewright.codegen.llvm.module import host_target
+from fusewright.codegen.llvm.templates.attention import is_supported as is_attention
+from fusewright.codegen.llvm.templates.attention_block import is_supported as is_attention_block
+from fusewright.codegen.llvm.templates.skinny_gemm import LEAST_BITS, is_supported
+from fusewright.graph.passes.library.linear_paths import Linear
+from fusewright.loops.ir import Buffer, BufferRef, Extern, Output
+from fusewright.runtime import launch
+from fusewright.runtime.machine_code import load_code
+from fusewright.schedule.driver import with_memory
+from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
+from fusewright.select import attention, products, skinny_gemm as few_rows_ways
+from fusewright.select.products import Replacement, Site
+from fusewright.sizes.expressions import Expr, evaluate, free_symbols
+
+MOST_ROWS = 16
+"""With more, multiplying takes longer than reading the weights: a library's kernels, made for that, are quicker."""
+
+MOST_ROWS_OF_FLOATS = 8
+"""In float32, where MKL's packed matrix reads as quickly: 1.1 to 1.25 times as quick with 16 rows, 0.95 to 1 with 8, 0.8 to 1 with less."""
+
+MOST_ROWS_BESIDE_TILES = 2
+"""Where the processor multiplies tiles of halves (AMX), and the library uses that."""
+
+MOST_ROWS_BESIDE_HALVES = 4
+"""Where it multiplies vectors of halves (AVX512-BF16, Zen 5): 0.3 to 0.9 of the library's time, with 8 rows 0.8 to 1.2."""
+
+MOST_WORK = 1 << 19
+"""Multiplications of queries by keys up to which attention is quicker by a kernel of ours. Twelve heads of 64, library and ours, us: 1
+query and 10, 40, 200, 1000 keys 54 and 6, 59 and 11, 94 and 57, 455 and 359; 16 queries and 40 keys 131 and 97; 4 and 400 212 and 489
+(float32; in bfloat16 without instructions for it 1.6 to 12 times as quick, up to 1000 keys)."""
+
+LEAST_QUERIES = 16
+"""From which on attention over sizes that are known is by a kernel of ours."""
+
+TILES = {torch.bfloat16: "+amx-bf16", torch.float16: "+amx-fp16"}
+"""What a processor has that multiplies tiles of these."""
+
+NO_EXAMPLES: Mapping[Expr, int] = MappingProxyType({})
+
+LITTLE_WORK = 1 << 20
+"""Multiplications up to which any number of rows is quicker without a library's call."""
+
+
+def is_likely_quick(linear: Linear, target: Target | None = None) -> bool:
+    """Whether a kernel of ours is likely at least as quick as the library's best way. `target`: the processor, this one by default."""
+    target, rows = target or host_target(), linear.rows
+    if rows is None or not is_possible_for(linear, target):
+        return False
+    return rows <= _quick_rows(linear.dtype, target) or linear.work <= LITTLE_WORK
+
+
+def most_rows(linear: Linear, target: Target | None = None) -> int:
+    """For how many rows a kernel of ours beside the library's is worth compiling, where any number may come and `linear.rows` is an
+    example; 0 for none: where many rows usually come, few are rare."""
+    target, rows = target or host_target(), linear.rows
+    if rows is None or not is_possible_for(replace(linear, varies=False, rows=max(rows, 1)), target):
+        return 0
+    return max(_quick_rows(linear.dtype, target), min(MOST_ROWS, LITTLE_WORK // (linear.inner * linear.columns)))
+
+
+def is_possible_for(linear: Linear, target: Target | None = None) -> bool:
+    """Whether there is a kernel of ours for the layer, on `target` (this processor by default)."""
+    rows = linear.rows
+    if linear.varies or rows is None or not 0 < rows <= MOST_ROWS or linear.inner < products.LEAST_INNER or linear.columns == 0:
+        return False
+    return linear.dtype in products.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
+
+
+def _quick_rows(dtype: torch.dtype, target: Target) -> int:
+    """Rows up to which a kernel of ours is likely quick, however long they are."""
+    if dtype is torch.float32:
+        return MOST_ROWS_OF_FLOATS
+    of_tiles, of_vectors = ("+amx-bf16", "+avx512bf16") if dtype is torch.bfloat16 else ("+amx-fp16", "+avx512fp16")
+    features = target.features.split(",")
+    return MOST_ROWS_BESIDE_TILES if of_tiles in features else MOST_ROWS_BESIDE_HALVES if of_vectors in features else MOST_ROWS
+
+
+def with_own_products(
+    plan: Plan,
+    own_bytes: int | None,
+    takes: Callable[[Linear], bool],
+    few_rows: Callable[[Linear], int] = most_rows,
+    examples: Mapping[Expr, int] = NO_EXAMPLES,
+) -> Plan:
+    """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of rows for as many as
+    `few_rows` says. own_bytes: of the plan's schedule; examples: of the symbols of its sizes."""
+    plan = with_memory(products.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
+    beside = _of_any_rows(plan, few_rows, examples)
+    return with_memory(few_rows_ways.beside(plan, beside), own_bytes) if beside else plan
+
+
+def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
+    """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that are not known.
+    own_bytes: as above."""
+    target = host_target()
+    many = [site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)]
+    plan = with_memory(attention.replaced(plan, many), own_bytes) if many else plan
+    sites = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
+    return with_memory(attention.beside(plan, sites, MOST_WORK), own_bytes) if sites else plan
+
+
+def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool:
+    """Whether attention over sizes that are known is quicker by a kernel for blocks of queries."""
+    axis, of_tiles = kernel.outer[2], TILES.get(attention.query.dtype)
+    if not isinstance(axis.extent, int) or axis.extent < LEAST_QUERIES or of_tiles in target.features.split(","):
+        return False
+    return is_attention_block(attention, axis, target)
+
+
+def _of_any_rows(plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int]) -> list[tuple[Site, Kernel]]:
+    claimed: set[int] = set()
+    chosen = []
+    for site in reversed(few_rows_ways.find(plan)):
+        if site.result.device.type != "cpu":
+            continue
+        site = replace(site, most=site.most or few_rows(described(site, examples)))
+        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        if variant is None:
+            site = products.alone(site)
+            variant = products.plain(plan, site)
+        product = variant.product.product
+        if site.most > 0 and product is not None and is_supported(product, variant.product.outer, host_target()):
+            claimed.add(site.following)
+            chosen.append((site, variant.product))
+    return chosen
+
+
+def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacement]:
+    claimed: set[int] = set()
+    chosen = []
+    for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
+        if site.result.device.type != "cpu" or site.batch != 1 or site.relayout is not None or not takes(described(site)):
+            continue
+        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        if variant is None:
+            site = products.alone(site)
+            variant = products.plain(plan, site)
+        product = variant.product.product
+        if product is not None and is_supported(product, variant.product.outer, host_target()):
+            claimed.add(site.following)
+            chosen.append(products.of_variant(site, variant))
+    return chosen
+
+
+def described(site: Site, examples: Mapping[Expr, int] = NO_EXAMPLES) -> Linear:
+    """The product as the passes that choose a way of the library's describe it."""
+    by_rows = site.right.inner is products.inner_symbol(site.inner)
+    varies = not isinstance(site.rows, int)
+    known = examples.keys() >= free_symbols(site.rows)
+    rows = evaluate(site.rows, examples) if known else None
+    return Linear(site.result.dtype, rows, site.inner, site.columns, site.bias is not None, by_rows, varies=varies)
+
+
+def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], object]:
+    """A call of the product alone. x: rows x inner; weight: columns x inner, contiguous. Raises ValueError where there is no kernel."""
+    rows, columns = x.shape[0], weight.shape[0]
+    device, dtype = x.device, linear.dtype
+    named = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    buffers = {
+        name: Buffer(name, tuple(given.shape), tuple(given.stride()), dtype, device, "input", position=position)
+        for position, (name, given) in enumerate(named.items())
+    }
+    buffers["out"] = Buffer("out", (rows, columns), (columns, 1), dtype, device, "output")
+    refs = {
+        "x": BufferRef("x", (rows, linear.inner), (linear.inner, 1), 0, dtype),
+        "weight": BufferRef("weight", (linear.inner, columns), (1, linear.inner), 0, dtype),
+        "bias": BufferRef("bias", (columns,), (1,), 0, dtype),
+    }
+    order = ("x", "weight") if bias is None else ("bias", "x", "weight")
+    target = torch.ops.aten.mm.default if bias is None else torch.ops.aten.addmm.default
+    extern = Extern(str(target), target, tuple(refs[name] for name in order), (), ("out",), "out")
+    plan = Plan({}, buffers, (RunExtern(extern),), tuple(named), (Output("buffer", "out"),))
+    plan = with_own_products(plan, None, lambda described: True)
+    if not isinstance(plan.steps[0], RunKernel):
+        raise ValueError("no kernel for this product")
+    module = compile_kernels(list(plan.kernels.values()))
+    (code,) = module.codes.values()
+    loaded = load_code(module.object, [code.symbol])
+    call_plan = build_call_plan(plan, module.codes, name="own product", available=launch.is_available)
+    native = launch.load(call_plan, {code.key: loaded.addresses[code.symbol]}, owner=loaded.owner)
+    given = tuple(named.values())
+    return lambda: native(*given)

@@ -1,0 +1,251 @@
+"""Which way a linear layer takes, of the library's and a kernel of our own: measured once for a machine, dtype and shape, and remembered
+on disk.
+
+Takes what `graph/passes/parameters/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The ways are tried in
+turn on made-up numbers, the least time of each counts, and the likely way keeps its place unless another is clearly quicker.
+Always holds: a compile spends at most its budget on measuring; beyond it, and where one try would take long (so that all ways are
+about as quick), the likely way is taken. Entries of the disk cache hold a way's name; one that is not among the ways is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fusewright.base.records import replace
+from fusewright.graph.passes.library.linear_paths import (
+    CONVOLUTION,
+    MKL,
+    ONEDNN,
+    OWN,
+    PLAIN,
+    TURNED,
+    Linear,
+    likely,
+    ways_for,
+)
+from fusewright.runtime import host
+from fusewright.select import generated_gemm as own_products
+
+BUDGET = 0.1
+"""Seconds that one compile may spend on measuring."""
+
+LONGEST = 3e-3
+"""Seconds: what takes longer than this once is not tried."""
+
+LARGEST = 32 << 20
+"""Bytes: a larger matrix takes long to lay out."""
+
+LEAST_WORK = 1 << 16
+"""Multiplications: less is a matter of a call's overhead, which the operator as it is has least of."""
+
+ROUNDS = 3
+CLEARLY = 0.95
+"""Another way is taken when it needs less than this share of the likely one's time."""
+
+FAR = 0.8
+"""The same for oneDNN's packed weights in float32 where rows vary: its results lie in memory of their own, not in the arena, which a try
+does not show (whole models over varying sizes take 1.07 to 1.3 times as long as with weights turned where a try says 0.9 to 1)."""
+
+_SPEED = {torch.float32: 1e11, torch.bfloat16: 4e11, torch.float16: 4e11}
+"""Multiplications a second, roughly: to tell what is not worth a try before trying it."""
+
+PROBE = Linear(torch.float32, 128, 512, 512, False, True)
+"""A product that shows which library multiplies quicker on this processor: 0.4 ms where eager's library is slow."""
+
+MUCH = 0.75
+"""oneDNN is taken to be much quicker with less than this share of eager's time. Two cores with AVX-512, 512x3072x768: on Zen 5, where MKL
+uses half the width of the registers, 0.45; on Intel's 1."""
+
+_quick_onednn: dict[int, bool] = {}
+"""By number of threads."""
+
+_known: dict[tuple[Linear, int, tuple[str, ...]], str] = {}
+
+_winners: dict[tuple[object, ...], str] = {}
+"""Of the races in which a kernel of ours took part, by `_product`."""
+
+
+class Chooser:
+    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel of ours must win
+    against the library's ways (else a rule says for which shapes it is taken)."""
+
+    def __init__(self, store: bool = True, budget: float = BUDGET, longest: float = LONGEST, races: bool = False) -> None:
+        self.store = store
+        self.left = budget
+        self.longest = longest
+        self.races = races
+
+    def takes_own(self, linear: Linear) -> bool:
+        """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was no race."""
+        winner = _winners.get(_product(linear)) if self.races else None
+        return own_products.is_likely_quick(linear) if winner is None else winner == OWN
+
+    def has_quick_onednn(self) -> bool:
+        """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a machine."""
+        threads = torch.get_num_threads()
+        if threads not in _quick_onednn:
+            _quick_onednn[threads] = self.measured_onednn()
+        return _quick_onednn[threads]
+
+    def measured_onednn(self) -> bool:
+        ways = (PLAIN, ONEDNN)
+        if ONEDNN not in ways_for(PROBE):
+            return False
+        quickest = self.remembered(PROBE, ways)
+        if quickest is None:
+            best = times(PROBE, ways)
+            quickest = ONEDNN if best[ONEDNN] < MUCH * best[PLAIN] else PLAIN
+            if self.store:
+                host.store().put(key(PROBE, ways), "linear layer", quickest.encode())
+        return quickest == ONEDNN
+
+    def few_rows(self, linear: Linear) -> int:
+        """For how many rows a kernel of ours is to be beside the way that is chosen, where any number may come."""
+        return own_products.most_rows(linear)
+
+    def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
+        own = own_products.is_possible_for(linear)
+        if own and not self.races and own_products.is_likely_quick(linear):
+            return OWN
+        default = likely(linear, ways, ONEDNN in ways and linear.dtype is torch.float32 and self.has_quick_onednn())
+        if linear.rows is None or (len(ways) < 2 and not (own and self.races)):
+            return default
+        if linear.work < LEAST_WORK:
+            return OWN if own and own_products.is_likely_quick(linear) else PLAIN
+        if own and self.races:
+            ways = (*ways, OWN)
+        name = (linear, torch.get_num_threads(), tuple(ways))
+        found = _known.get(name) or self.remembered(linear, ways)
+        if found is None and self.left > 0 and self.is_worth_it(linear):
+            started = time.perf_counter()
+            found = measured(linear, ways, default)
+            self.left -= time.perf_counter() - started
+            if self.store:
+                host.store().put(key(linear, ways), "linear layer", found.encode())
+        if found is None:
+            return default
+        _known[name] = found
+        if OWN in ways:
+            _winners[_product(linear)] = found
+        return found
+
+    def is_worth_it(self, linear: Linear) -> bool:
+        quick = linear.work / _SPEED[linear.dtype] <= self.longest
+        return quick and (linear.inner * linear.columns * linear.dtype.itemsize <= LARGEST or self.longest > LONGEST)
+
+    def remembered(self, linear: Linear, ways: Sequence[str]) -> str | None:
+        body = host.store().get(key(linear, ways)) if self.store else None
+        way = None if body is None else body.decode("ascii", "replace")
+        return way if way in ways else None
+
+
+def _product(linear: Linear) -> tuple[object, ...]:
+    """What is known of a layer where it is but a product."""
+    return (linear.dtype, linear.rows, linear.inner, linear.columns, linear.bias, torch.get_num_threads())
+
+
+def key(linear: Linear, ways: Sequence[str]) -> str:
+    """Where the disk cache has the choice."""
+    facts = f"{host.host_text()}|{torch.get_num_threads()} threads|{linear}|{' '.join(ways)}"
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def measured(linear: Linear, ways: Sequence[str], default: str) -> str:
+    """The quickest way, tried here and now; where the number of rows varies, over a range of them."""
+    tried = [times(replace(linear, rows=rows), ways) for rows in _numbers_of_rows(linear)]
+    # The product of the shares of the default's time: each number of rows counts as much as another.
+    cost = {way: math.prod(best[way] / best[default] for best in tried) ** (1 / len(tried)) for way in ways}
+    quickest = min(cost, key=lambda way: cost[way])
+    if cost[quickest] < (FAR if _is_far(linear, quickest) else CLEARLY):
+        return quickest
+    rest = [way for way in ways if not _is_far(linear, way)]
+    other = min(rest, key=lambda way: cost[way], default=default)
+    return other if cost[other] < CLEARLY else default
+
+
+def _is_far(linear: Linear, way: str) -> bool:
+    return way == ONEDNN and linear.varies and linear.dtype is torch.float32 and not linear.pixels
+
+
+def _numbers_of_rows(linear: Linear) -> tuple[int | None, ...]:
+    """What is tried: where any number may come, a quarter of the example's too."""
+    return (max(1, linear.rows // 4), linear.rows) if linear.varies and linear.rows is not None else (linear.rows,)
+
+
+def times(linear: Linear, ways: Sequence[str]) -> dict[str, float]:
+    """The least seconds of each way."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
+        calls = {way: _TRIES[way](linear, *_numbers(linear)) for way in ways}
+        for call in calls.values():
+            call()
+        best = dict.fromkeys(calls, float("inf"))
+        for _ in range(ROUNDS):
+            for way, call in calls.items():
+                begin = time.perf_counter()
+                call()
+                best[way] = min(best[way], time.perf_counter() - begin)
+    return best
+
+
+def _numbers(linear: Linear) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Input, weight (inner x columns, laid out as the layer's), bias."""
+    x = torch.full((linear.rows or 1, linear.inner), 0.5, dtype=linear.dtype)
+    shape = (linear.columns, linear.inner) if linear.by_rows else (linear.inner, linear.columns)
+    weight = torch.full(shape, 0.25, dtype=linear.dtype)
+    bias = torch.full((linear.columns,), 0.125, dtype=linear.dtype) if linear.bias else None
+    return x, weight.t() if linear.by_rows else weight, bias
+
+
+Try = Callable[[], object]
+
+
+def _plain(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    out = torch.empty((linear.rows or 1, linear.columns), dtype=linear.dtype)
+    if bias is None:
+        return lambda: torch.ops.aten.mm.out(x, weight, out=out)
+    return lambda: torch.ops.aten.addmm.out(bias, x, weight, out=out)
+
+
+def _turned(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    return _plain(linear, x, weight.contiguous(), bias)
+
+
+def _mkl(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    dense, run = weight.t().contiguous(), torch.ops.mkl._mkl_linear.default
+    packed = torch.ops.mkl._mkl_reorder_linear_weight.default(dense, linear.rows)
+    return lambda: run(x, packed, dense, bias, linear.rows)
+
+
+def _onednn(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    run = torch.ops.mkldnn._linear_pointwise.default
+    packed = torch.ops.mkldnn._reorder_linear_weight.default(weight.t().contiguous(), linear.rows)
+    return lambda: run(x, packed, bias, "none", [], "")
+
+
+def _convolution(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    assert linear.image is not None
+    batch, height, width = linear.image
+    images = x.view(batch, height, width, linear.inner).permute(0, 3, 1, 2)
+    run = torch.ops.mkldnn._convolution_pointwise.default
+    filters = weight.t()[:, :, None, None]
+    packed = torch.ops.mkldnn._reorder_convolution_weight.default(filters, [0, 0], [1, 1], [1, 1], 1, list(images.shape))
+    return lambda: run(images, packed, bias, [0, 0], [1, 1], [1, 1], 1, "none", [], "")
+
+
+def _own(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
+    return own_products.trial(linear, x, weight.t().contiguous(), bias)
+
+
+_TRIES: dict[str, Callable[[Linear, torch.Tensor, torch.Tensor, torch.Tensor | None], Try]] = {
+    PLAIN: _plain,
+    TURNED: _turned,
+    MKL: _mkl,
+    ONEDNN: _onednn,
+    CONVOLUTION: _convolution,
+    OWN: _own,
+}

@@ -1,0 +1,153 @@
+"""Pointwise kernels in front of products: an operand that a product kernel computes for itself, instead of reading it from memory.
+
+Takes a scheduled `Plan` and a `Site`; gives `Producer`s (the stored values that the site's product alone reads) and the site with operands
+that are expressions over what their producers read. Always holds: the expression is the one that was stored, so its value is rounded to
+the operand's type at the same place; nothing between the producer and the product's place writes to what the producer reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from fusewright.base.records import dataclass, replace
+from fusewright.loops.ir import Expression, Store
+from fusewright.schedule.expressions import Rewriter, survey
+from fusewright.schedule.plan import Define, Kernel, Operand, Plan, RunKernel, roots
+from fusewright.select.products import Replacement, Site, digits, is_private, steps_of, substituted, touched
+from fusewright.sizes import expressions as sizes
+from fusewright.sizes.expressions import Dim
+
+SIDES = ("left", "right")
+MOST_NODES = 64
+"""Of an expression that a product computes again for each block of its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """step: of a pointwise kernel; buffer: what the product reads of it, as its operand `side`; value: an element, over the product's outer
+    symbols and `k`; alone: a kernel that stores this buffer and nothing else."""
+
+    step: int
+    side: str
+    buffer: str
+    value: Expression
+    alone: Kernel
+
+
+def uses(plan: Plan) -> dict[str, list[int]]:
+    """The numbers of the steps that touch each buffer."""
+    found: dict[str, list[int]] = {}
+    for number in range(len(plan.steps)):
+        for name in set().union(*touched(plan, number)):
+            found.setdefault(name, []).append(number)
+    return found
+
+
+def producers(plan: Plan, site: Site, used: Mapping[str, Sequence[int]], taken: Collection[int] = ()) -> tuple[Producer, ...]:
+    """Of the site's operands, at most one a side. used: what `uses` gives; taken: steps that have gone."""
+    if site.left.buffer == site.right.buffer:
+        return ()
+    found = (_producer(plan, site, side, used, taken) for side in SIDES)
+    return tuple(producer for producer in found if producer is not None)
+
+
+def _producer(plan: Plan, site: Site, side: str, used: Mapping[str, Sequence[int]], taken: Collection[int]) -> Producer | None:
+    operand: Operand = getattr(site, side)
+    name = operand.buffer
+    touching = used.get(name, ())  # a buffer of the site's own is touched by no step of the plan
+    if operand.checks or len(touching) != 2 or touching[1] != site.step or touching[0] in taken or not is_private(plan, name):
+        return None
+    number = touching[0]
+    step = plan.steps[number]
+    if not isinstance(step, RunKernel):
+        return None
+    kernel = plan.kernels[step.kernel]
+    stored = _stored(kernel, name)
+    if stored is None or len({plan.buffers[buffer].device for buffer in (*kernel.buffers, site.result.name)}) != 1:
+        return None
+    value, index = stored
+    axes = [*kernel.outer, *kernel.stages[0].axes]
+    total = sizes.product(axis.extent for axis in axes)
+    points = digits(index, axes, operand.outer + operand.inner, total) if isinstance(total, int) else None
+    if points is None:
+        return None
+    read = {load.buffer for load in survey([value]).loads}
+    if any(read & touched(plan, later)[1] for later in range(number, max(steps_of(site)) + 1)):
+        return None
+    alone = without(kernel, kernel.written - {name}, f"{kernel.name}_{name}")
+    assert alone is not None
+    return Producer(number, side, name, substituted(value, points), alone)
+
+
+def _stored(kernel: Kernel, name: str) -> tuple[Expression, Dim] | None:
+    """(value, index) of the kernel's only store to a buffer, over its axes alone; None where it is not a pointwise kernel, or gathers."""
+    if len(kernel.stages) != 1 or kernel.scratch or kernel.product is not None or kernel.sizes:
+        return None
+    (stage,) = kernel.stages
+    locals_: dict[str, Expression] = {}
+    found: list[Store] = []
+    rewriter = Rewriter(lambda dim: dim, lambda load: None, lambda local: locals_.get(local.name, local), lambda old, new: old)
+    for statement in stage.statements:
+        if isinstance(statement, Define):
+            locals_[statement.local] = rewriter.visit(statement.value)
+        elif not isinstance(statement, Store) or statement.mode != "write":
+            return None
+        elif statement.buffer == name:
+            found.append(statement)
+    if len(found) != 1 or found[0].bindings:
+        return None
+    value = rewriter.visit(found[0].value)
+    seen = survey([value])
+    if seen.nodes > MOST_NODES or any(load.bindings for load in seen.loads) or seen.checks or seen.locals:
+        return None
+    return value, found[0].index
+
+
+def computing(site: Site, chosen: Sequence[Producer]) -> Site:
+    """The site with these operands computed from what their producers read."""
+    for producer in chosen:
+        operand = replace(getattr(site, producer.side), value=producer.value)
+        lines = dict.fromkeys((*producer.alone.locations, *site.extern.locations))
+        site = replace(site, extern=replace(site.extern, locations=tuple(lines)), **{producer.side: operand})
+    return site
+
+
+def without(kernel: Kernel, dropped: Collection[str], name: str = "") -> Kernel | None:
+    """The pointwise kernel without its stores to these buffers; None where none is left."""
+    (stage,) = kernel.stages
+    kept = [statement for statement in stage.statements if not isinstance(statement, Store) or statement.buffer not in dropped]
+    needed: set[str] = set()
+    statements = []
+    for statement in reversed(kept):
+        if isinstance(statement, Define) and statement.local not in needed:
+            continue
+        needed |= survey(roots(statement)).locals
+        statements.append(statement)
+    written = kernel.written - set(dropped)
+    if not written:
+        return None
+    read = {load.buffer for load in survey([root for statement in statements for root in roots(statement)]).loads}
+    touched_ = [(buffer, dtype) for buffer, dtype in zip(kernel.buffers, kernel.dtypes) if buffer in read | written]
+    return replace(
+        kernel,
+        name=name or kernel.name,
+        stages=(replace(stage, statements=tuple(reversed(statements))),),
+        buffers=tuple(buffer for buffer, _ in touched_),
+        dtypes=tuple(dtype for _, dtype in touched_),
+        written=written,
+        inplace=(),
+    )
+
+
+def of_producers(plan: Plan, chosen: Iterable[Producer]) -> list[Replacement]:
+    """What is left of the producers' kernels, in their places, once products compute these buffers themselves."""
+    dropped: dict[int, set[str]] = {}
+    for producer in chosen:
+        dropped.setdefault(producer.step, set()).add(producer.buffer)
+    found = []
+    for number, buffers in dropped.items():
+        step = plan.steps[number]
+        assert isinstance(step, RunKernel)
+        rest = without(plan.kernels[step.kernel], buffers)
+        found.append(Replacement((number,), number, () if rest is None else (rest,)))
+    return found

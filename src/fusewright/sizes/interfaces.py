@@ -1,0 +1,44 @@
+"""What sizes, operators and traced tensors may ask of the recorder, so that none of them needs to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from fusewright.sizes.shape_env import ShapeEnv
+
+
+class Recorder(Protocol):
+    """Records operators on traced tensors as nodes of one graph (record/recorder.py says what each attribute means)."""
+
+    level: Literal["aten", "torch"]
+    env: ShapeEnv | None
+    has_floats: bool
+    data_numbers: bool
+    read_sizes: dict[torch.fx.Node, tuple[int, object]]
+
+    @property
+    def symbolic(self) -> bool: ...
+
+    def owns(self, value: object) -> bool: ...
+
+    def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any: ...
+
+    def call(self, fn: Callable[..., object], args: Sequence[object] = ..., kwargs: Mapping[str, object] | None = ...) -> object: ...
+
+    def recording(self, decompositions: bool = ...) -> AbstractContextManager[None]: ...
+
+    def known_value(self, tensor: object) -> torch.Tensor | None: ...
+
+    def node_of(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object
+    ) -> torch.fx.Node: ...
+
+    def record_as(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: Any
+    ) -> tuple[torch.fx.Node, Any]: ...

@@ -1,0 +1,60 @@
+"""What the strides of a tensor say: whether elements share memory, and which strides are products of symbolic sizes.
+
+Takes types and real tensors; gives answers about their layout. Always holds: of symbolic sizes nothing is asked that would be a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from fusewright.sizes.expressions import Dim
+from fusewright.sizes.tensor_type import TensorType
+
+
+def estimate(d: Dim) -> float:
+    """A number that orders products of sizes as their values do when sizes are above 1: the degree first."""
+    return float(d) if isinstance(d, int) else max(1e6 ** len(monomial) * count for monomial, count in d.terms)
+
+
+def shares_elements(type_: TensorType) -> bool:
+    """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step over each other
+    (eager's answer then depends on the order of its loop)."""
+    dims = list(zip(type_.shape, type_.stride, strict=True))
+    if not all(isinstance(extent, int) for dim in dims for extent in dim):
+        return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
+    reach = 0
+    steps: list[Any] = sorted((stride, size) for size, stride in dims)  # type: ignore[type-var]
+    for stride, size in steps:
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
+def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...], own: Mapping[int, Dim]) -> tuple[Dim, ...]:
+    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is that product; one
+    that does not is a symbol of its own where `own` has one for it."""
+    sizes, strides = tensor.shape, tensor.stride()
+    result: list[Dim] = list(strides)
+    order = sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis))
+    for position, axis in enumerate(order):
+        for inner in reversed(order[:position]):
+            if sizes[inner] * strides[inner] == strides[axis] and sizes[inner] != 1:
+                result[axis] = shape[inner] * result[inner]
+                break
+        else:
+            result[axis] = own.get(axis, result[axis])
+    return tuple(result)
+
+
+def free_strides(tensor: torch.Tensor) -> dict[int, int]:
+    """axis → the next axis inside of it, for axes of several elements whose stride steps over the inner ones by more than their product:
+    the tensor is a window on a larger one."""
+    sizes, strides = tensor.shape, tensor.stride()
+    order = sorted((axis for axis, size in enumerate(sizes) if size > 1), key=lambda axis: strides[axis])
+    return {axis: inner for inner, axis in pairwise(order) if strides[axis] > sizes[inner] * strides[inner] > 0}

@@ -1,0 +1,244 @@
+# ruff: noqa  (odd code on purpose)
+"""Lists from outside that the program only appends to: not read, so that a call that finds them longer needs no new compile; and read all
+the same as soon as the program looks at them by any way.
+
+Each maker gives a function, a list of argument tuples, the state to look at, and how many compiles its calls may take.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+from fusewright.base.events import STREAM, Captured
+
+from tests.capture.interpret.language.support import Program, check, x
+
+CASES: list[Any] = []
+GLOBAL: list = []
+
+
+def case(compiles: int) -> Any:
+    def enter(make: Any) -> Any:
+        CASES.append(pytest.param(make, compiles, id=make.__name__))
+        return make
+
+    return enter
+
+
+CALLS = [(x(),)] * 6
+
+
+@case(1)
+def a_closure():
+    log = [1]
+
+    def f(x):
+        log.append(x.sum())
+        return x + 1
+
+    return f, CALLS, lambda: log
+
+
+@case(1)
+def a_global():
+    GLOBAL.clear()
+
+    def f(x):
+        GLOBAL.append(x * 2)
+        GLOBAL.extend([1, x.shape])
+        return x + 1
+
+    return f, CALLS, lambda: list(GLOBAL)
+
+
+@case(1)
+def an_attribute_of_a_module():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.losses = []
+            self.window = collections.deque([0], maxlen=3)
+
+        def forward(self, x):
+            y = x * 2
+            self.losses.append(y.mean())
+            self.window.append(len(x))
+            self.losses.append(1)
+            return y
+
+    net = Net()
+    return net, CALLS, lambda: (net.losses, net.window)
+
+
+@case(1)
+def an_argument():
+    out: list = []
+
+    def f(x, into):
+        for k in range(3):
+            into.append(x * k)
+        return x - 1
+
+    return f, [(x(), out)] * 5, lambda: out
+
+
+@case(6)
+def read_afterwards():
+    log = [0]
+
+    def f(x):
+        log.append(1)
+        return x * len(log)
+
+    return f, CALLS, lambda: log
+
+
+@case(6)
+def read_in_the_argument():
+    log = [0]
+
+    def f(x):
+        log.append(len(log))
+        log.append(log[-1] + 1)
+        return x + log[-1]
+
+    return f, CALLS, lambda: log
+
+
+@case(6)
+def read_by_other_ways():
+    class Holder:
+        def __init__(self):
+            self.items = [1]
+
+        @property
+        def same(self):
+            return self.items
+
+    holder = Holder()
+
+    def f(x):
+        holder.items.append(2)
+        a = len(vars(holder)["items"])
+        holder.items.append(3)
+        b = getattr(holder, "items")[-1]
+        holder.same.append(4)
+        c = holder.__dict__.get("items")[-1]
+        return x + a + b + c, copy.copy(holder.items)
+
+    return f, CALLS, lambda: holder.items
+
+
+@case(2)
+def one_list_by_two_names():
+    first: list = []
+    second: list = []
+
+    def f(x, a, b):
+        a.append(1)
+        b.append(2)
+        a.append(3)
+        return x + 1
+
+    return f, [(x(), first, second), (x(), first, first), (x(), second, first), (x(), second, second)], lambda: (first, second)
+
+
+@case(12)
+def across_a_break():
+    log = [0]
+
+    def f(x):
+        log.append(x + 1)
+        fusewright.graph_break()
+        log.append(x + 2)
+        fusewright.graph_break()
+        return x * len(log)
+
+    return f, CALLS, lambda: log
+
+
+@case(2)
+def a_break_between_the_list_and_its_call():
+    log = [0]
+
+    def opaque(value):
+        return value + 1
+
+    opaque._fusewright_disable = True  # type: ignore[attr-defined]
+
+    def f(x):
+        y = x + 1
+        log.append(opaque(y))
+        return y * 2
+
+    return f, CALLS, lambda: log
+
+
+@case(1)
+def appended_to_itself_and_to_others():
+    log: list = []
+    other: list = []
+
+    def f(x):
+        other.append(x)
+        log.append(x)
+        other.extend(y for y in (x + 1, x + 2))
+        return x
+
+    return f, CALLS, lambda: (log, other)
+
+
+@case(6)
+def extended_by_itself():
+    log = [1]
+
+    def f(x):
+        log.append(2)
+        log.extend(log[:2])
+        log.extend(log[-1:])
+        return x * 2
+
+    return f, CALLS, lambda: log
+
+
+@case(1)
+def a_local_name_first():
+    log: list = []
+
+    def f(x, flag):
+        try:
+            log.append(x)
+            log.append(1, 2)
+        except TypeError as error:
+            log.append(1)
+        return x + 1
+
+    return f, [(x(), True)] * 5, lambda: log
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("make, compiles", CASES)
+def test_appending(make: Any, compiles: int, backend: str) -> None:
+    seen: list[Any] = []
+    with STREAM.listening(seen.append):
+        check(Program(make, frozenset()), backend)
+    assert sum(isinstance(event, Captured) for event in seen) <= compiles + (backend == "native")
+
+
+def test_elements_of_a_list_that_is_appended_to_are_no_inputs() -> None:
+    kept: list[torch.Tensor] = []
+
+    def f(x):
+        kept.append(x + 1)
+        return x * 2
+
+    compiled = fusewright.compile(f, backend="eager", recompile_limit=1)
+    for size in range(3):
+        compiled(x())
+    assert len(kept) == 3 and fusewright.explain(f)(x()).graph_break_count == 0

@@ -1,0 +1,175 @@
+"""Python ints that change from call to call: symbolic from the second value on, with eager's results for whatever a program does with them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+from fusewright.base.events import STREAM, Captured
+from fusewright.tools.bench import same
+
+Program = Callable[[torch.Tensor, int], Any]
+
+# Programs that keep the int symbolic: two captures serve all values.
+SYMBOLIC: dict[str, Program] = {
+    "isinstance": lambda x, n: x * (2 if isinstance(n, int) else 3),
+    "type": lambda x, n: x * (2 if type(n) is int else 3),
+    "arange": lambda x, n: x.sum() + torch.arange(n),
+    "repeat": lambda x, n: x.repeat(n),
+    "scalars": lambda x, n: torch.add(x, x, alpha=n) + (x > n) + x.clamp(max=n) + x.pow(n),
+    "eye": lambda x, n: torch.eye(n) + torch.zeros(n, n) + torch.tril(torch.ones(n, n)),
+    "arithmetic": lambda x, n: x * (n * 3 - 1) + n // 2,
+}
+
+# Programs that need the value: it is guarded.
+SPECIALISED: dict[str, Program] = {
+    "dict": lambda x, n: x * {6: 1.0, 7: 2.0, 8: 3.0}.get(n, 9.0),
+    "in": lambda x, n: x * (2 if n in {6, 7} else 3) * (2 if n in (6, 7) else 3),
+    "keys": lambda x, n: x * len({n: 1, 7: 2}) * len({n, 6}),
+    "index": lambda x, n: x + list(range(20))[n] + sum([1.0] * n),
+    "text": lambda x, n: x * len(f"{n}" + str(n) + f"{n:4d}" + "%d" % n + "{}".format(n) + "ab" * n) + int(str(n)) + int(f"{(n,)}"[1:-2]),  # noqa: UP031, UP032
+    "maths": lambda x, n: x / math.sqrt(n) + math.gcd(n, 4) + math.ceil(n / 4) + n**-0.5 + 2**n + round(n * 1.5),
+    "bits": lambda x, n: x * (n & 1) + (n << 1) + (n >> 1) + (n | 8) + n.bit_length() + (~n) + hash(n),
+    "divmod": lambda x, n: x * divmod(n, 4)[1] + n % 3 + float(n) + bool(n),
+    "order": lambda x, n: x * min(n, 7) + max(n, 3) + sorted([n, 3, 9])[1] + (n > 7),
+    "loop": lambda x, n: functools.reduce(lambda a, b: a + b, [x * i for i in range(n)], x),
+    "result": lambda x, n: (x + 1, n, n + 1, [n], {"a": n}, n * 0.5, n > 7),
+}
+
+
+def types_of(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [types_of(item) for item in value]
+    return [types_of(item) for item in value.values()] if isinstance(value, dict) else type(value)
+
+
+def run(program: Program) -> int:
+    """Compares the compiled program with eager over several values; gives the number of captures."""
+    captures: list[Captured] = []
+    compiled = fusewright.compile(program, fullgraph=True)
+    x = torch.randn(4)
+    with STREAM.listening(lambda event: captures.append(event) if isinstance(event, Captured) else None):
+        for n in (6, 7, 8, 9, 1, 0, 6):
+            try:
+                expected = program(x, n)
+            except ZeroDivisionError:
+                continue
+            got = compiled(x, n)
+            assert same(got, expected) and types_of(got) == types_of(expected), n
+    return len(captures)
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_an_int_that_changes_becomes_symbolic(name: str) -> None:
+    assert run(SYMBOLIC[name]) <= 4  # the first value, the symbolic one, 1 and 0
+
+
+@pytest.mark.parametrize("name", SPECIALISED)
+def test_a_program_that_needs_the_value_gets_it(name: str) -> None:
+    run(SPECIALISED[name])
+
+
+@dataclass
+class State:
+    position: int
+    table: torch.Tensor
+
+
+def test_a_counter_and_a_growing_tensor_of_an_argument_object_are_symbolic_at_once() -> None:
+    def step(x: torch.Tensor, state: State) -> torch.Tensor:
+        state.table = torch.cat([state.table, x])
+        state.position += x.shape[0]
+        return state.table.sum(0) + state.position
+
+    captures: list[Captured] = []
+    compiled = fusewright.compile(step, fullgraph=True)
+    mine, theirs = State(2, torch.randn(3, 4)), State(2, torch.empty(0))
+    theirs.table = mine.table
+    with STREAM.listening(lambda event: captures.append(event) if isinstance(event, Captured) else None):
+        for _ in range(6):
+            x = torch.randn(2, 4)
+            assert torch.equal(compiled(x, mine), step(x, theirs))
+            assert mine.position == theirs.position and type(mine.position) is int and torch.equal(mine.table, theirs.table)
+    assert len(captures) == 1  # what leaves a larger tensor in its argument will meet it again
+
+
+def test_what_a_module_holds_stays_static() -> None:
+    class Scale(torch.nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.size = size
+            self.register_buffer("weight", torch.randn(size))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight + self.size
+
+    captures: list[Captured] = []
+    with STREAM.listening(lambda event: captures.append(event) if isinstance(event, Captured) else None):
+        for size in (3, 4, 5):
+            module, x = Scale(size), torch.randn(size)
+            assert torch.equal(fusewright.compile(module)(x), module(x))
+    weights = [node.meta["type"] for event in captures for node in event.graph.nodes if node.op == "placeholder" and "weight" in node.name]
+    assert [tuple(weight.shape) for weight in weights] == [(3,), (4,), (5,)]
+
+
+@pytest.mark.parametrize("shape", [lambda n: (1, n), lambda n: (1, 3, n, 4), lambda n: (2, 1, n, 4), lambda n: (n, 1, 4)])
+def test_a_dimension_of_size_one_has_no_stride_of_its_own(shape: Callable[[int], tuple[int, ...]]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x * 2], dim=-1) * 3
+
+    captures: list[Captured] = []
+    compiled = fusewright.compile(program, fullgraph=True)
+    with STREAM.listening(lambda event: captures.append(event) if isinstance(event, Captured) else None):
+        for n in (5, 6, 7, 8, 9):
+            x = torch.randn(shape(n))
+            assert torch.equal(compiled(x), program(x))
+    assert len(captures) == 2
+
+
+# What Python refuses for some values, its result unused: as a tensor operation it would give an infinity or NaN.
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "division": lambda n: 1 / (n - 3),
+    "floor division": lambda n: n // (n - 3),
+    "remainder": lambda n: n % (n - 3),
+    "logarithm": lambda n: math.log(n - 3),
+    "root": lambda n: math.sqrt(n - 3),
+    "root of a quotient": lambda n: math.sqrt(1 / (n - 2.5)),
+    "power": lambda n: (n - 3.0) ** -1,
+    "overflow": lambda n: math.exp(n * 100),
+    "overflow of a power": lambda n: 1e100**n,
+    "cosine": lambda n: math.cos(n * 1e308),
+}
+
+
+@pytest.mark.parametrize(("kind", "dynamic"), [(int, None), (int, True), (float, None)])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_python_refuses(name: str, dynamic: bool | None, kind: type) -> None:
+    compute = REFUSED[name]
+
+    def program(x: torch.Tensor, n: Any) -> torch.Tensor:
+        try:
+            compute(n)
+        except (ArithmeticError, ValueError) as error:
+            return x * len(str(error))
+        return x + 1
+
+    compiled = fusewright.compile(program, dynamic=dynamic, recompile_limit=20)
+    x = torch.ones(2)
+    for n in (7, 6, 3, 2, 1, 8, 0, 3, 4):
+        assert torch.equal(compiled(x, kind(n)), program(x, kind(n))), n
+
+
+def test_a_refusal_costs_no_compile() -> None:
+    captures: list[Captured] = []
+    compiled = fusewright.compile(lambda x, n: x / math.sqrt(n) + math.exp(-n / 100) + 0.9**n, fullgraph=True)
+    with STREAM.listening(lambda event: captures.append(event) if isinstance(event, Captured) else None):
+        for n in range(1, 9):
+            compiled(torch.ones(2), n)
+    assert len(captures) == 2

@@ -1,0 +1,221 @@
+"""The generated `finish`: what it rebuilds, in which order, and what it refuses to rebuild."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fusewright.base.signals import GraphBreak, SkipFrame
+from fusewright.capture.attempt import Tracer
+from fusewright.capture.border.world import World
+from fusewright.capture.breaks.finish import build
+from fusewright.capture.call import dispatch as calls
+from fusewright.capture.guards.sources import Local
+from fusewright.capture.interpret.continuation import Continuation
+from fusewright.capture.settings import CaptureOptions
+from fusewright.record.recorder import Recorder
+from tests.capture.border.border import capture, check, run, same
+from tests.capture.border.border_programs import numbers
+
+
+def test_a_frame_that_returns_the_only_output_needs_no_finish() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x + 1
+
+    frame = check(f, lambda: (numbers(),))
+    assert frame.finish is None and frame.finish_text == ""
+
+
+def test_the_text_is_readable() -> None:
+    def f(x: torch.Tensor, items: list[Any]) -> Any:
+        items.append(x + 1)
+        return {"sum": x.sum(), "n": len(items)}
+
+    frame = check(f, lambda: (numbers(), [1]))
+    assert frame.finish_text == (
+        "def finish(__outputs, __function, x, items):\n"
+        "    __result = {'sum': __outputs[0], 'n': 2}\n"
+        "    __v1 = [1, __outputs[1]]\n"
+        "    list.__setitem__(items, slice(None), __v1)\n"
+        "    return __result\n"
+    )
+
+
+def test_an_input_is_returned_as_itself() -> None:
+    def f(x: torch.Tensor, other: Any) -> Any:
+        return x, other, x + 1
+
+    x, other = numbers(), {"a": object()}
+    frame = capture(f, (x, other))
+    result = run(frame, f, (x, other))
+    assert result[0] is x and result[1] is other and len(frame.graph.nodes) == 3  # type: ignore[union-attr]
+
+
+def test_everything_is_read_before_anything_is_written() -> None:
+    class Pair:
+        pass
+
+    def f(pair: Any, items: list[Any]) -> Any:
+        pair.a, pair.b = pair.b, pair.a
+        items[0], items[1] = items[1], items[0]
+        return pair.a + 1
+
+    def make() -> tuple[Any, ...]:
+        pair = Pair()
+        pair.a, pair.b = numbers(), numbers() + 1  # type: ignore[attr-defined]
+        return pair, [[1], [2]]
+
+    check(f, make)
+
+
+def test_arguments_named_like_builtins() -> None:
+    def f(list: Any, dict: Any, object: Any, _list: Any) -> Any:
+        list.append(object + 1)
+        dict["k"] = list
+        return {"r": [_list]}
+
+    check(f, lambda: ([], {}, numbers(), 3))
+
+
+def test_cycles_and_sharing() -> None:
+    class Node:
+        def __init__(self, parent: Any) -> None:
+            self.parent = parent
+            self.children: list[Any] = []
+
+    def f(x: torch.Tensor) -> Any:
+        root = Node(None)
+        root.children.append(Node(root))
+        root.children.append(root.children[0])
+        table: dict[str, Any] = {"x": x + 1}
+        table["self"] = table
+        table["shared"] = (table["x"], [root])
+        return root, table
+
+    check(f, lambda: (numbers(),))
+
+
+def test_closures_share_their_cells() -> None:
+    def f(x: torch.Tensor) -> Any:
+        count = 0
+
+        def add() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        def read() -> Any:
+            return count, x + 1
+
+        add()
+        return add, read
+
+    frame = capture(f, (numbers(),))
+    add, read = run(frame, f, (numbers(),))
+    assert (add(), add()) == (2, 3)
+    same((3, numbers() + 1), read())
+
+
+class Record(collections.OrderedDict):
+    """Runs user code when it is filled the ordinary way."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        object.__setattr__(self, key, value)
+
+
+def test_a_container_subclass_is_filled_without_its_own_code() -> None:
+    def f(x: torch.Tensor) -> Any:
+        record = Record()
+        record["a"] = x + 1
+        record["b"] = [record["a"]]
+        return record
+
+    frame = check(f, lambda: (numbers(),))
+    assert "_OrderedDict.__setitem__" in frame.finish_text
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter([1, 2, 3]), lambda: enumerate([1, 2, 3]), lambda: zip([1, 2, 3], "abc"), lambda: map(str, [1, 2]),
+        lambda: reversed([1, 2, 3]),
+        lambda: iter({"a": 1, "b": 2}), lambda: iter({"a": 1, "b": 2}.items()), lambda: itertools.chain([1], [2, 3]),
+        lambda: iter(range(4)),
+        lambda: itertools.count(3), lambda: itertools.islice([1, 2, 3], 2),
+    ],
+)  # fmt: skip
+def test_an_iterator_goes_on_where_it_stood(make: Callable[[], Any]) -> None:
+    def f(x: torch.Tensor) -> Any:
+        iterator = make()
+        first = next(iterator)
+        return iterator, first, x + 1
+
+    eager, ours = f(numbers()), run(capture(f, (numbers(),)), f, (numbers(),))
+    assert eager[1] == ours[1]
+    assert list(itertools.islice(eager[0], 5)) == list(itertools.islice(ours[0], 5))
+
+
+def generator(x: torch.Tensor) -> Any:
+    yield x
+    yield x + 1
+
+
+def test_a_live_generator_is_a_break() -> None:
+    def f(x: torch.Tensor) -> Any:
+        made = generator(x)
+        next(made)
+        return made
+
+    with pytest.raises((GraphBreak, SkipFrame)) as caught:
+        capture(f, (numbers(),))
+    assert caught.value.code == "cannot-rebuild"
+
+
+def test_outside_containers_are_written_in_place() -> None:
+    def f(d: Any, o: Any, s: Any, q: Any, items: Any, x: torch.Tensor) -> Any:
+        for name in [*d]:
+            d[name + "2"] = d.pop(name)
+        o.move_to_end("a")
+        s.discard(1)
+        q.rotate(1)
+        items[1:1] = [x + 1, items]
+        return len(items)
+
+    def make() -> tuple[Any, ...]:
+        return {"a": 1, "b": 2}, collections.OrderedDict(a=1, b=2), {1, 2}, collections.deque([1, 2, 3]), [1, 2], numbers()
+
+    check(f, make)
+
+
+def _attempt(function: Any, args: tuple[Any, ...]) -> Tracer:
+    tracer = Tracer(function, args, CaptureOptions(), calls.call)
+    tracer.recorder = Recorder("aten", None, tracer.stack)
+    tracer.world = World(tracer)
+    return tracer
+
+
+def test_a_break_gets_its_values_its_effects_then_its_lines() -> None:
+    def f(x: torch.Tensor, seen: list[Any]) -> None: ...
+
+    x, seen = numbers(), []
+    tracer = _attempt(f, (x, seen))
+    world = tracer.world
+    inside_x, inside_seen = world.load(x, Local(0, "x")), world.load(seen, Local(1, "seen"))
+    inside_seen.append("before the break")
+    made = [world.binary("+", inside_x, 1)]
+
+    def step(values: list[Any]) -> tuple[list[Any], list[Any]]:
+        return values, list(seen)
+
+    finished = build(tracer, Continuation((made, inside_seen), ("__a", "__b"), ("return __step(__a) + (__b,)",), {"__step": step}))
+    world.close()
+    assert len(finished.outputs) == 1 and finished.function is not None
+    values, seen_by_step, same_list = finished.function((x + 1,), f, x, seen)
+    same([x + 1], values)
+    assert seen_by_step == ["before the break"] and same_list is seen

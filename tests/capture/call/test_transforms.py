@@ -1,0 +1,219 @@
+# ruff: noqa  (odd code on purpose)
+"""The transforms of torch.func inside compiled functions: captured whole, and equal to eager for other arguments than those captured with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import fusewright
+from fusewright.base.events import STREAM, Broken, Captured, Skipped
+
+weight = torch.linspace(-1, 1, 9).reshape(3, 3)
+scale = 2.0
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    return ((x @ weight).sin() * scale).sum()
+
+
+outside = torch.func.grad(loss)
+rows = torch.vmap(torch.func.grad(lambda row: (row * weight[0]).pow(3).sum()))
+net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+
+def of_parameters(x: torch.Tensor) -> Any:
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+
+    def error(parameters, row, target):
+        return (torch.func.functional_call(net, parameters, (row[None],)) - target).pow(2).mean()
+
+    return torch.vmap(torch.func.grad(error), in_dims=(None, 0, 0))(parameters, x, x[:, :2])
+
+
+def chosen_by_python(x: torch.Tensor) -> Any:
+    def f(row, power):
+        if power > 2:
+            row = row * 2
+        out = {"sum": row.sum(), "rest": [row[k] ** power for k in range(3)]}
+        return out
+
+    return torch.vmap(f, in_dims=(0, None), out_dims=0)(x, 3)
+
+
+def made_once_used_twice(x: torch.Tensor) -> Any:
+    g = torch.func.grad_and_value(lambda a, b: (a * b).sum(), argnums=(0, 1))
+    return g(x, x + 1), g(x * 2, x)[0][1]
+
+
+def pulled_back(x: torch.Tensor) -> Any:
+    out, pull = torch.func.vjp(lambda a: (a.sin(), a.cos().sum()), x)
+    return out, pull((x, x.sum()))
+
+
+PROGRAMS = {
+    "vmap": lambda x: torch.vmap(lambda row: row.softmax(0) + row.sum())(x) * 2,
+    "vmap over columns": lambda x: torch.vmap(lambda a, b: a.dot(b), in_dims=(1, 0), out_dims=0)(x, x),
+    "nested vmap": lambda x: torch.vmap(torch.vmap(lambda a: a * scale + a.exp()))(x),
+    "an operator": lambda x: torch.vmap(torch.dot)(x, x),
+    "a factory inside": lambda x: torch.vmap(lambda row: row + torch.arange(3.0) + torch.zeros_like(row))(x),
+    "grad": lambda x: torch.func.grad(loss)(x) + 1,
+    "grad made outside": lambda x: outside(x) * 2,
+    "a composition made outside": lambda x: rows(x),
+    "grad of grad": lambda x: torch.func.grad(lambda a: torch.func.grad(lambda b: (b**3).sum())(a).pow(2).sum())(x),
+    "auxiliary": lambda x: torch.func.grad(lambda a: ((a**2).sum(), a + 1), has_aux=True)(x),
+    "jacrev": lambda x: torch.func.jacrev(lambda a: a @ weight)(x[0]),
+    "jacfwd": lambda x: torch.func.jacfwd(lambda a: (a.sin() * a).cumsum(0))(x[0]),
+    "hessian": lambda x: torch.func.hessian(lambda a: (a**3).sum() * a[0])(x[0]),
+    "jvp": lambda x: torch.func.jvp(lambda a: a.sin() * weight, (x,), (x + 1,)),
+    "vjp": pulled_back,
+    "per-sample gradients": of_parameters,
+    "Python inside": chosen_by_python,
+    "used twice": made_once_used_twice,
+}
+
+
+def equal(one: Any, other: Any) -> None:
+    mine, same = pytree.tree_flatten(one)
+    theirs, structure = pytree.tree_flatten(other)
+    assert same == structure
+    for a, b in zip(mine, theirs):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride() and a.requires_grad == b.requires_grad
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_captured_whole(name: str) -> None:
+    program = PROGRAMS[name]
+    compiled = fusewright.compile(lambda x: program(x), fullgraph=True)
+    compiled(torch.randn(3, 3))
+    for _ in range(2):
+        x = torch.randn(3, 3)
+        equal(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("name", ["vmap", "grad", "per-sample gradients", "a composition made outside"])
+def test_symbolic_sizes_and_gradients(name: str) -> None:
+    program = PROGRAMS[name]
+    compiled = fusewright.compile(lambda x: program(x), dynamic=True)
+    for rows in (4, 5, 7):
+        x = torch.randn(rows, 3)
+        equal(compiled(x), program(x))
+    x, y = (torch.linspace(-1, 2, 9).reshape(3, 3).requires_grad_() for _ in range(2))
+    for leaf, function in ((x, compiled), (y, program)):
+        sum(part.sin().sum() for part in pytree.tree_leaves(function(leaf)) if part.requires_grad).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("name", ["vmap", "grad", "grad made outside"])
+def test_a_torch_level_graph_breaks(name: str) -> None:
+    program = PROGRAMS[name]
+    codes: list[str] = []
+    with STREAM.listening(lambda event: codes.append(event.report.code) if isinstance(event, (Broken, Skipped)) else None):
+        compiled = fusewright.compile(lambda x: program(x) + 1, backend="eager")
+        for _ in range(2):
+            x = torch.randn(3, 3)
+            equal(compiled(x), program(x) + 1)
+    # Once PyTorch's own compiler has been used in the process, its wrappers stand around a transform.
+    assert set(codes) <= {"functorch-transform", "transform-active", "untraceable-call"} and codes
+
+
+def test_no_import_of_dynamo() -> None:
+    text = (
+        "import sys, torch, fusewright\n"
+        "f = lambda x: torch.vmap(lambda r: r.sin() * 2)(x)\n"
+        "assert torch.allclose(fusewright.compile(f, fullgraph=True)(torch.ones(2, 3)), torch.full((2, 3), 1.68294197))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=120)
+
+
+def test_what_the_function_reads_is_guarded() -> None:
+    global scale, weight
+    before = scale, weight
+    log: list = []
+
+    def f(x):
+        def inner(row):
+            log.append(scale)
+            return (row * scale) @ weight
+
+        return torch.vmap(inner)(x), outside(x)
+
+    compiled = fusewright.compile(f, fullgraph=True)
+    try:
+        for scale in (2.0, 3.0, 4.0):
+            weight = torch.randn(3, 3)
+            x = torch.randn(3, 3)
+            count = len(log)
+            result = compiled(x)
+            assert log[count:] == [scale]
+            equal(result, f(x))
+    finally:
+        scale, weight = before
+
+
+def test_errors_and_breaks_inside_are_eagers() -> None:
+    def reads(x):
+        return torch.func.grad(lambda a: a.sum() * (2 if a.sum() > 0 else 3))(x) + 1
+
+    def raises(x):
+        try:
+            return torch.vmap(lambda a: a.sum().item())(x)
+        except RuntimeError as error:
+            return x + 1
+
+    def printed(x):
+        return torch.vmap(lambda a: (print("row", a.shape), a * 2)[1])(x) + 1
+
+    for f in (reads, raises, printed):
+        compiled = fusewright.compile(f)
+        for x in (torch.ones(2, 3), -torch.ones(2, 3), torch.randn(2, 3)):
+            equal(compiled(x), f(x))
+
+
+def test_a_function_that_a_transform_made_leaves() -> None:
+    def f(x):
+        g = torch.func.grad(lambda a: (a * scale).pow(2).sum())
+        y = g(x)
+        fusewright.graph_break()
+        return g(y), g
+
+    compiled = fusewright.compile(f)
+    for _ in range(2):
+        x = torch.randn(3)
+        (mine, g), (theirs, h) = compiled(x), f(x)
+        equal(mine, theirs)
+        equal(g(x), h(x))
+
+    def pulls(x):
+        out, pull = torch.func.vjp(torch.sin, x)
+        return out * 2, pull
+
+    compiled = fusewright.compile(pulls)
+    for _ in range(2):
+        x = torch.randn(3)
+        (mine, pull), (theirs, other) = compiled(x), pulls(x)
+        equal(mine, theirs)
+        equal(pull(x), other(x))
+
+
+def test_tensors_of_a_layer_do_not_leave() -> None:
+    kept: list = []
+
+    def f(x):
+        def inner(row):
+            kept.append(row)
+            return row * 2
+
+        return torch.vmap(inner)(x) + 1
+
+    compiled = fusewright.compile(f)
+    x = torch.randn(2, 3)
+    equal(compiled(x), f(x))
+    assert len(kept) == 2 and type(kept[0]) is type(kept[1])

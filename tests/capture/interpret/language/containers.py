@@ -1,0 +1,615 @@
+# ruff: noqa
+"""Lists, dicts, sets, tuples, deques and their kin: arguments mutated, results aliased, every method."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from types import MappingProxyType
+
+import torch
+
+from tests.capture.interpret.language.support import program, x
+
+
+@program("data-dependent-branch")
+def list_methods():
+    def f(x, l):
+        l.append(x)
+        l.extend([1, 2])
+        l.insert(0, "first")
+        last = l.pop()
+        second = l.pop(1)
+        l.remove(1)
+        l.reverse()
+        c = l.copy()
+        c.clear()
+        return l, last, second, c, l.index("first"), l.count(7), len(l)
+
+    return f, [(x(), [3]), (x(), [7, 7])]
+
+
+@program
+def list_methods_of_numbers():
+    def f(x, l):
+        l.append(5)
+        l.extend([1, 2])
+        l.insert(0, 3)
+        last = l.pop()
+        second = l.pop(1)
+        l.remove(1)
+        l.reverse()
+        try:
+            l.remove(99)
+        except ValueError as error:
+            message = str(error)
+        return l, last, second, l.copy(), l.index(3), l.count(7), x + len(l), message, collections.deque([1, 2, 1]).count(1)
+
+    return f, [(x(), [3]), (x(), [7, 7])]
+
+
+@program
+def list_is_returned_twice():
+    def f(x):
+        l = [x + 1]
+        return l, l, [l], {"l": l}
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def argument_is_returned():
+    def f(x, l, d):
+        d["l"] = l
+        l.append(d)
+        return l, d, x
+
+    return f, [(x(), [], {}), (x(), [1], {"a": 1})]
+
+
+@program
+def two_arguments_are_one_list():
+    def f(x, a, b):
+        a.append(1)
+        b.append(2)
+        return x + len(a), a is b
+
+    l = []
+    return f, [(x(), l, l), (x(), [], []), (x(), l, l)]
+
+
+@program
+def nested_containers_are_mutated():
+    def f(x, d):
+        d["a"]["b"].append(x + 1)
+        d["a"]["c"] = d["a"]["b"]
+        d["list"][0]["z"] = len(d["a"]["b"])
+        return d["a"]["b"][-1] * 2
+
+    return f, [(x(), {"a": {"b": []}, "list": [{}]}), (x(), {"a": {"b": [1]}, "list": [{"z": 0}]})]
+
+
+@program
+def slices_are_assigned_and_deleted():
+    def f(x, l):
+        l[1:3] = [x, x + 1, x + 2]
+        del l[0]
+        l[::2] = ["a"] * len(l[::2])
+        l[-1] += "b" if isinstance(l[-1], str) else 1
+        del l[:1]
+        l *= 2
+        l += (9,)
+        return l[::-1], l[5:1:-1]
+
+    return f, [(x(), [1, 2, 3, 4]), (x(), [1, 2, 3, 4, 5])]
+
+
+@program
+def dict_methods():
+    def f(x, d):
+        d.setdefault("n", []).append(1)
+        d.update({"u": 1}, v=2)
+        d |= {"w": x}
+        popped = d.pop("u")
+        missing = d.pop("zzz", "none")
+        item = d.popitem()
+        got = d.get("n"), d.get("q"), d.get("q", 3)
+        merged = d | {"n": 0}
+        return popped, missing, item, got, merged, list(d), list(d.values()), list(d.items()), dict.fromkeys("ab", 1), "v" in d, len(d)
+
+    return f, [(x(), {"a": 1}), (x(), {"n": [0], "b": 2})]
+
+
+@program
+def dict_order_is_kept():
+    def f(x, d):
+        v = d.pop("a")
+        d["a"] = v
+        d["new"] = x
+        return list(d), list(reversed(d)), {**d, "a": 0}
+
+    return f, [(x(), {"a": 1, "b": 2, "c": 3}), (x(), {"b": 2, "a": 1})]
+
+
+@program
+def dict_views_are_live():
+    def f(x):
+        d = {"a": 1}
+        k, v, i = d.keys(), d.values(), d.items()
+        d["b"] = x
+        return list(k), len(v), ("a", 1) in i, k & {"a", "z"}, k | {"q"}, k == {"a", "b"}, k
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def dict_changed_during_iteration():
+    def f(x, d):
+        try:
+            for k in d:
+                d[k + "!"] = 1
+        except RuntimeError as error:
+            return x + 1, str(error)
+
+    return f, [(x(), {"a": 1}), (x(), {"a": 1, "b": 2})]
+
+
+@program
+def dict_with_odd_keys():
+    def f(x, d):
+        d[(1, 2)] = "tuple"
+        d[None] = "none"
+        d[1.0] = "one"
+        d[True] = "true"
+        d[frozenset([1])] = "set"
+        return x + len(d), d
+
+    return f, [(x(), {1: "int"}), (x(), {})]
+
+
+@program
+def tensor_keys():
+    def f(x, w):
+        d = {x: 1, w: 2}
+        return d[w], x in d, len({x, w, x})
+
+    return f, [(x(), torch.ones(3)), (x(), torch.ones(3))]
+
+
+@program
+def dict_comprehension_and_zip():
+    def f(x, names):
+        d = {n: x + i for i, n in enumerate(names)}
+        e = dict(zip(names, range(len(names))))
+        inverted = {v: k for k, v in e.items()}
+        return d, e, inverted, dict([("a", 1)], b=2)
+
+    return f, [(x(), ["p", "q"]), (x(), "rst")]
+
+
+@program
+def sets():
+    def f(x, s):
+        s.add(3)
+        s.discard(100)
+        s.update([4, 5])
+        s -= {4}
+        t = s & {3, 5, 9}
+        u = s | {10}
+        v = s ^ {3}
+        try:
+            s.remove(99)
+        except KeyError as error:
+            e = error.args
+        return t, u, v, e, s <= u, s.isdisjoint({77}), frozenset(t), 3 in s, len(s), sorted(s), x + len(s)
+
+    return f, [(x(), {1, 2}), (x(), set())]
+
+
+@program
+def set_comprehension_and_dedup():
+    def f(x, values):
+        seen = set()
+        out = [v for v in values if not (v in seen or seen.add(v))]
+        return out, {v % 3 for v in values}, x + len(out)
+
+    return f, [(x(), [3, 1, 3, 2, 1]), (x(), [])]
+
+
+@program
+def tuples():
+    def f(x, t):
+        a, *b = t
+        return t + (x,), t * 2, t[1:], t.index(2), t.count(2), b, (1, 2) < (1, 3), t == (1, 2, 2), hash((1, "a")) == hash((1, "a")), t
+
+    return f, [(x(), (1, 2, 2)), (x(), (5, 2))]
+
+
+@program
+def tuple_with_mutable_member():
+    def f(x, t):
+        t[0].append(x)
+        try:
+            t[0] += [1]
+        except TypeError as error:
+            return str(error), t
+
+    return f, [(x(), ([],)), (x(), ([1], 2))]
+
+
+@program("data-dependent-branch")
+def deque_methods():
+    def f(x, q):
+        q.append(x)
+        q.appendleft(0)
+        q.extend([1, 2])
+        q.rotate(1)
+        left = q.popleft()
+        q.remove(1)
+        return left, q, q[0], len(q), q.maxlen, collections.deque([1, 2, 3], maxlen=2), list(reversed(q))
+
+    return f, [(x(), collections.deque()), (x(), collections.deque([7, 8], maxlen=4))]
+
+
+@program
+def ordered_dict():
+    def f(x, d):
+        d["c"] = x
+        d.move_to_end("a")
+        first = d.popitem(last=False)
+        e = collections.OrderedDict([("z", 1)])
+        e.move_to_end("z", last=False)
+        return first, d, e, list(d.keys()), collections.OrderedDict(a=1, b=2) == collections.OrderedDict(b=2, a=1)
+
+    return f, [(x(), collections.OrderedDict(a=1, b=2)), (x(), collections.OrderedDict(b=1, a=3))]
+
+
+@program
+def defaultdicts():
+    def f(x, d):
+        d["new"].append(x)
+        d["old"].append(1)
+        n = collections.defaultdict(int)
+        for c in "hello":
+            n[c] += 1
+        nested = collections.defaultdict(lambda: collections.defaultdict(list))
+        nested["a"]["b"].append(x + 1)
+        return d, n, "zzz" in d, d.get("zzz"), nested["a"]["b"], dict(n)
+
+    return f, [(x(), collections.defaultdict(list)), (x(), collections.defaultdict(list, old=[0]))]
+
+
+@program
+def counters():
+    def f(x, words):
+        c = collections.Counter(words)
+        c["extra"] += 2
+        c.update(["a", "a"])
+        d = collections.Counter(a=1)
+        return x + c["a"], c.most_common(2), c["missing"], c - d, c + d, sum(c.values()), sorted(c.elements()), c
+
+    return f, [(x(), ["a", "b", "a"]), (x(), "abc")]
+
+
+@program
+def chain_map():
+    def f(x, base):
+        local = {"b": x}
+        m = collections.ChainMap(local, base)
+        m["new"] = 1
+        return m["a"], m["b"], sorted(m), len(m), "zz" in m, local, m.maps[1] is base, m.new_child({"a": 5})["a"]
+
+    return f, [(x(), {"a": 1, "b": 2}), (x(), {"a": 3})]
+
+
+@program
+def user_collections():
+    class MyList(collections.UserList):
+        def total(self):
+            return sum(self)
+
+    class MyDict(collections.UserDict):
+        def __missing__(self, k):
+            return k * 2
+
+    def f(x):
+        l = MyList([1, 2])
+        l.append(3)
+        d = MyDict(a=1)
+        return x + l.total() + d["a"], d[4], l.data, len(d)
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def builtin_subclasses():
+    class L(list):
+        def first(self):
+            return self[0]
+
+    class D(dict):
+        def __missing__(self, k):
+            self[k] = k + "!"
+            return self[k]
+
+        def __getattr__(self, name):
+            return self[name]
+
+    class T(tuple):
+        pass
+
+    def f(x, l, d):
+        l.append(x)
+        l.tag = "tagged"
+        return l.first(), d["q"], d.attr, d, T((1, x))[1] * 2, type(l).__name__, L([3]), D(a=1)
+
+    return f, [(x(), L([1]), D()), (x(), L([5]), D(attr=1))]
+
+
+@program
+def dict_subclass_with_overridden_methods():
+    class Upper(dict):
+        def __setitem__(self, k, v):
+            super().__setitem__(k.upper(), v)
+
+        def __getitem__(self, k):
+            return super().__getitem__(k.upper())
+
+        def __contains__(self, k):
+            return super().__contains__(k.upper())
+
+    def f(x, d):
+        d["a"] = x
+        d["b"] = 2
+        return d["A"] * d["b"], "a" in d, list(d), d.get("a")
+
+    return f, [(x(), Upper()), (x(), Upper(Z=1))]
+
+
+@program
+def list_subclass_with_getitem():
+    class Wrap(list):
+        def __getitem__(self, i):
+            return super().__getitem__(i % len(self))
+
+        def __len__(self):
+            return list.__len__(self)
+
+    def f(x, l):
+        l[0] = x
+        return l[5] if len(l) == 5 else l[len(l)], [v for v in l][1:], len(l)
+
+    return f, [(x(), Wrap([1, 2])), (x(), Wrap([1, 2, 3, 4, 5]))]
+
+
+@program
+def comprehensions_nested():
+    def f(x, rows):
+        flat = [v for row in rows for v in row if v]
+        matrix = [[x * v for v in row] for row in rows]
+        pairs = {(i, j): i * j for i in range(3) for j in range(i)}
+        return flat, matrix, pairs, [a for a in [b for b in range(3)]], [lambda: v for v in flat][0]()
+
+    return f, [(x(), [[1, 0], [2]]), (x(), [[3]])]
+
+
+@program
+def sorting():
+    def f(x, people):
+        by_age = sorted(people, key=lambda p: p["age"])
+        by_two = sorted(people, key=lambda p: (-p["age"], p["name"]), reverse=True)
+        names = [p["name"] for p in people]
+        names.sort(key=str.lower, reverse=True)
+        oldest = max(people, key=lambda p: p["age"])
+        people.sort(key=lambda p: p["name"])
+        return by_age, by_two, names, oldest, min(names, default=""), x + oldest["age"]
+
+    people = lambda: [{"name": "b", "age": 3}, {"name": "A", "age": 3}, {"name": "c", "age": 1}]
+    return f, [(x(), people()), (x(), people()[:2])]
+
+
+@program
+def star_unpacking():
+    def f(x, seq):
+        a, *b, c = seq
+        *d, e = b
+        (g, h), i = (1, 2), [3]
+        [j, [k, *l]] = [0, [1, 2, 3]]
+        m = [*seq, *d, *range(2)]
+        n = {**{"a": 1}, **{"a": 2}}
+        return a, b, c, d, e, g + h, i, j, k, l, m, n, (*b, x)
+
+    return f, [(x(), [1, 2, 3, 4]), (x(), "abcde")]
+
+
+@program
+def unpack_errors():
+    def f(x, seq):
+        try:
+            a, b = seq
+        except (ValueError, TypeError) as error:
+            return x, str(error)
+        return x + a, b
+
+    return f, [(x(), [1, 2]), (x(), [1]), (x(), [1, 2, 3]), (x(), 5), (x(), {"k": 1, "l": 2}) if False else (x(), (3, 4))]
+
+
+@program
+def identity_and_equality():
+    def f(x, a, b):
+        return a is b, a == b, a is not b, id(a) == id(b), x is x, [a] == [b], a in [b], x + 1, None is None
+
+    l = [1]
+    return f, [(x(), l, l), (x(), l, [1]), (x(), [], [2])]
+
+
+@program
+def cyclic_structure():
+    def f(x):
+        a = [x]
+        a.append(a)
+        d = {"a": a}
+        d["d"] = d
+        return a, d
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def cyclic_argument():
+    def f(x, a):
+        a.append(x + 1)
+        return a[0] is a, a
+
+    def make():
+        a = []
+        a.append(a)
+        return a
+
+    return f, [(x(), make()), (x(), make())]
+
+
+@program
+def copies():
+    def f(x, d):
+        s, deep = copy.copy(d), copy.deepcopy(d)
+        deep["l"].append(5)
+        s["new"] = 1
+        return s, deep, s["l"] is d["l"], deep["l"] is d["l"], x + len(d), d["l"][:], list(d["l"]), d["l"].copy()
+
+    return f, [(x(), {"l": [1]}), (x(), {"l": [1, 2], "m": (3,)})]
+
+
+@program
+def tensors_in_containers_keep_identity():
+    def f(x, l):
+        y = x + 1
+        l.append(y)
+        l.append(y)
+        l.append(x)
+        return y, l[0] is y, any(v is x for v in l), [i for i, v in enumerate(l) if v is x]
+
+    return f, [(x(), []), (x(), [])]
+
+
+@program
+def membership_and_index_with_tensors_by_identity():
+    def f(x, w):
+        l = [x, w]
+        return l.index(x), [a is w for a in l], x is l[0]
+
+    return f, [(x(), torch.ones(2, 3)), (x(), torch.ones(2, 3))]
+
+
+@program
+def views_of_arguments_share_memory():
+    def f(x):
+        a = x[0]
+        b = x.view(-1)
+        c = x.t()
+        return a, b, c, x
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def inplace_through_views():
+    def f(x):
+        row = x[0]
+        row.add_(10)
+        x[1, :2] = 5
+        x[:, 2] *= 2
+        return row, x.sum()
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def mapping_proxy_and_frozen():
+    def f(x, m):
+        try:
+            m["a"] = 1
+        except TypeError as error:
+            return x * m["k"], str(error), len(m), list(m)
+
+    return f, [(x(), MappingProxyType({"k": 2})), (x(), MappingProxyType({"k": 3, "l": 4}))]
+
+
+@program
+def empty_and_falsy():
+    def f(x, v):
+        return x + 1 if v else x - 1
+
+    return f, [(x(), []), (x(), [0]), (x(), {}), (x(), ""), (x(), 0.0), (x(), None), (x(), (0,)), (x(), set())]
+
+
+@program
+def list_of_lists_multiplication_aliases():
+    def f(x):
+        rows = [[0] * 2] * 2
+        rows[0][0] = x
+        return rows, rows[0] is rows[1]
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def accumulate_in_attribute_lists():
+    class Model:
+        def __init__(self):
+            self.history = []
+            self.cache = {}
+
+        def step(self, x):
+            y = x * 2
+            self.history.append(y)
+            self.cache[len(self.history)] = y
+            return y
+
+    m = Model()
+
+    def f(x):
+        return m.step(x) + m.step(x + 1)
+
+    return f, [(x(),), (x(),)], lambda: vars(m)
+
+
+@program
+def iterators_over_containers_are_returned():
+    def f(x):
+        it = iter([x, x + 1, 3])
+        first = next(it)
+        e = enumerate(["a", "b"])
+        next(e)
+        z = zip([1, 2], "ab")
+        r = reversed([1, 2, 3])
+        return first, list(it), list(e), list(z), list(r)
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def live_iterators_are_returned():
+    def f(x):
+        l = [1, 2, 3]
+        it = iter(l)
+        next(it)
+        e = enumerate(l, 5)
+        next(e)
+        r = iter(range(5))
+        next(r)
+        return x + 1, it, e, r, l
+
+    return lambda x: (lambda t: (t[0], list(t[1]), list(t[2]), list(t[3]), t[4]))(g(x)) if False else f(x), [(x(),), (x(),)]
+
+
+@program
+def bytes_and_memory():
+    def f(x, b):
+        a = bytearray(b)
+        a.append(65)
+        a[0] = 66
+        m = memoryview(b"hello")[1:3]
+        return a, bytes(a), b.hex(), b + b"z", b[0], b[1:], int.from_bytes(b, "big"), bytes(m), b.split(b"b"), x + len(a)
+
+    return f, [(x(), b"abc"), (x(), b"xbz")]

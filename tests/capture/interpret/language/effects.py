@@ -1,0 +1,261 @@
+# ruff: noqa
+"""Side effects: their order, their aliasing, and what is left when the function raises after them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+
+import torch
+
+from tests.capture.interpret.language.support import program, x
+
+
+@program
+def prints_and_stores_in_order():
+    class Noisy:
+        def __setattr__(self, name, value):
+            print("set", name)
+            object.__setattr__(self, name, value)
+
+    def f(x, o):
+        print("a")
+        o.v = 1
+        print("b")
+        o.w = x + 1
+        print("c")
+        return o.w
+
+    return f, [(x(), Noisy()), (x(), Noisy())]
+
+
+@program
+def stores_are_seen_by_reads():
+    def f(x, d, l, o):
+        d["k"] = 1
+        l.append(d["k"] + 1)
+        o.v = l[-1] + 1
+        d["k"] = o.v
+        l[0] = d
+        return x * d["k"], l[0]["k"]
+
+    ns = types.SimpleNamespace
+    return f, [(x(), {}, [0], ns()), (x(), {"k": 9}, [5], ns(v=1))]
+
+
+@program
+def objects_made_inside_are_stored_outside():
+    class Node:
+        def __init__(self, v):
+            self.v, self.next = v, None
+
+    def f(x, log):
+        a, b = Node(x), Node(x + 1)
+        a.next, b.next = b, a
+        log.append(a)
+        log.append(b)
+        return a.next is b, log[-1].v
+
+    return f, [(x(), []), (x(), [])]
+
+
+@program
+def the_same_new_list_is_stored_and_returned():
+    def f(x, d):
+        l = [x + 1]
+        d["a"] = l
+        d["b"] = (l, l)
+        l.append(2)
+        return l
+
+    return f, [(x(), {}), (x(), {"a": 0})]
+
+
+@program
+def argument_tensor_is_stored():
+    def f(x, d):
+        d["x"] = x
+        d["view"] = x[0]
+        d["new"] = x + 1
+        x.add_(1)
+        return d["x"] is x
+
+    return f, [(x(), {}), (x(), {})]
+
+
+@program
+def raising_after_mutations():
+    @dataclasses.dataclass
+    class S:
+        n: int = 0
+
+    def f(x, s, l, fail):
+        s.n += 1
+        l.append(s.n)
+        x.mul_(2)
+        if fail:
+            raise ValueError(f"after {s.n}")
+        s.n += 10
+        return x
+
+    s, l = S(), []
+    return f, [(x(), s, l, False), (x(), s, l, True), (x(), s, l, False), (x(), s, l, True)]
+
+
+@program
+def attribute_error_after_mutations():
+    def f(x, l):
+        l.append(1)
+        y = x + len(l)
+        l.append(y)
+        return y.no_such_method()
+
+    return f, [(x(), []), (x(), [])]
+
+
+@program
+def swap_of_attributes():
+    def f(x, o):
+        o.a, o.b = o.b, o.a
+        return o.a - o.b
+
+    ns = types.SimpleNamespace
+    return f, [(x(), ns(a=x(), b=x() + 1)), (x(), ns(a=torch.ones(3), b=torch.zeros(3)))]
+
+
+@program
+def clear_and_refill():
+    def f(x, l, d, s):
+        l.clear(), d.clear(), s.clear()
+        l += [x]
+        d.update(a=x)
+        s |= {1}
+        return l[0] + d["a"]
+
+    return f, [(x(), [1], {"z": 1}, {9}), (x(), [], {}, set())]
+
+
+@program
+def mutation_while_iterating_a_copy():
+    def f(x, l):
+        for v in list(l):
+            if v % 2:
+                l.remove(v)
+            else:
+                l.append(v * 10)
+        return x + len(l)
+
+    return f, [(x(), [1, 2, 3, 4]), (x(), [])]
+
+
+@program
+def counters_in_closures_and_objects():
+    calls = collections.Counter()
+
+    class Tool:
+        used = 0
+
+        def use(self, x):
+            self.used += 1
+            calls["use"] += 1
+            return x + self.used
+
+    t = Tool()
+
+    def f(x):
+        return t.use(t.use(x))
+
+    return f, [(x(),), (x(),)], lambda: (calls, vars(t))
+
+
+@program
+def module_level_cache():
+    cache = {}
+
+    def lookup(key, make):
+        if key not in cache:
+            cache[key] = make()
+        return cache[key]
+
+    def f(x, k):
+        return x * lookup(k, lambda: torch.ones(3) * len(cache))
+
+    return f, [(x(), "a"), (x(), "b"), (x(), "a")], lambda: cache
+
+
+@program
+def argument_default_cache_by_shape():
+    def f(x, cache={}):
+        key = tuple(x.shape)
+        if key not in cache:
+            cache[key] = torch.arange(x.shape[-1])
+        return x + cache[key]
+
+    return f, [(x(),), (torch.ones(2, 4),), (x(),)], lambda: f.__defaults__
+
+
+@program
+def effects_in_nested_calls():
+    def inner(log, n):
+        log.append(("in", n))
+        if n:
+            inner(log, n - 1)
+        log.append(("out", n))
+
+    def f(x, log):
+        inner(log, 2)
+        return x + len(log)
+
+    return f, [(x(), []), (x(), [0])]
+
+
+@program
+def del_of_attributes_and_items():
+    def f(x, o, d, l):
+        del o.a, d["a"], l[0]
+        o.b = d["b"] = l[0] = x
+        return hasattr(o, "a"), "a" in d, len(l)
+
+    ns = types.SimpleNamespace
+    return f, [(x(), ns(a=1), {"a": 1}, [1, 2]), (x(), ns(a=1, b=2), {"a": 1, "b": 3}, [1, 2, 3])]
+
+
+@program
+def grad_attribute():
+    def f(w):
+        w.grad = None
+        return w * 2
+
+    w = torch.ones(3, requires_grad=True)
+    w.grad = torch.ones(3)
+    return f, [(w.detach(),), (torch.ones(3),)]
+
+
+@program
+def in_place_on_global_state_and_result():
+    state = {"h": torch.zeros(3), "n": 0}
+
+    def f(x):
+        state["h"] = state["h"] + x[0]
+        state["n"] += 1
+        state["h"].mul_(2)
+        return state["h"] * state["n"]
+
+    return f, [(x(),), (x(),), (x(),)], lambda: state
+
+
+@program
+def many_effects_of_every_kind():
+    def f(x, l, d, s, q, o):
+        for i in range(3):
+            l.append(i)
+            d[i] = [i]
+            s.add(i)
+            q.append(i)
+            setattr(o, f"a{i}", x + i)
+        d[0].append(l)
+        return o.a0 + o.a1 + o.a2
+
+    ns = types.SimpleNamespace
+    return f, [(x(), [], {}, set(), collections.deque(maxlen=2), ns()), (x(), [1], {0: 1}, {7}, collections.deque(), ns(a1=1))]

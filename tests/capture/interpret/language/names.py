@@ -1,0 +1,298 @@
+# ruff: noqa
+"""Globals, module attributes, imports, built-in names."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+import types
+
+import typing
+
+import torch
+
+from tests.capture.interpret.language.support import program, x
+
+COUNT = 0
+HISTORY: list = []
+TABLE = {"a": 1}
+FLAG = True
+WEIGHT = torch.ones(3)
+HOLDER = types.SimpleNamespace(value=1)
+MODULE = types.ModuleType("made")
+MODULE.scale = 2
+
+
+def globals_state(*names):
+    return lambda: [globals().get(name, "absent") for name in names]
+
+
+@program
+def global_counter():
+    global COUNT
+    COUNT = 0
+
+    def f(x):
+        global COUNT
+        COUNT += 1
+        return x * COUNT
+
+    return f, [(x(),), (x(),), (x(),)], globals_state("COUNT")
+
+
+@program
+def global_list_and_dict():
+    HISTORY.clear()
+    TABLE.clear()
+    TABLE["a"] = 1
+
+    def f(x):
+        HISTORY.append(x.shape[0])
+        TABLE["n"] = TABLE.get("n", 0) + 1
+        TABLE.setdefault("x", x)
+        return x + len(HISTORY) + TABLE["a"]
+
+    return f, [(x(),), (x(),)], globals_state("HISTORY", "TABLE")
+
+
+@program
+def global_is_rebound_to_a_tensor():
+    global WEIGHT
+    WEIGHT = torch.ones(3)
+
+    def f(x):
+        global WEIGHT
+        y = x * WEIGHT
+        WEIGHT = WEIGHT + 1
+        return y + WEIGHT
+
+    return f, [(x(),), (x(),), (x(),)], globals_state("WEIGHT")
+
+
+@program
+def global_is_made_and_deleted():
+    globals().pop("MADE", None)
+
+    def f(x):
+        global MADE
+        MADE = x + 1
+        y = MADE * 2
+        del MADE
+        try:
+            MADE
+        except NameError as error:
+            return y, str(error), error.name
+
+    return f, [(x(),), (x(),)], globals_state("MADE")
+
+
+@program
+def missing_global():
+    def f(x, ask):
+        y = x + 1
+        return y if not ask else y + not_defined_anywhere
+
+    return f, [(x(), False), (x(), True), (x(), False)]
+
+
+@program
+def global_flag_flips():
+    global FLAG
+    FLAG = True
+
+    def f(x):
+        global FLAG
+        FLAG = not FLAG
+        return x + 1 if FLAG else x - 1
+
+    return f, [(x(),), (x(),), (x(),)], globals_state("FLAG")
+
+
+@program
+def namespace_attributes():
+    holder = types.SimpleNamespace(value=1, extra=[1])
+
+    def f(x, h):
+        h.value += 1
+        h.new = x
+        del h.extra
+        return x * h.value, hasattr(h, "extra"), vars(h).keys() == {"value", "new"}
+
+    return f, [(x(), types.SimpleNamespace(value=1, extra=[])), (x(), types.SimpleNamespace(value=5, extra=[]))]
+
+
+@program
+def module_attribute_is_read_and_written():
+    MODULE.scale = 2
+    if hasattr(MODULE, "seen"):
+        del MODULE.seen
+
+    def f(x):
+        y = x * MODULE.scale
+        MODULE.scale += 1
+        MODULE.seen = y
+        return y
+
+    return f, [(x(),), (x(),), (x(),)], lambda: (MODULE.scale, MODULE.seen)
+
+
+@program
+def module_attribute_is_deleted():
+    MODULE.gone = 1
+
+    def f(x):
+        if hasattr(MODULE, "gone"):
+            del MODULE.gone
+            return x + 1
+        return x - 1
+
+    return f, [(x(),), (x(),), (x(),)], lambda: hasattr(MODULE, "gone")
+
+
+@program
+def imports_inside():
+    def f(x):
+        import math
+        import os.path as p
+        from collections import OrderedDict, deque as dq
+        from torch import nn as layers
+
+        return x * math.pi, p.basename("/a/b"), OrderedDict(a=1), dq([1]), layers.__name__
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def relative_import_inside():
+    def f(x):
+        from tests.capture.interpret.language.support import x as make
+        from tests.capture.interpret.language import support
+
+        return x + make(), support.x is make
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def import_error():
+    def f(x):
+        try:
+            from math import no_such_name
+        except ImportError as error:
+            return x + 1, str(error)
+
+    return f, [(x(),), (x(),)]
+
+
+@program("import", "opaque-object")
+def import_of_a_missing_module():
+    def f(x):
+        y = x + 1
+        try:
+            import no_such_module_anywhere
+        except ModuleNotFoundError as error:
+            return y * 2, str(error), error.name
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def shadowed_builtin():
+    def f(x):
+        len = lambda v: 7
+        return x + len([]), builtins.len([1])
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def name_is_main():
+    def f(x):
+        return x + 1, __name__ == "__main__", __name__.rpartition(".")[2]
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def constants_of_modules():
+    def f(x):
+        return x * math.e + math.inf * 0 if False else x * math.tau, sys.maxsize, sys.version_info >= (3, 11), torch.float32
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def globals_are_read_as_a_dict():
+    def f(x):
+        return x + 1, globals()["COUNT"] is COUNT, "HISTORY" in globals()
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def locals_of_the_function():
+    def f(x, n):
+        y = x + n
+        return sorted(locals()), locals()["y"]
+
+    return f, [(x(), 1), (x(), 2)]
+
+
+@program
+def dunder_debug_and_assert():
+    def f(x, n):
+        assert n > 0, f"n is {n}"
+        assert x.shape[0] == 2
+        return x + n, __debug__
+
+    return f, [(x(), 1), (x(), 0), (x(), 2), (x()[:1], 1)]
+
+
+@program
+def type_alias_and_annotations():
+    def f(x):
+        y: int = 3
+        z: "undefined thing" = 4
+
+        def g(a: int, b: "list[str]" = ()) -> torch.Tensor:
+            return x + a
+
+        return g(y), g.__annotations__, z
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def mutation_of_a_global_inside_a_callee():
+    HISTORY.clear()
+
+    def note(value):
+        HISTORY.append(value)
+        return len(HISTORY)
+
+    def f(x):
+        return x + note("a") + note("b")
+
+    return f, [(x(),), (x(),)], globals_state("HISTORY")
+
+
+@program
+def exec_time_identity_of_globals():
+    def f(x):
+        return TABLE is globals()["TABLE"], HISTORY is not TABLE, x + 1, TABLE
+
+    return f, [(x(),), (x(),)], globals_state("TABLE")
+
+
+@program
+def annotations_written_as_expressions():
+    T = typing.TypeVar("T")
+
+    def f(x):
+        both = torch.jit.annotate(typing.List[torch.Tensor], [x, x + 1])
+        pair = typing.cast(typing.Optional[typing.Tuple[int, ...]], (1, 2))
+        kinds = typing.Union[int, str], typing.Callable[[int], str], typing.Dict[str, T][int], typing.Literal["a", "b"], typing.Annotated[int, "m"]
+        return both[0] + both[1], pair, kinds, list[int], int | None
+
+    return f, [(x(),), (x(),)]

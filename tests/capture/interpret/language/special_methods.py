@@ -1,0 +1,221 @@
+# ruff: noqa
+"""Special methods: containers, operators and their reflected forms, comparison, hash, truth and iteration of the user's objects."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from tests.capture.interpret.language.support import program, x
+
+
+@program
+def container_protocol():
+    class Bag:
+        def __init__(self, values):
+            self.values = list(values)
+
+        def __len__(self):
+            return len(self.values)
+
+        def __getitem__(self, i):
+            return Bag(self.values[i]) if isinstance(i, slice) else self.values[i]
+
+        def __setitem__(self, i, v):
+            self.values[i] = v
+
+        def __delitem__(self, i):
+            del self.values[i]
+
+        def __contains__(self, v):
+            return any(v is w for w in self.values)
+
+        def __iter__(self):
+            return iter(self.values)
+
+        def __reversed__(self):
+            return reversed(self.values)
+
+        def __bool__(self):
+            return len(self.values) > 1
+
+    def f(x, b):
+        b[0] = x
+        del b[1]
+        return b[0] + len(b), x in b, 7 in b, bool(b), list(reversed(b)), b[0:1], sum(v for v in b)
+
+    return f, [(x(), Bag([1, 2, 3])), (x(), Bag([4, 5, 6]))]
+
+
+@program
+def operators_and_reflected():
+    class V:
+        def __init__(self, v):
+            self.v = v
+
+        def __add__(self, o):
+            return V(self.v + (o.v if isinstance(o, V) else o))
+
+        __radd__ = __add__
+
+        def __iadd__(self, o):
+            self.v = self.v + o
+            return self
+
+        def __mul__(self, o):
+            return NotImplemented
+
+        def __rmul__(self, o):
+            return V(o * self.v)
+
+        def __neg__(self):
+            return V(-self.v)
+
+        def __matmul__(self, o):
+            return "matmul"
+
+        def __pow__(self, n, m=None):
+            return ("pow", n, m)
+
+        def __divmod__(self, o):
+            return ("divmod", o)
+
+        def __invert__(self):
+            return "inv"
+
+        def __abs__(self):
+            return V(abs(self.v))
+
+        def __index__(self):
+            return 2
+
+        def __call__(self, *a, **k):
+            return (a, k)
+
+    def f(x):
+        v = V(x)
+        w = v + 1
+        w = 2 + w
+        u = w
+        u += 1
+        try:
+            v * 2
+        except TypeError as error:
+            message = str(error)
+        return w.v, u is w, (3 * v).v, (-v).v, v @ 1, v**2, pow(v, 2, 3), divmod(v, 1), ~v, abs(v).v, [1, 2, 3][v], v(1, a=2), message
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def reflected_with_a_tensor():
+    class Half:
+        def __radd__(self, o):
+            return ("radd", o)
+
+        def __rmul__(self, o):
+            return ("rmul", o)
+
+    def f(x):
+        a = x + Half() if False else 1
+        return a, 2 * Half(), x + 1
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def subclass_reflected_priority():
+    class A:
+        def __add__(self, o):
+            return "A.add"
+
+        def __radd__(self, o):
+            return "A.radd"
+
+    class B(A):
+        def __radd__(self, o):
+            return "B.radd"
+
+    def f(x):
+        return x + 1, A() + B(), A() + A(), B() + A(), A() == A(), A() != A()
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def comparisons_and_hash():
+    @functools.total_ordering
+    class P:
+        def __init__(self, n):
+            self.n = n
+
+        def __eq__(self, o):
+            return isinstance(o, P) and self.n == o.n
+
+        def __lt__(self, o):
+            return self.n < o.n
+
+        def __hash__(self):
+            return hash(self.n)
+
+    def f(x):
+        a, b, c = P(1), P(2), P(1)
+        return x + 1, a < b, a <= c, a >= b, a > b, a == c, a != b, len({a, b, c}), {a: "one"}[c], sorted([b, a])[0].n, max(a, b).n
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def unhashable_and_default_eq():
+    class E:
+        def __eq__(self, o):
+            return True
+
+    def f(x):
+        try:
+            hash(E())
+        except TypeError as error:
+            return x + 1, str(error), E() == 3, E() in [1], E.__hash__ is None
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def bool_len_hash_special_lookup_is_on_the_type():
+    class A:
+        def __len__(self):
+            return 0
+
+    def f(x):
+        a = A()
+        a.__len__ = lambda: 5
+        a.__bool__ = lambda: True
+        return x + 1, len(a), bool(a), not a
+
+    return f, [(x(),), (x(),)]
+
+
+@program
+def iter_and_next_as_one_object():
+    class It:
+        def __init__(self, n):
+            self.i, self.n = 0, n
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.i += 1
+            if self.i > self.n:
+                raise StopIteration
+            return self.i
+
+        def __length_hint__(self):
+            return self.n
+
+    def f(x, it):
+        first = next(it)
+        return [x * v for v in it], first, next(it, "end"), it.i
+
+    return f, [(x(), It(3)), (x(), It(2))]

@@ -1,1 +1,0 @@
-"""Small Python programs by theme; tests/capture/test_language.py runs each eagerly and compiled, and compares everything that can be seen."""

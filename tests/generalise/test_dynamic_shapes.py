@@ -1,0 +1,396 @@
+"""Programs over changing sizes: equal to eager at every size, with as few compiles as the program allows, and none of them eager."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fusewright
+from fusewright.base.events import STREAM, Broken, Captured, Compiled, Event, FellBack, InternalError, Skipped
+
+
+def compiles(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **how: Any) -> int:
+    """How many compiles these calls took; each gave what eager gives, gradients of the floating arguments included."""
+    events: list[Event] = []
+    compiled = fusewright.compile(function, **how)
+    with STREAM.listening(events.append):
+        for args in calls:
+            mine, theirs = ([a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args] for _ in range(2))
+            got, want = compiled(*mine), function(*theirs)
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+            if want.requires_grad:
+                upstream = torch.randn_like(want)
+                got.backward(upstream)
+                want.backward(upstream)
+                for a, b in zip(mine, theirs, strict=True):
+                    if isinstance(a, torch.Tensor):
+                        torch.testing.assert_close(a.grad, b.grad)
+    bad = [event for event in events if isinstance(event, FellBack | InternalError | Skipped | Broken)]
+    assert not bad, bad
+    return sum(isinstance(event, Compiled) for event in events)
+
+
+IMAGES = [(4, 3, 5, 6), (5, 3, 7, 7), (2, 3, 8, 9)]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_in_training(trains: bool, layout: torch.memory_format) -> None:
+    """The statistics of the batch, and the running ones, over changing batches and image sizes."""
+    norm = nn.BatchNorm2d(3)
+    other = copy.deepcopy(norm)
+    compiled = fusewright.compile(norm, dynamic=True)
+    events: list[Event] = []
+    with STREAM.listening(events.append):
+        for shape in IMAGES:
+            x = torch.randn(shape).to(memory_format=layout)
+            mine, theirs = x.clone().requires_grad_(trains), x.clone().requires_grad_(trains)
+            with torch.set_grad_enabled(trains):
+                got, want = compiled(mine), other(theirs)
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+            if trains:
+                upstream = torch.randn_like(want)
+                got.backward(upstream)
+                want.backward(upstream)
+                torch.testing.assert_close(mine.grad, theirs.grad)
+                torch.testing.assert_close(norm.weight.grad, other.weight.grad)
+            torch.testing.assert_close(norm.running_var, other.running_var)
+    assert [type(event) for event in events if isinstance(event, Compiled | InternalError | FellBack)] == [Compiled]
+
+
+@pytest.mark.parametrize("how", [{"dynamic": True}, {}])
+def test_changing_sizes_of_operators(how: dict[str, Any]) -> None:
+    """Operators whose symbolic form once failed to compile."""
+    most = 1 if how else 2
+    x = lambda *shape: torch.randn(shape, requires_grad=True)
+    assert compiles(lambda x: functional.instance_norm(x, torch.zeros(3), torch.ones(3)), [(x(*s),) for s in IMAGES], **how) <= most
+    assert compiles(lambda x: functional.glu(x, 0), [(x(n),) for n in (8, 12, 22)], **how) <= most
+    assert compiles(lambda x, y: torch.slice_scatter(x, y, 0, 0, None, 2), [(x(n, 8), x(n // 2, 8)) for n in (8, 12, 20)], **how) <= most
+
+
+def test_half_of_two_is_one() -> None:
+    """A size whose half broadcasts is known to be 2 from then on."""
+    assert compiles(lambda x: functional.glu(x, 0), [(torch.randn(2, requires_grad=True),)], dynamic=True) == 1
+
+
+def test_dropout_that_drops_nothing_gives_the_tensor_itself() -> None:
+    for p, training in ((0.5, False), (0.0, True)):
+        compiled = fusewright.compile(lambda x, p=p, training=training: functional.dropout(x, p, training), dynamic=True)
+        x = torch.randn(5)
+        assert compiled(x) is x
+
+
+class Steps(nn.Module):
+    """A cache that grows, and what the module notes of it, as generation has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.seen = 0
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+        h = self.linear(x)
+        cache[0] = h if cache[0] is None else torch.cat([cache[0], h], 1)
+        self.seen = x.shape[0]
+        return (h @ cache[0].transpose(1, 2)).softmax(-1) @ cache[0], x.shape[0]
+
+
+@pytest.mark.parametrize("how", [{"dynamic": True}, {}])
+def test_a_batch_of_one_stands_for_larger_ones(how: dict[str, Any]) -> None:
+    """The first and the further steps of a generation are two programs; each is compiled once, for one row and for several: what uses an
+    argument as its memory will meet other sizes."""
+    module = Steps()
+    events: list[Event] = []
+    compiled = fusewright.compile(module, **how)
+    with torch.no_grad(), STREAM.listening(events.append):
+        for rows, length in ((1, 5), (3, 7), (1, 4), (2, 1)):
+            mine, theirs = [None], [None]
+            for step in range(4):
+                x = torch.randn(rows, length if step == 0 else 1, 8)
+                want = module(x, theirs)
+                module.seen = 0
+                got = compiled(x, mine)
+                torch.testing.assert_close(got, want)
+                assert module.seen == rows and type(got[1]) is int
+    assert not [event for event in events if isinstance(event, FellBack | InternalError | Skipped | Broken)]
+    assert sum(isinstance(event, Compiled) for event in events) == 2
+
+
+def attend(x: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """A cache that is handed over, as functional code has it."""
+    keys, values = x.sin(), x.cos()
+    if cache is not None:
+        keys, values = torch.cat([cache[0], keys], 1), torch.cat([cache[1], values], 1)
+    return (x @ keys.transpose(1, 2)).softmax(-1) @ values, (keys, values)
+
+
+def test_what_a_varying_function_meets_late_is_symbolic_at_once() -> None:
+    """The further steps of a generation are symbolic from their first compile: their tokens are fewer than the prompt's."""
+    events: list[Event] = []
+    compiled = fusewright.compile(attend)
+    with STREAM.listening(events.append):
+        for rows, length in ((2, 5), (2, 9), (4, 3)):
+            mine = theirs = None
+            for step in range(4):
+                x = torch.randn(rows, length if step == 0 else 1, 8)
+                got, mine = compiled(x, mine)
+                want, theirs = attend(x, theirs)
+                torch.testing.assert_close(got, want)
+    assert not [event for event in events if isinstance(event, FellBack | InternalError | Skipped | Broken)]
+    assert sum(isinstance(event, Compiled) for event in events) <= 3  # the first prompt, the further steps, any prompt
+
+
+def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([(x * 2 + y).softmax(1), x.mT.contiguous().mT], 1) + x.reshape(-1).sum()
+
+
+@pytest.mark.parametrize(("how", "most"), [({"dynamic": True}, 1), ({}, 2)])
+def test_windows_on_tensors_of_changing_sizes(how: dict[str, Any], most: int) -> None:
+    """The strides of a window are no products of its sizes: they are symbols of their own."""
+    calls = []
+    for rows, columns, width in ((7, 9, 4), (5, 11, 3), (8, 8, 6), (3, 30, 2)):
+        calls.append((torch.randn(rows, columns)[:, :width], torch.randn(rows, width)))
+    assert compiles(windows, calls, **how) == most
+
+
+def test_elements_that_share_memory_are_told_from_windows() -> None:
+    calls = [(torch.randn(n).unfold(0, 4, 2),) for n in (10, 14, 20)] + [(torch.randn(n * 3, 8)[::3, ::2],) for n in (4, 7, 9)]
+    assert compiles(lambda x: x * 2 + x.mT.mT, calls, dynamic=True) <= 2
+
+
+def test_sizes_given_as_ints() -> None:
+    """A view by an int that changes ties it to sizes by a division: what is learnt there must not be written into itself."""
+
+    def heads(x: torch.Tensor, count: int) -> torch.Tensor:
+        q = x.view(x.shape[0], count, 8, -1).transpose(-1, -2)
+        mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).flatten(2)
+
+    calls = [(torch.randn(b, h * 8, n), h) for b, h, n in ((2, 2, 5), (3, 4, 9), (1, 3, 7), (2, 5, 13))]
+    assert compiles(heads, calls) <= 3
+
+
+def test_rows_added_at_an_index() -> None:
+    """The other sizes of what is added must be those of what it is added to: a guard where they are symbolic."""
+    calls = [(torch.randn(m, 4), torch.randn(n, 4), torch.randint(0, m, (n,))) for n, m in ((5, 3), (9, 4), (12, 7))]
+    assert compiles(lambda x, y, index: x.index_add(0, index, y), calls, dynamic=True) == 1
+
+
+def test_a_window_beyond_its_tensor_raises_as_eager_does() -> None:
+    for dynamic in (False, True):
+        compiled = fusewright.compile(lambda x: x.as_strided((100,), (1,)) + 1, dynamic=dynamic)
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            compiled(torch.randn(4, 3))
+
+
+def test_images_of_changing_sizes_through_windows_of_one_pixel() -> None:
+    """Such convolutions are matrix products of any number of rows; those with steps keep the user's weights."""
+    torch.manual_seed(0)
+    parts = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 1), nn.BatchNorm2d(128), nn.ReLU()]
+    net = nn.Sequential(*parts, nn.Conv2d(128, 96, 1, stride=2, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    images = [(torch.randn(b, 3, h, w),) for b, h, w in ((2, 16, 16), (3, 17, 13), (1, 9, 21), (4, 32, 8), (1, 1, 1), (5, 7, 7))]
+    with torch.no_grad():
+        assert compiles(net, images) <= 3
+        assert compiles(net, images, dynamic=True) <= 2
+
+
+def test_layers_of_one_input_over_any_number_of_rows() -> None:
+    """They are one product where the example has few rows; its parts are windows on the result."""
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (layer(x).view(*x.shape[:2], 4, 32).transpose(1, 2) for layer in self.layers)
+            return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    calls = [(torch.randn(b, n, 128),) for b, n in ((2, 8), (3, 5), (1, 9), (4, 1), (40, 30))]
+    with torch.no_grad():
+        assert compiles(Attention(), calls) == 2
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.state, self.last, self.notes = torch.zeros(2, 8), None, []
+
+
+def test_what_keeps_its_sizes_stays_static() -> None:
+    """A state that is replaced by one of the same shape, and results left in an argument, say nothing about sizes."""
+
+    def step(x: torch.Tensor, memory: Memory) -> torch.Tensor:
+        memory.state = memory.state * 0.5 + x
+        memory.last = x * 2
+        memory.notes.append(x + 1)
+        return memory.state.abs()
+
+    events: list[Event] = []
+    compiled = fusewright.compile(step)
+    mine, theirs = Memory(), Memory()
+    with STREAM.listening(events.append):
+        for _ in range(3):
+            x = torch.randn(2, 8)
+            assert torch.equal(compiled(x, mine), step(x, theirs))
+    (graph,) = [event.graph for event in events if isinstance(event, Captured)]
+    assert all(isinstance(size, int) for node in graph.nodes if node.op == "placeholder" for size in node.meta["type"].shape)
+
+
+def test_broadcasting_batch_of_one_is_compiled_apart() -> None:
+    """Where a batch of 1 does something else than larger ones, nothing is shared."""
+    function = lambda x, y: (x + y).sum(0) if x.shape[0] == y.shape[0] else x * y.mean()
+    calls = [(torch.randn(a, 3), torch.randn(b, 3)) for a, b in ((1, 4), (4, 4), (1, 1), (5, 2), (1, 7), (7, 7))]
+    assert compiles(function, calls, dynamic=True) <= 5
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "slopes": lambda x, n: functional.softplus(x, n, n) + functional.leaky_relu(x, n) + functional.elu(x, n) + functional.celu(x, n),
+    "triangles": lambda x, n: x.tril(n) - x.triu(n),
+    "deviation": lambda x, n: x.std(1, correction=n),
+    "filled": lambda x, n: x.scatter(1, torch.zeros(4, 1, dtype=torch.long), n).index_fill(1, torch.tensor([2]), n),
+    "arithmetic": lambda x, n: (x * n + x**n).clamp(max=n) - n / x,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_ints_that_stand_for_numbers(name: str) -> None:
+    """An int that changes is a symbol; an operator that needs its value gets it, under a guard."""
+    x = torch.rand(4, 6) + 0.5
+    assert compiles(NUMBERS[name], [(x, n) for n in (2, 3, 4)]) <= 4
+
+
+def test_a_constant_written_to_a_part_is_no_constant_elsewhere() -> None:
+    """A scatter of one number, then a fill of another part by the same: the rest keeps its values."""
+    function = lambda x: x.scatter(1, torch.zeros(4, 1, dtype=torch.long), 2).index_fill(1, torch.tensor([2]), 2)
+    assert compiles(function, [(torch.rand(4, 6),)], dynamic=False) == 1
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_a_resized_signal_of_any_length_is_trained_whole(mode):
+    def program(x, y):
+        return functional.interpolate(x * 2, size=y.shape[-1:], mode=mode).square().mean()
+
+    compiled = fusewright.compile(program, dynamic=True, fullgraph=True)
+    for length in (5, 8, 13):
+        x = torch.randn(2, 3, length, requires_grad=True)
+        y = torch.randn(length + 2)
+        (wanted,) = torch.autograd.grad(program(x, y), x)
+        (found,) = torch.autograd.grad(compiled(x, y), x)
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_linspace_over_a_size(dtype: torch.dtype) -> None:
+    """A grid of positions, as deformable attention has it; its ends are exact."""
+
+    def grid(x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape
+        return torch.linspace(0.5, height - 0.5, height, dtype=x.dtype)[:, None] / height + torch.linspace(-1, 1, width, dtype=x.dtype)
+
+    assert compiles(grid, [(torch.randn(s, dtype=dtype),) for s in ((5, 7), (8, 3), (2, 2), (33, 4), (100, 257))], dynamic=True) == 1
+    assert compiles(lambda x: torch.linspace(2, -3, steps=x.shape[0] - 2) * 2, [(torch.randn(n),) for n in (9, 4, 12)], dynamic=True) == 1
+    ends = fusewright.compile(lambda x: torch.linspace(0.1, 0.7, x.shape[0], dtype=dtype), dynamic=True)(torch.randn(11))
+    assert ends[0] == torch.tensor(0.1, dtype=dtype) and ends[-1] == torch.tensor(0.7, dtype=dtype)
+    with pytest.raises(RuntimeError, match="must be non-negative"):
+        fusewright.compile(lambda x: torch.linspace(0, 1, x.shape[0] - 5), dynamic=True)(torch.randn(3))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_recurrent_layers_over_any_length(kind: type[nn.RNNBase], batch_first: bool) -> None:
+    """One operator, not a step for each element of the sequence."""
+    net = kind(6, 5, 2, batch_first=batch_first, bidirectional=True).eval()
+    with torch.no_grad():
+        assert compiles(lambda x: net(x)[0] * 2, [(torch.randn(b, t, 6),) for b, t in ((4, 5), (3, 7), (8, 19), (2, 2))]) == 2
+        last = fusewright.compile(lambda x: net(x)[1], dynamic=True)
+        for b, t in ((4, 5), (3, 7)):
+            x = torch.randn(b, t, 6)
+            torch.testing.assert_close(last(x), net(x)[1])
+        with pytest.raises(RuntimeError):
+            last(torch.randn(4, 5, 7))
+
+
+def test_the_version_of_one_size_keeps_serving_it() -> None:
+    """It is quicker than the one for any size, and stays in front of it."""
+    compiled = fusewright.compile(lambda x, y: (x * 2 + y).sin(), fullgraph=True)
+    for size in (4, 5, 6, 7, 4, 6, 4):
+        x, y = torch.randn(size, 3), torch.randn(size, 3)
+        torch.testing.assert_close(compiled(x, y), (x * 2 + y).sin())
+    static, general = compiled.entries  # type: ignore[attr-defined]
+    assert (static.tag is None, general.tag is None) == (True, False)
+    assert (static.calls, general.calls) == (3, 4)
+
+
+PADDED: tuple[Callable[..., Any], ...] = (
+    lambda x, n: torch.constant_pad_nd(x, [0, 0, n, 0]),
+    lambda x, n: torch.constant_pad_nd(x, [0, 0, 0, x.shape[1] - 8, 0, n]),
+    lambda x, n: functional.pad(x, (0, 0, n - 2, -1)),
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("how", [{}, {"dynamic": True}], ids=str)
+def test_padding_and_cropping(how: dict[str, Any], order: tuple[int, ...]) -> None:
+    """Where nothing is added, the result lies as the input does; what takes away more than there is raises."""
+    calls = [((5, 6, 7), -1), ((5, 8, 7), 0), ((4, 8, 3), 2), ((5, 6, 7), 0), ((5, 7, 3), -2), ((5, 8, 7), -3), ((2, 8, 7), -3), ((2, 2, 2), 2)]
+    for padded in PADDED:
+        compiled = fusewright.compile(padded, recompile_limit=32, **how)
+        for shape, n in calls:
+            x = torch.randn([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(3)])
+            try:
+                expected = padded(x, n)
+            except RuntimeError:
+                with pytest.raises(RuntimeError):
+                    compiled(x, n)
+                continue
+            got = compiled(x, n)
+            assert torch.equal(got, expected) and (got.stride() == expected.stride() or not got.numel()), (shape, n)
+
+
+@pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "ihfft"])
+def test_strides_of_the_gradient_of_a_padded_transform(name: str) -> None:
+    transform = getattr(torch.fft, name)
+    compiled = fusewright.compile(lambda x: transform(x, n=8, dim=1), dynamic=True)
+    for shape in ((5, 6, 7), (3, 5, 4), (2, 9, 3)):
+        x = torch.randn(shape, requires_grad=True)
+        found = [torch.autograd.grad(run(x).abs().square().sum(), x)[0] for run in (compiled, lambda x: transform(x, n=8, dim=1))]
+        torch.testing.assert_close(*found)
+        assert found[0].stride() == found[1].stride()
+
+
+SHORTER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "windows": lambda x: (x + 1).unfold(1, 2, 1).flatten(2),
+    "product": lambda x: x[:, 1:] @ x.new_ones(x.shape[2], 7),
+    "softmax": lambda x: x[:, 1:].softmax(-1),
+}
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "first": lambda whole: whole[:, :2],
+    "middle": lambda whole: whole[:, 1:3],
+    "last": lambda whole: whole[:, -2:],
+    "every other": lambda whole: whole[:, ::2],
+    "one": lambda whole: whole[:, 1],
+    "turned": lambda whole: whole[:, 1:3].transpose(1, 2),
+    "two": lambda whole: whole[:, 1:3, 2:4],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("made", SHORTER)
+def test_a_returned_part_of_what_has_a_size_less_one_is_a_view_of_the_whole(made: str, part: str) -> None:
+    """Of a size s - 1 ranges alone do not tell that it is not -1: strides that it is a factor of are forward as the type's are."""
+    compiled = fusewright.compile(lambda x: PARTS[part](SHORTER[made](x)), dynamic=True)
+    for shape in ((4, 5, 6), (3, 9, 7), (2, 4, 6)):
+        x = torch.randn(shape)
+        got, expected = compiled(x), PARTS[part](SHORTER[made](x))
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride() and got.storage_offset() == expected.storage_offset()

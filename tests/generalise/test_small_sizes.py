@@ -1,0 +1,185 @@
+"""Sizes of 0 and 1 under dynamic shapes: one compile serves them where it can, and never gives another answer than eager."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusewright
+from fusewright.base.events import (
+    STREAM,
+    Broken,
+    Compiled,
+    Event,
+    FellBack,
+    InternalError,
+    LimitReached,
+    Reused,
+    Skipped,
+)
+
+Case = tuple[Any, ...]
+
+
+def stream(function: Callable[..., Any], inputs: Sequence[Case], **options: Any) -> tuple[int, int]:
+    """(compiles, reuses) over a stream of calls, each compared with eager."""
+    events: list[Event] = []
+    compiled = fusewright.compile(function, **options)
+    with torch.no_grad(), STREAM.listening(events.append):
+        for args in inputs:
+            expected, got = function(*args), compiled(*args)
+            torch.testing.assert_close(got, expected, equal_nan=True)
+    assert not [event for event in events if isinstance(event, Broken | Skipped | FellBack | InternalError | LimitReached)]
+    return sum(isinstance(event, Compiled) for event in events), sum(isinstance(event, Reused) for event in events)
+
+
+def rows(*sizes: int) -> list[Case]:
+    return [(torch.randn(n, 10),) for n in sizes]
+
+
+def grids(*sizes: tuple[int, int]) -> list[Case]:
+    return [(torch.randn(n, m), torch.randn(n, m)) for n, m in sizes]
+
+
+def test_a_linear_layer_takes_two_compiles() -> None:
+    """It asks nothing of its batch, so that 0 and 1 are as good as any."""
+    net = nn.Sequential(nn.Linear(10, 20), nn.ReLU())
+    assert stream(net, rows(32, 64, 128, 1, 0, 7, 1))[0] == 2
+    fusewright.reset()
+    assert stream(net, rows(32, 64, 1, 128, 0, 7), dynamic=True)[0] == 1
+
+
+def test_pointwise_and_reductions() -> None:
+    assert stream(lambda x, y: x * y + x.mean(-1, keepdim=True), grids((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (0, 5), (2, 2)))[0] == 2
+
+
+def test_attention() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    inputs = [(torch.randn(b, t, 16),) for b, t in ((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (2, 9))]
+    assert stream(layer, inputs)[0] == 2
+
+
+def test_convolutions() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    inputs = [(torch.randn(b, 3, h, w),) for b, h, w in ((2, 8, 8), (2, 9, 7), (3, 8, 8), (1, 12, 5), (4, 5, 12))]
+    assert stream(net.eval(), inputs)[0] == 2
+
+
+SEMANTICS: dict[str, Callable[..., Any]] = {
+    "squeeze": lambda x, y: (x.squeeze(0) + 1, y.squeeze()),
+    "broadcast": lambda x, y: x + torch.ones(3, 1) * y[:1],
+    "branch": lambda x, y: x * 2 if x.shape[0] == 1 else x * 3,
+    "branch on more": lambda x, y: x.sum(0) if x.shape[1] > 1 else x.sum(0) * 7,
+    "python": lambda x, y: (x + 1, x.shape[0] == 1, len(y)),
+    "expand": lambda x, y: x.expand(max(x.shape[0], 2), -1) if x.shape[0] == 1 else x,
+    "contiguous alias": lambda x, y: x.t().contiguous().mul_(2),
+    "reshape": lambda x, y: x.t().reshape(-1) + y.reshape(-1),
+    "standard deviation": lambda x, y: x.std(0) + y.var(1, keepdim=True).sum(),
+    "is contiguous": lambda x, y: x + 1 if x.t().is_contiguous() else x + 2,
+    "strides": lambda x, y: (x.t() * 2, (x.t() + y.t()).stride() == (1, x.shape[1])),
+    "float of a size": lambda x, y: x / x.shape[0] ** 0.5 if x.shape[0] else x,
+    "last": lambda x, y: x[-1:] * y[:, :1],
+    "softmax": lambda x, y: (x @ y.t()).softmax(-1) @ y,
+    "cat": lambda x, y: torch.cat((x, y), 0).flip(0),
+    "roll": lambda x, y: x.roll(1, 0) - y.cumsum(1),
+    "index": lambda x, y: x[torch.arange(x.shape[0]) // 2] + y,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", SEMANTICS.values(), ids=SEMANTICS.keys())
+def test_what_depends_on_small_sizes(function: Callable[..., Any], dynamic: bool | None) -> None:
+    sizes = ((3, 4), (3, 7), (1, 7), (3, 1), (1, 1), (3, 9), (3, 0), (1, 5), (3, 1))
+    compiled = fusewright.compile(function, dynamic=dynamic)
+    for args in grids(*sizes):
+        try:
+            expected: Any = function(*(t.clone() for t in args))
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                compiled(*args)
+            continue
+        torch.testing.assert_close(compiled(*args), expected, equal_nan=True)
+
+
+def test_writes_to_inputs() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.t().contiguous().add_(1)
+        y.view(-1).mul_(2)
+        return x + y
+
+    compiled = fusewright.compile(f)
+    for n, m in ((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (4, 4)):
+        x, y = torch.randn(n, m), torch.randn(n, m)
+        a, b = x.clone(), y.clone()
+        torch.testing.assert_close(compiled(x, y), f(a, b))
+        torch.testing.assert_close((x, y), (a, b))
+
+
+def test_gradients() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    compiled = fusewright.compile(net)
+    for n in (5, 7, 1, 0, 9, 1):
+        x = torch.randn(n, 6)
+        net.zero_grad()
+        net(x).square().sum().backward()
+        expected = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        compiled(x).square().sum().backward()
+        for parameter, gradient in zip(net.parameters(), expected):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["widened", "serves", "ones_of"])
+def test_a_defect_in_what_serves_several_cases_is_no_crash(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(fusewright.generalise.serve, name, fails)
+    events: list[Event] = []
+    with torch.no_grad(), STREAM.listening(events.append), warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusewright.base.errors.InternalErrorWarning)
+        for program, batches in ((SEMANTICS["python"], (1, 3)), (SEMANTICS["python"], (3, 1))):
+            compiled = fusewright.compile(program, dynamic=True)
+            for batch in batches:
+                x, y = torch.randn(batch, 4), torch.randn(batch, 4)
+                assert compiled(x, y)[1:] == program(x, y)[1:]
+                torch.testing.assert_close(compiled(x, y)[0], program(x, y)[0])
+    assert any(isinstance(event, InternalError) for event in events)
+
+
+NEEDS_ELEMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    **{name: lambda x, f=getattr(torch, name): f(x) for name in ("amax", "amin", "argmax", "argmin", "max", "min", "aminmax", "median")},
+    **{f"{name} of dim 1": lambda x, f=getattr(torch, name): f(x, dim=1) for name in ("amax", "argmin", "max", "median", "mode", "aminmax")},
+    "amax of two": lambda x: x.amax((0, 2), keepdim=True),
+    "kthvalue": lambda x: x.kthvalue(1, 2),
+    "maximum norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=2),
+    "max_pool1d": lambda x: nn.functional.max_pool1d(x, 2, return_indices=True),
+    "max_pool2d": lambda x: nn.functional.max_pool2d(x, 2),
+    "avg_pool1d": lambda x: nn.functional.avg_pool1d(x, 2),
+    "avg_pool2d": lambda x: nn.functional.avg_pool2d(x[None], 2),
+    "adaptive_avg_pool1d": lambda x: nn.functional.adaptive_avg_pool1d(x, 2),
+    "index": lambda x: x[torch.zeros(2, dtype=torch.long)],
+    "index_select": lambda x: x.index_select(1, torch.zeros(2, dtype=torch.long)),
+    "index_put": lambda x: x.clone().index_put((torch.zeros(2, dtype=torch.long),), torch.tensor(1.0)),
+    "embedding": lambda x: nn.functional.embedding(torch.zeros(x.shape[1], dtype=torch.long), x.flatten(1)),
+}
+
+
+@pytest.mark.parametrize("function", NEEDS_ELEMENTS.values(), ids=NEEDS_ELEMENTS.keys())
+def test_what_needs_elements_raises_without(function: Callable[[torch.Tensor], Any]) -> None:
+    """A row of a cache has the strides of a full one, so only its size tells that it is empty."""
+    compiled = fusewright.compile(function, dynamic=True, recompile_limit=32)
+    for shape in ((4, 3, 6), (0, 3, 6), (4, 0, 6), (4, 3, 0), (0, 0, 6), (4, 3, 1), (4, 1, 6), (1, 3, 6)):
+        x = torch.randn(*shape[:2], 8)[..., : shape[2]]
+        try:
+            expected = function(x)
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                compiled(x)
+            continue
+        torch.testing.assert_close(compiled(x), expected, equal_nan=True)

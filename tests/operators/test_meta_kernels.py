@@ -1,0 +1,154 @@
+"""What is said of an operator's results (rule, else meta kernel with the CPU's corrections) against the real results.
+
+Watches every operator that PyTorch's samples dispatch, forward and backward: of each entry that a row of `rules/cpu.py` was written for,
+and of a spread of the others; `pytest -m sweep` watches all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusewright.operators.derive import derive
+from fusewright.operators.meta_kernels import type_of
+from fusewright.operators.rules.cpu import CORRECTIONS, RULES
+from fusewright.sizes.tensor_type import TensorType, same_strides
+from tests.ops.cases import Case, operator_cases, operator_name, supports
+from tests.ops.opinfo import op_db
+
+_UNTYPED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+aten = torch.ops.aten
+_SKIPPED = {aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor, aten._local_scalar_dense.default, aten.detach.default}
+
+NAMES = """
+native_batch_norm _native_batch_norm_legit _batch_norm_with_update nn.functional.embedding_bag linalg.svd svd linalg.eig
+nn.functional.max_unpool2d.grad nonzero_static fft.rfftn fft.irfft2 fft.hfft2 fft.ihfftn fft.fftn geqrf nn.functional.multi_margin_loss
+nn.functional.multilabel_margin_loss nn.functional.fractional_max_pool3d histogram histogramdd nn.functional.ctc_loss index_add
+""".split()
+
+
+class Watch(TorchDispatchMode):
+    """Runs each operator and notes where the said types are not the real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: list[str] = []
+        self.seen: Counter[object] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        plain = not any(t.layout != torch.strided or t.is_nested or t.is_quantized or t.is_conj() or t.is_neg() for t in tensors)
+        untyped = func in _SKIPPED or kwargs.get("generator") is not None or (_UNTYPED & set(func.tags) and func is not aten._ctc_loss.default)
+        said: object = None
+        if plain and not untyped:
+            lowered = pytree.tree_map(lambda t: type_of(t) if isinstance(t, torch.Tensor) else t, (list(args), dict(kwargs)))
+            try:
+                said = derive(func, *lowered)
+            except NotImplementedError:  # no meta kernel: the recorder breaks the graph
+                untyped = True
+        result = func(*args, **kwargs)
+        if plain and not untyped:
+            self.seen[func] += 1
+            self.compare(func, said, result)
+        return result
+
+    def compare(self, func: object, said: object, real: object) -> None:
+        if isinstance(real, (list, tuple)):
+            assert isinstance(said, (list, tuple)) and len(said) == len(real), func
+            for a, b in zip(said, real, strict=True):
+                self.compare(func, a, b)
+        elif isinstance(real, torch.Tensor):
+            want = type_of(real)
+            same = isinstance(said, TensorType) and (said.shape, said.dtype, said.device) == (want.shape, want.dtype, want.device)
+            if not same or not same_strides(said, want):  # type: ignore[arg-type]
+                self.wrong.append(f"{func}: said {said}, is {want} with strides {want.stride}")
+
+
+@pytest.fixture(autouse=True)
+def quick_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own seeding also notes a stack trace for each kind of device that is absent: most of the time that samples take."""
+    monkeypatch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+
+
+def watch(op: object, dtype: torch.dtype, limit: int, into: Watch) -> None:
+    for form in ("function", "gradient"):
+        if supports(op, dtype, form):
+            for case in operator_cases(op, dtype, form, limit):
+                run(case, into)
+
+
+def run(case: Case, into: Watch) -> None:
+    with warnings.catch_warnings(), into:
+        warnings.simplefilter("ignore")
+        case.make(lambda function: function)(*case.args, **case.kwargs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_corrected_operators(name: str) -> None:
+    seen = Watch()
+    for op in op_db:
+        if name in (op.name, operator_name(op)):
+            for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+                watch(op, dtype, 8, seen)
+    assert not seen.wrong
+    assert any(op in CORRECTIONS or op in RULES for op in seen.seen) or name == "histogram"
+
+
+LAYOUTS = {
+    "dense": lambda: torch.rand(4, 3),
+    "transposed": lambda: torch.rand(3, 4).t(),
+    "row": lambda: torch.rand(3),
+    "column": lambda: torch.rand(4, 1),
+    "gaps": lambda: torch.rand(4, 6)[:, ::2],
+    "expanded": lambda: torch.rand(1, 3).expand(4, 3),
+}
+ITERATED = (
+    aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logical_and.default, aten.xlogy.Tensor,
+    aten.special_xlog1py.default, aten.logit_backward.default, aten.native_dropout_backward.default, aten.pow.Scalar,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ITERATED, ids=str)
+def test_operands_laid_out_otherwise(op: torch._ops.OpOverload) -> None:
+    seen = Watch()
+    for first, second in itertools.product(LAYOUTS.values(), repeat=2):
+        a, b = first(), second()
+        with seen:
+            if op is aten.pow.Scalar:
+                op(2.0, b)
+            elif op is aten.native_dropout_backward.default:
+                op(a, b > 0.5, 2.0)
+            else:
+                op(a, b)
+                if op not in (aten.heaviside.default, aten.logaddexp.default, aten.logit_backward.default):
+                    op(a, b.long())
+    assert not seen.wrong
+    assert seen.seen[op]
+
+
+def test_a_spread_of_operators() -> None:
+    seen = Watch()
+    for op in op_db[::25]:
+        watch(op, torch.float32, 2, seen)
+    assert not seen.wrong
+    assert len(seen.seen) > 60
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("op", op_db, ids=operator_name)
+def test_every_operator(op: object) -> None:
+    seen = Watch()
+    for dtype in (torch.float32, torch.int64, torch.complex64):
+        watch(op, dtype, 20, seen)
+    assert not seen.wrong

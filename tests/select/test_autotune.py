@@ -1,0 +1,301 @@
+"""Races and their records, with made-up times: no GPU is needed to decide who wins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusewright.base.records import replace
+from fusewright.codegen.device_kernel import Processor
+from fusewright.codegen.triton.gemm_tiles import Computing, candidates
+from fusewright.graph import passes
+from fusewright.loops.lower import lower
+from fusewright.schedule import ScheduleOptions, schedule, with_memory
+from fusewright.schedule.plan import Plan, RunKernel
+from fusewright.schedule.verify import verify
+from fusewright.select import autotune
+from fusewright.select.autotune import Contender, Question, answer_all, race, record_key, tune
+from fusewright.select.measure import disagreement
+from tests.loops.tracing import lowered, record
+
+CPU = torch.device("cpu")
+LIBRARY = "library"
+
+
+class FakeTrials:
+    """Each contender takes as long as `seconds` says for its name, by its first match; the clock goes on by what is measured."""
+
+    machine = "fake"
+
+    def __init__(
+        self, seconds: dict[str, float], refused: Sequence[str] = (), noise: Sequence[float] = (1.0,), plan: Plan | None = None
+    ) -> None:
+        self.plan = plan
+        self.seconds, self.refused, self.noise = seconds, refused, noise
+        self.now = 0.0
+        self.requested: list[str] = []
+        self.prepared: list[str] = []
+
+    def request(self, contenders: Sequence[Contender]) -> None:
+        self.requested += [contender.name for contender in contenders]
+        for contender in contenders if self.plan is not None else ():
+            assert self.plan is not None
+            known = self.plan.buffers.keys() | {buffer.name for buffer in contender.added}
+            assert all(known >= set(kernel.buffers) for kernel in contender.kernels.values()), contender.name
+
+    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+        self.prepared.append(question.title)
+        refused = {c.name: "wrong" for c in question.contenders if c.name in self.refused}
+        return [(c.name, c.name) for c in question.contenders if c.name not in refused], refused
+
+    def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
+        found = []
+        for name in calls:
+            seconds = next(value for text, value in self.seconds.items() if text in name)
+            found.append([seconds * self.noise[k % len(self.noise)] for k in range(rounds)])
+        self.now += sum(map(sum, found))
+        return found
+
+    def clock(self) -> float:
+        return self.now
+
+
+class Memory(dict[str, bytes]):
+    def put(self, key: str, label: str, body: bytes) -> None:
+        self[key] = body
+
+
+def question(title: str, names: Sequence[str] = (LIBRARY, "a", "b"), weight: float = 1.0) -> Question:
+    return Question(title, f"key of {title}", weight, tuple(Contender(name, (), {}, {}) for name in names), (), 1e-2, (title,))
+
+
+@pytest.mark.parametrize(
+    "seconds, winner",
+    [
+        ({LIBRARY: 1.0, "a": 0.9, "b": 0.8}, "b"),
+        ({LIBRARY: 1.0, "a": 0.98, "b": 1.5}, LIBRARY),  # not clearly quicker
+        ({LIBRARY: 1.0, "a": 2.0, "b": 3.0}, LIBRARY),
+        ({LIBRARY: 9.0, "a": 2.0, "b": 1.9}, "b"),
+    ],
+)
+def test_the_first_keeps_its_place_unless_another_is_clearly_quicker(seconds: dict[str, float], winner: str) -> None:
+    trials = FakeTrials(seconds, noise=(1.0, 1.0, 7.0))  # one round in three is disturbed
+    found, times = race([(name, name) for name in seconds], trials.measure)
+    assert found == winner
+    assert times == pytest.approx(seconds)
+
+
+def test_only_those_that_may_win_are_measured_again() -> None:
+    rounds: list[tuple[tuple[str, ...], int]] = []
+    trials = FakeTrials({LIBRARY: 3.0, "a": 1.0, "b": 1.1, "c": 1.3})
+
+    def measure(calls: Sequence[Any], count: int) -> list[list[float]]:
+        rounds.append((tuple(calls), count))
+        return trials.measure(calls, count)
+
+    assert race([(name, name) for name in trials.seconds], measure)[0] == "a"
+    assert rounds == [((LIBRARY, "a", "b", "c"), autotune.FEW), ((LIBRARY, "a", "b"), autotune.MANY)]
+
+
+def test_answers_are_remembered_and_a_damaged_record_is_asked_again() -> None:
+    records = Memory()
+    trials = FakeTrials({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
+    asked = [question("x")]
+    answers, unasked = answer_all(asked, trials, records, 100.0, trials.clock)
+    assert (answers["key of x"].winner, unasked) == ("a", 0) and not answers["key of x"].remembered
+    again = FakeTrials({LIBRARY: 1.0, "a": 5.0, "b": 2.0})
+    answers, _ = answer_all(asked, again, records, 100.0, again.clock)
+    assert answers["key of x"].winner == "a" and answers["key of x"].remembered and not again.prepared and not again.requested
+    (key,) = records
+    assert key == record_key(trials, asked[0].key)
+    for body in (b"{", b"[]", json.dumps({"winner": "nobody", "times": {}}).encode(), b'{"winner": "a", "times": {"a": "long"}}'):
+        records[key] = body
+        answers, _ = answer_all(asked, again, records, 100.0, again.clock)
+        assert answers["key of x"].winner == LIBRARY and not answers["key of x"].remembered
+
+
+@pytest.mark.parametrize("before, raced", [({LIBRARY: 1.0, "a": 0.5, "b": 0.4}, "b"), ({LIBRARY: 1.0, "a": 1.5, "b": 2.0}, "a")])
+def test_a_similar_size_races_only_what_may_win(before: dict[str, float], raced: str) -> None:
+    records = Memory()
+    first, similar = (replace(question(name), shape_class="class of 64 rows") for name in ("60 rows", "50 rows"))
+    answer_all([first], FakeTrials(before), records, 100.0)
+    trials = FakeTrials({LIBRARY: 1.0, "a": 0.7, "b": 0.8})
+    answers, _ = answer_all([similar], trials, records, 100.0)
+    assert trials.requested == [LIBRARY, raced] and answers[similar.key].winner == raced
+    third = replace(similar, key="another", shape_class="class of 128 rows")
+    answer_all([third], trials, records, 100.0)
+    assert trials.requested[2:] == [LIBRARY, "a", "b"]  # another class asks everybody
+    again = FakeTrials({LIBRARY: 1.0, "a": 3.0, "b": 3.0})
+    answers, _ = answer_all([replace(first, key="55 rows")], again, records, 100.0)
+    assert answers["55 rows"].winner == LIBRARY  # never slower than without tuning
+
+
+def test_another_machine_asks_anew() -> None:
+    records = Memory()
+    trials = FakeTrials({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
+    answer_all([question("x")], trials, records, 100.0, trials.clock)
+    other = FakeTrials({LIBRARY: 1.0, "a": 2.0, "b": 0.5})
+    other.machine = "another"
+    answers, _ = answer_all([question("x")], other, records, 100.0, other.clock)
+    assert answers["key of x"].winner == "b" and len(records) == 2
+
+
+def test_the_heaviest_question_is_asked_first_and_the_budget_ends_the_search() -> None:
+    trials = FakeTrials({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
+    asked = [question(name, weight=weight) for name, weight in (("light", 1.0), ("heavy", 9.0), ("middle", 5.0))]
+    each = 3.5 * autotune.FEW + 1.5 * autotune.MANY
+    answers, unasked = answer_all(asked, trials, None, 1.5 * each, trials.clock)
+    assert trials.prepared == ["heavy", "middle"] and unasked == 1 and set(answers) == {"key of heavy", "key of middle"}
+    assert answer_all(asked, trials, None, 0.0, trials.clock) == ({}, 3)
+
+
+def test_a_contender_that_is_wrong_does_not_take_part_and_is_told() -> None:
+    trials = FakeTrials({LIBRARY: 1.0, "a": 0.1, "b": 0.8}, refused=["a"])
+    records = Memory()
+    answers, _ = answer_all([question("x")], trials, records, 100.0, trials.clock)
+    assert answers["key of x"].winner == "b" and answers["key of x"].refused == {"a": "wrong"}
+    everybody = FakeTrials({}, refused=["library", "a", "b"])
+    records.clear()
+    answers, _ = answer_all([question("x")], everybody, records, 100.0, everybody.clock)
+    assert answers["key of x"].winner == LIBRARY and not records  # nothing was measured, so nothing is remembered
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------------
+
+
+def layers(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = F.linear(F.gelu(F.linear(x, w, b)), v)
+    return x
+
+
+def plan_of_layers() -> Plan:
+    inputs = [torch.randn(*shape) for shape in ((96, 128), (256, 128), (256,), (128, 256))]
+    return schedule(lowered(layers, inputs), ScheduleOptions(min_parallel=528, lanes=64))
+
+
+def test_equal_products_are_one_question_and_all_take_the_answer() -> None:
+    plan = plan_of_layers()
+    trials = FakeTrials({LIBRARY: 1.0, "fused": 0.5, "plain": 2.0, "slices": 3.0, "warps": 1.0}, plan=plan)
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    assert len(trials.prepared) == 2 and tuned.unasked == 0
+    assert [answer.places for answer in tuned.answers] == [3, 3]
+    made = [kernel for kernel in tuned.plan.kernels.values() if kernel.product is not None]
+    assert len(made) == 3 and all(kernel.name in tuned.tiles for kernel in made)
+    assert len(tuned.plan.steps) == 6  # three fused, three by the library
+    assert sum(isinstance(step, RunKernel) for step in tuned.plan.steps) == 3
+    assert "fused" in tuned.text and "library" in tuned.text
+
+
+def heads(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    for _ in range(2):
+        x = (x @ q) * (x @ k).sigmoid() + x @ v
+    return (x,)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_products_of_one_matrix_may_run_together(together: bool) -> None:
+    inputs = [torch.randn(*shape) for shape in ((96, 128), (128, 128), (128, 128), (128, 128))]
+    plan = schedule(lowered(heads, inputs), ScheduleOptions(min_parallel=528, lanes=64))
+    seconds = {"apart": 1.0, "together": 0.5 if together else 2.0, LIBRARY: 1.0, "fused": 0.5, "": 1.0}
+    trials = FakeTrials(seconds, plan=plan)
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    (answer,) = [answer for answer in tuned.answers if "of one matrix" in answer.question]
+    assert answer.places == 2 and ("together" in answer.winner) is together
+    made = [kernel for kernel in tuned.plan.kernels.values() if kernel.product is not None]
+    assert [len(kernel.product.chosen) for kernel in made] == ([2, 2] if together else [0, 0])
+    assert all(kernel.name in tuned.tiles for kernel in made)
+
+
+def test_a_kernel_that_adds_slices_may_be_tuned_in_turn() -> None:
+    """It reads memory that the plan has only since the product was chosen."""
+    inputs = [torch.randn(*shape) for shape in ((256, 384), (320, 256))]
+    plan = schedule(lowered(lambda x, w: (x.t() @ w.t()) * 2, inputs), ScheduleOptions(min_parallel=528, lanes=64))
+    trials = FakeTrials({LIBRARY: 1.0, "slices": 0.5, "": 2.0}, plan=plan)
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    assert any(name.endswith("_parts") for name in tuned.plan.buffers)
+    assert trials.plan is tuned.plan and any("slices" in answer.winner for answer in tuned.answers) and len(tuned.answers) > 1
+
+
+def quantised(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Layers whose weights are int8, with an activation between them."""
+    for w, s in zip(weights[::2], weights[1::2]):
+        x = F.gelu(F.linear(x, w.to(torch.float32) * s[:, None]))
+    return x
+
+
+def plan_of_quantised_layers() -> Plan:
+    inputs = [torch.randn(96, 128)]
+    for _ in range(3):
+        inputs += [torch.randint(-127, 128, (128, 128), dtype=torch.int8), torch.randn(128)]
+    with torch.no_grad():
+        graph, constants = record(quantised, inputs)
+        return schedule(lower(passes.run(graph), constants), ScheduleOptions(min_parallel=528, lanes=64))
+
+
+@pytest.mark.parametrize(
+    "seconds, sides, kernels",
+    [
+        # activations are parts of products already; each takes its weight's kernel too
+        ({"slices": 9.0, "computed": 0.2, LIBRARY: 1.0, "apart": 1.0, "fused": 0.5, "": 2.0}, [1, 1, 1], 3),
+        # behind the library's products activations are kernels, which the next product computes
+        ({"slices": 9.0, "left and right": 0.1, "computed": 0.2, LIBRARY: 1.0, "apart": 1.0, "": 2.0}, [1, 2, 2], 3),
+        # that is too slow: the last one remains behind its product, the others might have been in front of the next
+        ({"slices": 9.0, "left": 3.0, "computed": 0.2, LIBRARY: 1.0, "apart": 1.0, "": 2.0}, [1, 1, 1], 5),
+        ({"slices": 9.0, "computed": 0.99, LIBRARY: 1.0, "apart": 1.0, "": 2.0}, [], 6),
+    ],
+)
+def test_a_product_may_compute_what_it_reads(seconds: dict[str, float], sides: list[int], kernels: int) -> None:
+    plan = plan_of_quantised_layers()
+    trials = FakeTrials(seconds, plan=plan)
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    verify(with_memory(tuned.plan, None))
+    found = [kernel.product for kernel in tuned.plan.kernels.values() if kernel.product is not None]
+    assert sorted(sum(side.value is not None for side in (p.left, p.right)) for p in found) == sides
+    assert len(tuned.plan.kernels) == kernels and (tuned.plan is plan or bool(sides))
+    assert all(kernel.name in tuned.tiles for kernel in tuned.plan.kernels.values() if kernel.product is not None)
+    asked = [answer for answer in tuned.answers if " behind " in answer.question]
+    assert asked and all(("computed" in answer.winner) is bool(sides) for answer in asked)
+
+
+def test_what_would_be_computed_too_often_is_not_tried() -> None:
+    """4096 rows and columns in blocks of 256: an operand would be computed 16 times, which costs more than storing it once."""
+    tiles = candidates((1, 4096, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26))
+    assert not tiles
+    tiles = candidates((1, 4096, 512, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26))
+    assert tiles and all(tile.x >= 128 for tile, _ in tiles)
+    tiles = candidates((1, 16, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(0, 8, 2, 1, 1 << 26))
+    assert tiles  # each weight is computed once
+
+
+def test_without_a_quicker_contender_the_plan_stays() -> None:
+    plan = plan_of_layers()
+    trials = FakeTrials({LIBRARY: 1.0, "": 1.0})
+    tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
+    assert tuned.plan is plan and not tuned.tiles
+
+
+def test_products_on_another_device_are_no_question() -> None:
+    assert not autotune.product_questions(plan_of_layers(), Processor(), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_what_counts_as_the_same_result(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    expected = (torch.randn(64, 64) * 4).to(dtype)
+    assert not disagreement(expected.clone(), expected, 1e-2)
+    wrong = expected.clone()
+    wrong[:, :8] = torch.ones(8, dtype=dtype) if dtype is not torch.bool else ~wrong[:, :8]
+    assert disagreement(wrong, expected, 1e-2)
+    if dtype.is_floating_point:
+        one = expected.clone()
+        one[3, 3] += 3
+        assert disagreement(one, expected, 1e-2)
+        odd = expected.clone()
+        odd[0] = float("nan")
+        assert disagreement(odd, expected, 1e-2) and not disagreement(odd, odd, 1e-2)

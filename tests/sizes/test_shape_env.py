@@ -1,0 +1,119 @@
+"""Guards on symbolic sizes: asked once, answered from what was learnt, never guessed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusewright.base.signals import GraphBreak
+from fusewright.sizes.expressions import Relation, maximum, symbol
+from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.symint import dim_of, size_of
+
+
+def test_guard_is_recorded_once_and_learnt_from() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 8, "source")
+    assert env.guard(Relation("<", 5, s)) and env.guard(Relation("<", 4, s)) and env.guard(Relation("<=", 6, s))
+    assert not env.guard(Relation("<", s, 3))
+    assert [str(g) for g in env.guards] == ["5 < s0"]
+    assert env.known(Relation("==", s, 2)) is False and env.known(Relation("==", s, 9)) is None
+
+
+def test_equality_replaces_the_symbol() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 8, None), env.create("s1", 8, None)
+    assert env.guard(Relation("==", s, t)) and env.known(Relation("==", s * 2, t * 2)) is True
+    assert env.specialise(t) == 8 and env.simplify(s * 3 + t) == 32
+    assert not env.guard(Relation("==", s, 9)) and len(env.guards) == 2
+
+
+def test_inequality_is_learnt() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 8, None), env.create("s1", 7, None)
+    assert not env.guard(Relation("==", s, t)) and env.known(Relation("==", t, s)) is False
+    assert [str(g) for g in env.guards] == ["s0 != s1"]
+
+
+def test_divisibility_is_learnt() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 24, None)
+    assert env.guard(Relation("==", s % 8, 0)) and env.is_multiple(s, 4) and not env.is_multiple(s, 16)
+    assert env.known(Relation("==", (s // 8) * 8, s)) is True
+    assert env.known(Relation("==", s, 20)) is False
+    assert len(env.guards) == 1
+
+
+def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 11, None), env.create("s1", 7, None)
+    last = s - 2 * (s // 2)
+    assert env.guard(Relation("==", last, 1)) and env.has_equalities
+    assert env.simplify(last) == 1 and env.simplify(8 * t * last + 3) == 8 * t + 3 and env.known(Relation("==", last * t, t)) is True
+    env = ShapeEnv()
+    s = env.create("s0", 2, None)
+    assert env.guard(Relation("==", s // 2, 1)) and env.simplify(s // 2) == 1 and env.simplify((s // 2 + 7) // 4) == 2
+    assert env.simplify(s) is s and [str(g) for g in env.guards] == ["s0//2 == 1"]
+
+
+def test_ranges_are_learnt() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 64, None)
+    assert env.guard(Relation("<=", 16, s)) and env.known(Relation("<", 0, s // 16)) is True and env.known(Relation("==", s // 16, 0)) is False
+    assert env.guard(Relation("<", 1, s // 16)) and env.range_of(s) == (32, None) and env.known(Relation("==", maximum(s // 16, 1), s // 16)) is True
+    assert env.guard(Relation("<", s // 4, 20)) and env.range_of(s) == (32, 79)
+    assert len(env.guards) == 3
+
+
+def test_sizes_that_depend_on_data_cannot_be_asked_but_stated() -> None:
+    env = ShapeEnv()
+    u = env.create_unbacked(0, None)
+    with pytest.raises(GraphBreak):
+        env.guard(Relation("<", u, 9))
+    assert env.expect(Relation("<", u, 9)) and env.guard(Relation("<=", u, 10)) and not env.guards
+    assert not env.guard(Relation("==", u, 1)) and [str(one) for one in env.assertions()] == ["u0 < 9", "2 <= u0"]
+
+
+def test_hints_and_ranges() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 8, None)
+    assert env.hint(s * 2 + 1) == 17 and env.known(Relation("!=", s, -1)) is True
+    with pytest.raises(ValueError, match="outside"):
+        env.create("s1", 1, None, lower=2)
+    with pytest.raises(GraphBreak):
+        env.hint(symbol("other"))
+
+
+def test_small_sizes_are_an_assumption_and_no_guard() -> None:
+    env = ShapeEnv()
+    s, t = env.create("s0", 8, None), env.create("s1", 8, None)
+    assert env.known(Relation("!=", s, 1)) is None
+    assert env.guard(Relation("!=", s, 1)) and not env.guard(Relation("==", s * t, 0))
+    assert not env.guards and env.assumed == {s, t}
+
+
+def test_symint_arithmetic() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 8, None)
+    n = size_of(s, env)
+    assert str(dim_of(n * 3 + 1)) == "s0*3 + 1" and str(dim_of((n * 6) // 3)) == "s0*2" and (n * 6) % 3 == 0 and n - n == 0
+    assert dim_of(7 - n) == 7 - s and dim_of(torch.sym_max(n, 9)) == dim_of(torch.sym_max(9, n)) and dim_of(n**2) == s * s
+    assert not env.guards and (n > 1) and not (n < 2) and not env.guards
+    assert n > 4 and [str(g) for g in env.guards] == ["4 < s0"]
+    assert str(n * 3 + 1) == "25" and [str(g) for g in env.guards][1:] == ["s0*3 + 1 == 25"]
+    assert n / 2 == 4.0 and range(n)[-1] == 7 and len(env.guards) == 2
+    with pytest.raises(ZeroDivisionError):
+        n // 0
+
+
+def test_zero_divisor_is_guarded() -> None:
+    env = ShapeEnv()
+    n = size_of(env.create("s0", 8, None, lower=0), env)
+    assert str(dim_of(16 // n)) == "16//s0" and not env.guards and len(env.assumed) == 1
+
+
+def test_a_range_with_one_multiple_is_that() -> None:
+    env = ShapeEnv()
+    s = env.create("s0", 2, None)
+    assert env.guard(Relation("==", s % 2, 0)) and env.guard(Relation("==", s // 2, 1))
+    assert env.simplify(s) == 2

@@ -1,0 +1,190 @@
+"""Operators whose operands must fit together: over sizes that change, 1 among them, results and errors are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusewright
+
+Program = Callable[..., Tensor]
+Sizes = Sequence[tuple[int, ...]]
+
+
+def sizes(text: str) -> Sizes:
+    """One digit a size, one word a call."""
+    return [tuple(map(int, word)) for word in text.split()]
+
+
+def places(count: int, below: int) -> Tensor:
+    return torch.arange(count) * 7 % max(below, 1)
+
+
+def rows(count: int, width: int, below: int) -> Tensor:
+    """Places that differ within a row, so that the order of writing does not matter."""
+    return (torch.arange(width) % max(below, 1)).repeat(count, 1)
+
+
+def mask(*shape: int) -> Tensor:
+    return torch.arange(torch.Size(shape).numel()).reshape(shape) % 2 == 0
+
+
+def put(x: Tensor, *arguments: Any) -> Tensor:
+    """x[:, i] = v"""
+    x = x.clone()
+    x[:, arguments[0]] = arguments[1]
+    return x
+
+
+PUT = sizes("3333 4444 4414 4441 4511 4834 4384 4332 1334")
+PICK = sizes("3333 4444 4425 4452 4412 1412 1422 4144")
+SCATTER = sizes("333333 444444 553255 445255 444434 444443 441414 444414 142323 444141 444441")
+ALONG = sizes("33333 44444 44114 44344 44434 44414 44441 44443 41441 41444 14114 14144")
+PAIR = sizes("333 444 441 414 453 435 122 111")
+ONE = sizes("333 444 441 419 143")
+FLAT = sizes("3333 4444 4441 4414 4435 4453 1111")
+MASKS = sizes("33331 44441 44141 44411 44341 44448 44447 14441")
+PART = sizes("333 444 441 443 434 133 211 413")
+
+
+def into(k: int, n: int, a: int, b: int) -> tuple[Tensor, ...]:
+    return torch.randn(5, k), torch.zeros(n, dtype=torch.int64) + places(n, 5), torch.ones(a, b)
+
+
+def along(k: int, width: int, n: int, a: int, b: int) -> tuple[Tensor, ...]:
+    return torch.randn(k, width), torch.arange(n) % max(k, 1), torch.ones(a, b)
+
+
+def scattered(k: int, width: int, n: int, m: int, a: int, b: int) -> tuple[Tensor, ...]:
+    return torch.randn(k, width), rows(n, m, width), torch.ones(a, b)
+
+
+def picked(k: int, width: int, n: int, m: int) -> tuple[Tensor, ...]:
+    return torch.randn(k, width), places(n * m, width).reshape(n, m)
+
+
+def one(k: int, width: int, n: int) -> tuple[Tensor, ...]:
+    return torch.randn(k, width), places(n, min(k, width))
+
+
+CASES: dict[str, tuple[Program, Callable[..., tuple[Tensor, ...]], Sizes]] = {
+    "index_put": (lambda x, i, v: x.index_put((i,), v), into, PUT),
+    "index_put accumulating": (lambda x, i, v: x.index_put((i,), v, accumulate=True), into, PUT),
+    "index_put at two": (
+        lambda x, i, j, v: x.index_put((i, j), v),
+        lambda k, n, m, a: (torch.randn(5, k), places(n, 5), places(m, k), torch.ones(a)),
+        sizes("3333 4444 4414 4144 4551 4834 4384 4332 4113"),
+    ),
+    "assignment": (
+        put,
+        lambda k, n, a, b: (torch.randn(k, 5), places(n, 5), torch.ones(a, b)),
+        [(k, n, b, a) for k, n, a, b in PUT],
+    ),
+    "index": (lambda x, i, j: x[i, j] + 1, lambda k, n, m: (torch.randn(5, k), places(n, 5), places(m, k)), PAIR),
+    "index with a gap": (
+        lambda x, i, j: x[i, :, j] + 1,
+        lambda k, n, m: (torch.randn(5, 2, k), places(n, 5), places(m, k)),
+        PAIR,
+    ),
+    "gather": (lambda x, i: x.gather(1, i) + 1, picked, PICK),
+    "take_along_dim": (lambda x, i: torch.take_along_dim(x, i, 1) + 1, picked, PICK),
+    "scatter": (lambda x, i, s: x.scatter(1, i, s) + 1, scattered, SCATTER),
+    "scatter of a number": (lambda x, i: x.scatter(1, i, 2.0) + 1, picked, PICK),
+    "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s) + 1, scattered, SCATTER),
+    "scatter_reduce": (lambda x, i, s: x.scatter_reduce(1, i, s, "amax") + 1, scattered, SCATTER),
+    "index_add": (lambda x, i, s: x.index_add(0, i, s) + 1, along, ALONG),
+    "index_copy": (lambda x, i, s: x.index_copy(0, i, s) + 1, along, ALONG),
+    "index_fill": (lambda x, i: x.index_fill(0, i, 2.0) + 1, one, ONE),
+    "index_select": (lambda x, i: x.index_select(1, i) + 1, one, ONE),
+    "take": (lambda x, i: x.take(i) + 1, one, [*ONE[:3:2], *ONE]),
+    "put": (
+        lambda x, i, s: x.put(i, s) + 1,
+        lambda k, w, n, m: (torch.randn(k, w), torch.arange(n) % (k * w), torch.ones(m)),
+        FLAT,
+    ),
+    "masked_scatter": (
+        lambda x, m, s: x.masked_scatter(m, s) + 1,
+        lambda k, w, a, b, n: (torch.randn(k, w), mask(a, b), torch.ones(20 * n)),
+        [*MASKS, (4, 4, 4, 4, 0)],
+    ),
+    "masked_fill": (lambda x, m: x.masked_fill(m, 2.0), lambda k, w, a, b, _: (torch.randn(k, w), mask(a, b)), MASKS),
+    "index_put by a mask": (
+        lambda x, m, v: x.index_put((m,), v),
+        lambda k, w, a, b, n: (torch.randn(k, w), mask(a, b), torch.ones(n)),
+        MASKS,
+    ),
+    "select_scatter": (
+        lambda x, s: x.select_scatter(s, 0, 1) + 1,
+        lambda k, w, n: (torch.randn(k, w), torch.randn(n)),
+        PART,
+    ),
+    "slice_scatter": (
+        lambda x, s: x.slice_scatter(s, 0, 1, 3) + 1,
+        lambda k, w, n: (torch.randn(k, w), torch.randn(min(k - 1, 2), n)),
+        PART,
+    ),
+    "diagonal_scatter": (
+        lambda x, s: x.diagonal_scatter(s) + 1,
+        lambda k, w, n: (torch.randn(k, w), torch.randn(n)),
+        PART,
+    ),
+    "as_strided_scatter": (
+        lambda x, s: x.as_strided_scatter(s, (2, 2), (1, 2)) + 1,
+        lambda k, m, n: (torch.randn(k), torch.randn(m, n)),
+        sizes("522 622 612 621 422 322 632"),
+    ),
+    "embedding": (lambda x, i: torch.nn.functional.embedding(i, x) + 1, one, ONE),
+}
+
+
+def outcome(program: Program, arguments: tuple[Tensor, ...]) -> Tensor | type[BaseException]:
+    try:
+        return program(*[argument.clone() for argument in arguments])
+    except (RuntimeError, IndexError) as error:
+        return type(error)
+
+
+@pytest.mark.parametrize(("dynamic", "order"), [(False, 1), (None, 1), (None, -1), (True, 1)])
+@pytest.mark.parametrize("name", CASES)
+def test_operands_fit_or_the_error_is_eagers(name: str, dynamic: bool | None, order: int) -> None:
+    program, make, calls = CASES[name]
+    compiled = fusewright.compile(program, dynamic=dynamic, recompile_limit=100)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for size in calls[::order]:
+            arguments = make(*size)
+            expected, found = outcome(program, arguments), outcome(compiled, arguments)
+            if isinstance(expected, Tensor):
+                assert isinstance(found, Tensor), f"{size}: {found}"
+                torch.testing.assert_close(found, expected, msg=lambda text: f"{size}: {text}")
+            else:
+                assert found is expected, size
+
+
+SAME_PLACE: dict[str, Program] = {
+    "scatter": lambda a: a.scatter(1, torch.full(a.shape, 2), 63.0),
+    "scatter rows": lambda a: a.scatter(0, torch.full(a.shape, 0), 63.0),
+    "index_fill": lambda a: a.index_fill(1, torch.full((a.shape[1],), 2), 5.0),
+    "index_put": lambda a: a.index_put((torch.full((a.shape[0],), 0),), torch.tensor(5.0)),
+    "index_put at two": lambda a: a.index_put(
+        (torch.full((a.shape[0],), 0), torch.full((a.shape[0],), 2)), torch.tensor(5.0)
+    ),
+    "every second": lambda a: a.scatter(1, (torch.arange(a.shape[1]) // 2).expand(a.shape), 63.0),
+    "in place": lambda a: a.clone().scatter_(1, torch.full(a.shape, 2), 63.0),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(1, 5), (4, 3), (64, 300)])
+@pytest.mark.parametrize("name", SAME_PLACE)
+def test_as_many_writes_as_elements_need_not_reach_them_all(name: str, shape: tuple[int, int], dynamic: bool) -> None:
+    def program(a: Tensor) -> Tensor:
+        return SAME_PLACE[name](a) + 1
+
+    a = torch.randn(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(fusewright.compile(program, dynamic=dynamic)(a), program(a))

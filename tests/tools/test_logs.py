@@ -1,0 +1,131 @@
+"""Logs and the debug folder: every artifact is wired, from the environment and from code, and says what is true."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusewright
+from fusewright import api
+from fusewright.base import events
+from fusewright.tools import debug_folder, logs
+
+PROGRAM = """
+import logging
+import torch, fusewright
+
+@fusewright.compile(dynamic=False)
+def f(x):
+    y = torch.relu(x) + 1
+    fusewright.graph_break("half way")
+    return y * 2
+
+f(torch.ones(4))
+f(torch.ones(5))
+"""
+
+
+@pytest.fixture(autouse=True)
+def quiet_afterwards() -> Iterator[None]:
+    yield
+    fusewright.set_logs(**dict.fromkeys(logs.ARTIFACTS, False))
+    api._subscribe.cache_clear()
+    debug_folder.of_process.cache_clear()
+
+
+def test_the_environment_turns_on_logs_and_the_debug_folder(tmp_path: Path) -> None:
+    source = str(Path(fusewright.__file__).parents[1])
+    wanted = "graph_breaks,recompiles,guards,graph,aot_graphs,fusion,schedule,output_code,kernel_code"
+    environment = {**os.environ, "PYTHONPATH": source, "FUSEWRIGHT_LOGS": wanted, "FUSEWRIGHT_DEBUG": "1"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for artifact in wanted.split(","):
+        assert f"[fusewright.{artifact}]" in done.stderr, f"{artifact} is missing in:\n{done.stderr}"
+    assert "graph_break() was called: half way" in done.stderr
+    assert "L['x'].size()[0] was 4, is 5" in done.stderr
+    (run,) = (tmp_path / "fusewright_debug").iterdir()
+    functions = sorted(folder.name for folder in run.iterdir())
+    assert functions == ["f_string_5"], functions
+    stages = [path.name for path in sorted((run / functions[0]).iterdir())]
+    assert [int(stage[:2]) for stage in stages] == list(range(len(stages)))
+    names = [stage[3:-4] for stage in stages]
+    for name in ("break", "graph", "guards", "finish", "passes", "loops", "schedule", "kernels", "call_plan", "recompile"):
+        assert name in names, (name, names)
+    assert any(name.startswith("kernel_fused") for name in names)
+    assert "relu" in (run / functions[0] / stages[names.index("graph")]).read_text()
+    assert "def finish" in (run / functions[0] / stages[names.index("finish")]).read_text()
+
+
+def test_every_artifact_of_a_compile_reaches_its_logger(caplog: pytest.LogCaptureFixture) -> None:
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(70):
+            x = x * 1.5
+        fusewright.graph_break()
+        return x + 1
+
+    compiled = fusewright.compile(loop, dynamic=False)
+    fusewright.set_logs(**dict.fromkeys(logs.ARTIFACTS, True))
+    with caplog.at_level("INFO", logger="fusewright"):
+        compiled(torch.ones(3))
+        compiled(torch.ones(4))
+    seen = {record.name.removeprefix("fusewright.") for record in caplog.records}
+    quiet = {"internal_errors", "cache", "autotuning"}  # no defect, no tuning; the cache has tests of its own
+    assert seen - quiet == set(logs.ARTIFACTS) - quiet
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_a_level_may_be_given_and_off_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    fusewright.set_logs(graph_breaks=logging.WARNING, recompiles=logging.DEBUG, guards=True)
+    fusewright.set_logs(guards=False)
+
+    @fusewright.compile(dynamic=False)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        fusewright.graph_break()
+        return x + 1
+
+    with caplog.at_level("DEBUG", logger="fusewright"):
+        f(torch.ones(3))
+        f(torch.ones(4))
+    levels = {record.name: record.levelno for record in caplog.records}
+    assert levels == {"fusewright.graph_breaks": logging.WARNING, "fusewright.recompiles": logging.DEBUG}
+    fusewright.set_logs(graph_breaks=False, recompiles=None)
+    assert logs._subscriber not in events.STREAM.subscribers
+    for wrong in ({"graph_break": True}, {"graphs": True}):
+        with pytest.raises(fusewright.OptionError, match="did you mean 'graph"):
+            fusewright.set_logs(**wrong)
+    with pytest.raises(fusewright.OptionError, match="a logging level"):
+        fusewright.set_logs(graph="yes")
+
+
+def test_a_wrong_name_in_the_environment_is_an_error_at_the_first_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    api._subscribe.cache_clear()
+    monkeypatch.setenv("FUSEWRIGHT_LOGS", "graph_breaks,recompile")
+    with pytest.raises(fusewright.OptionError, match="did you mean 'recompiles'"):
+        fusewright.compile(lambda x: x)
+
+
+def test_trace_enabled_writes_the_stages_of_this_compile_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    debug_folder.of_process.cache_clear()
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    def untraced(x: torch.Tensor) -> torch.Tensor:
+        return x.cos() + 1
+
+    fusewright.compile(traced, options={"trace.enabled": True}, name="mine")(torch.ones(3))
+    fusewright.compile(untraced)(torch.ones(3))
+    (run,) = (tmp_path / "fusewright_debug").iterdir()
+    (folder,) = run.iterdir()
+    assert folder.name.startswith("mine")
+    assert "traced" in folder.name and "untraced" not in folder.name
+    texts = [path.read_text() for path in folder.iterdir()]
+    assert any("sin" in text for text in texts)
