@@ -444,6 +444,7 @@ PyTypeObject cache_type = [] {
 struct CompiledFunction {
     FrameCache cache;
     PyObject *function, *code;
+    PyObject *plainly;  // what a call runs in a mode that compiled code is not made for, or NULL: the function
     vectorcallfunc vectorcall;
     int arguments, positional;  // argument slots of the code; positional parameters
     bool plain;                 // positional parameters only
@@ -544,7 +545,11 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
         return nullptr;
     }
     int compiled = may_compile(self->function);
-    if (compiled <= 0) return compiled < 0 ? nullptr : PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+    if (compiled < 0) return nullptr;
+    if (compiled == 0) {
+        PyObject *eager = self->plainly != nullptr && self->plainly != Py_None && !fw::forced_eager() ? self->plainly : self->function;
+        return PyObject_Vectorcall(eager, args, nargsf, kwnames);
+    }
     if (reinterpret_cast<PyFunctionObject *>(self->function)->func_code != self->code) {
         clear_entries(&self->cache);
         read_code(self);
@@ -613,6 +618,7 @@ int function_traverse(PyObject *object, visitproc visit, void *arg) {
     CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
     Py_VISIT(self->function);
     Py_VISIT(self->code);
+    Py_VISIT(self->plainly);
     return cache_traverse(object, visit, arg);
 }
 
@@ -620,6 +626,7 @@ int function_clear(PyObject *object) {
     CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
     Py_CLEAR(self->function);
     Py_CLEAR(self->code);
+    Py_CLEAR(self->plainly);
     return cache_clear(object);
 }
 
@@ -672,6 +679,7 @@ PyGetSetDef function_getset[] = {
 
 PyMemberDef function_members[] = {
     {"function", T_OBJECT_EX, offsetof(CompiledFunction, function), READONLY, "The original function."},
+    {"plainly", T_OBJECT, offsetof(CompiledFunction, plainly), 0, "What a call runs where modes_known() is false, or None: the function."},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(CompiledFunction, vectorcall), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };

@@ -60,6 +60,7 @@ class FrameCache:
 class CompiledFunction(FrameCache):
     """Calls `function` through its compiled versions; binds, is inspected and is weakly referenced like it."""
 
+    plainly: Callable[..., Any] | None
     @property
     def function(self) -> FunctionType: ...
     def __init__(self, function: Callable[..., Any], miss: Callable[..., Entry | None] | None) -> None: ...

@@ -53,8 +53,6 @@ class ModuleCaller:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
-        if not _native.modes_known():
-            return torch.nn.Module._call_impl(module, *args, **kwargs)
         entry = type(module).__call__
         plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)  # whose __call__ adds error reports
         if plain and not has_hooks(module):
@@ -64,7 +62,10 @@ class ModuleCaller:
                 return self._fast(module, *args, **kwargs)
             if isinstance(forward, types.MethodType) and isinstance(function, types.FunctionType) and forward.__self__ is module:
                 self._forward, self._fast = function, self.wrap(function)
+                self._fast.plainly = torch.nn.Module._call_impl  # type: ignore[attr-defined]
                 return self._fast(module, *args, **kwargs)
+        if not _native.modes_known():  # torch.fx has put another `__call__` in its place
+            return torch.nn.Module._call_impl(module, *args, **kwargs)
         if self._slow is None:
             # Not Module.__call__, which would come back here for a module that is compiled in place.
             self._slow = self.wrap(torch.nn.Module._call_impl if plain else entry)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fusewright
 from fusewright import _native
-from fusewright.capture import torch_state
+from fusewright.capture.guards import torch_state
 
 
 class Net(nn.Module):
@@ -451,7 +451,7 @@ def test_torchscript_tracers(name: str) -> None:
     """In a process of their own: they follow tensors by their addresses, and crash where operators are kept from them."""
     text = (
         "import warnings; warnings.simplefilter('ignore')\n"
-        "from tests.capture import test_modes as m\n"
+        "from tests.native import test_modes as m\n"
         f"m.compare(m.{name}, *m.pair.__wrapped__())\n"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
