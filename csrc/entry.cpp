@@ -16,12 +16,14 @@
 #include <vector>
 
 #include "guards.h"
+#include "modes.h"
 #include "stance.h"
 
 namespace {
 
 PyObject *fallback_error = nullptr;  // fusewright.base.errors.RuntimeFallback
 PyObject *fell_back = nullptr;       // callable(function, exception or None): a compiled call is about to be repeated eagerly
+PyObject *left_alone = nullptr;      // callable(function): a call runs eagerly in a mode that compiled code is not made for
 constexpr Py_ssize_t kStackArguments = 32;
 
 // --- Entry ------------------------------------------------------------------------------------------------------------------------------
@@ -149,6 +151,18 @@ bool tell_fallback(PyObject *function, PyObject *error) {
     PyObject *answer = PyObject_Vectorcall(fell_back, arguments, 2, nullptr);
     Py_XDECREF(answer);
     return answer != nullptr || fw_no_room();
+}
+
+// Whether a call of `function` may be answered by compiled code now: 1, 0, or -1 with an exception.
+int may_compile(PyObject *function) {
+    if (fw::forced_eager()) return 0;
+    int known = fw::modes_known();
+    if (known != 0 || left_alone == nullptr) return known;
+    int saved = fw_hook_suspend();
+    PyObject *answer = PyObject_CallOneArg(left_alone, function);
+    fw_hook_resume(saved);
+    Py_XDECREF(answer);
+    return answer == nullptr ? -1 : 0;
 }
 
 // Runs an entry whose guards have passed; `inputs` is consumed. Returns as fw_cache_run.
@@ -430,6 +444,7 @@ PyTypeObject cache_type = [] {
 struct CompiledFunction {
     FrameCache cache;
     PyObject *function, *code;
+    PyObject *plainly;  // what a call runs in a mode that compiled code is not made for, or NULL: the function
     vectorcallfunc vectorcall;
     int arguments, positional;  // argument slots of the code; positional parameters
     bool plain;                 // positional parameters only
@@ -501,6 +516,18 @@ bool bind(CompiledFunction *self, PyObject *const *args, Py_ssize_t n_args, PyOb
     return true;
 }
 
+// As fw_cache_run, for a call that may be compiled.
+int run_cache(PyObject *cache, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
+    FrameCache *self = reinterpret_cast<FrameCache *>(cache);
+    PyObject *frames = Py_XNewRef(self->frames), *before = fw_hook_enter_frames(frames);
+    int saved = fw_hook_suspend();
+    int done = cache_run(self, function, locals, n, result);
+    fw_hook_resume(saved);
+    fw_hook_enter_frames(before);
+    Py_XDECREF(frames);
+    return done;
+}
+
 PyObject *run_eagerly(CompiledFunction *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     PyObject *function = Py_NewRef(self->function), *frames = Py_XNewRef(self->cache.frames), *before = fw_hook_enter_frames(frames);
     PyObject *result =
@@ -517,7 +544,12 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
         PyErr_SetString(PyExc_RuntimeError, "this compiled function has been cleared by the garbage collector");
         return nullptr;
     }
-    if (fw::forced_eager()) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+    int compiled = may_compile(self->function);
+    if (compiled < 0) return nullptr;
+    if (compiled == 0) {
+        PyObject *eager = self->plainly != nullptr && self->plainly != Py_None && !fw::forced_eager() ? self->plainly : self->function;
+        return PyObject_Vectorcall(eager, args, nargsf, kwnames);
+    }
     if (reinterpret_cast<PyFunctionObject *>(self->function)->func_code != self->code) {
         clear_entries(&self->cache);
         read_code(self);
@@ -528,7 +560,7 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
     Py_INCREF(object);
     int done;
     if (self->plain && kwnames == nullptr && n_args == self->positional) {
-        done = fw_cache_run(object, self->function, args, n_args, &result);
+        done = run_cache(object, self->function, args, n_args, &result);
     } else {
         PyObject *small[kStackArguments];
         std::vector<PyObject *> large;
@@ -540,7 +572,7 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
         }
         std::fill_n(locals, n, nullptr);
         if (bind(self, args, n_args, kwnames, locals)) {
-            done = fw_cache_run(object, self->function, locals, n, &result);
+            done = run_cache(object, self->function, locals, n, &result);
         } else {
             PyErr_Clear();  // the function itself raises CPython's own error
             done = 0;
@@ -586,6 +618,7 @@ int function_traverse(PyObject *object, visitproc visit, void *arg) {
     CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
     Py_VISIT(self->function);
     Py_VISIT(self->code);
+    Py_VISIT(self->plainly);
     return cache_traverse(object, visit, arg);
 }
 
@@ -593,6 +626,7 @@ int function_clear(PyObject *object) {
     CompiledFunction *self = reinterpret_cast<CompiledFunction *>(object);
     Py_CLEAR(self->function);
     Py_CLEAR(self->code);
+    Py_CLEAR(self->plainly);
     return cache_clear(object);
 }
 
@@ -621,8 +655,31 @@ PyMethodDef function_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+// torch.fx traces only what says that it is a function, and looks at these parts of one. At all other times a compiled function is itself.
+PyObject *function_class(PyObject *self, void *) {
+    return Py_NewRef(reinterpret_cast<PyObject *>(fw::traced_symbolically() ? &PyFunction_Type : Py_TYPE(self)));
+}
+
+PyObject *function_part(PyObject *self, void *name) {
+    PyObject *function = reinterpret_cast<CompiledFunction *>(self)->function;
+    return function == nullptr ? Py_NewRef(Py_None) : PyObject_GetAttrString(function, static_cast<const char *>(name));
+}
+
+#define FW_PART(name) {name, function_part, nullptr, "The function's.", const_cast<char *>(name)}
+PyGetSetDef function_getset[] = {
+    {"__class__", function_class, nullptr, nullptr, nullptr},
+    FW_PART("__code__"),
+    FW_PART("__globals__"),
+    FW_PART("__defaults__"),
+    FW_PART("__kwdefaults__"),
+    FW_PART("__closure__"),
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+#undef FW_PART
+
 PyMemberDef function_members[] = {
     {"function", T_OBJECT_EX, offsetof(CompiledFunction, function), READONLY, "The original function."},
+    {"plainly", T_OBJECT, offsetof(CompiledFunction, plainly), 0, "What a call runs where modes_known() is false, or None: the function."},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(CompiledFunction, vectorcall), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
@@ -643,6 +700,7 @@ PyTypeObject function_type = [] {
     type.tp_call = PyVectorcall_Call;
     type.tp_methods = function_methods;
     type.tp_members = function_members;
+    type.tp_getset = function_getset;
     type.tp_vectorcall_offset = offsetof(CompiledFunction, vectorcall);
     type.tp_dictoffset = offsetof(FrameCache, dict);
     type.tp_weaklistoffset = offsetof(FrameCache, weak);
@@ -665,10 +723,17 @@ PyObject *set_fell_back(PyObject *, PyObject *callable) {
     Py_RETURN_NONE;
 }
 
+PyObject *set_left_alone(PyObject *, PyObject *callable) {
+    Py_XSETREF(left_alone, callable == Py_None ? nullptr : Py_NewRef(callable));
+    Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
     {"set_fallback_error", set_fallback_error, METH_O, "set_fallback_error(cls): a graph call that raises it is run eagerly instead."},
     {"set_fell_back", set_fell_back, METH_O,
      "set_fell_back(callable or None): called as callable(function, error or None) before a compiled call is repeated eagerly."},
+    {"set_left_alone", set_left_alone, METH_O,
+     "set_left_alone(callable or None): called as callable(function) before a call that runs eagerly since modes_known() is false."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -683,22 +748,15 @@ int fw_no_room(void) {
 int fw_is_cache(PyObject *object) { return PyObject_TypeCheck(object, &cache_type); }
 
 int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
-    if (fw::forced_eager()) {
-        *result = nullptr;
-        return 0;
-    }
-    FrameCache *self = reinterpret_cast<FrameCache *>(cache);
-    PyObject *frames = Py_XNewRef(self->frames), *before = fw_hook_enter_frames(frames);
-    int saved = fw_hook_suspend();
-    int done = cache_run(self, function, locals, n, result);
-    fw_hook_resume(saved);
-    fw_hook_enter_frames(before);
-    Py_XDECREF(frames);
-    return done;
+    *result = nullptr;
+    int compiled = may_compile(function);
+    if (compiled <= 0) return compiled < 0;
+    return run_cache(cache, function, locals, n, result);
 }
 
 int fw_entry_init(PyObject *module) {
     function_type.tp_base = &cache_type;
-    if (PyModule_AddFunctions(module, functions) < 0 || fw::stance_init(module) < 0 || PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
+    if (PyModule_AddFunctions(module, functions) < 0 || fw::stance_init(module) < 0 || fw::modes_init(module) < 0 ||
+        PyModule_AddType(module, &entry_type) < 0 || PyModule_AddType(module, &cache_type) < 0) return -1;
     return PyModule_AddType(module, &function_type);
 }

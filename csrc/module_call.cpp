@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "modes.h"
+
 namespace {
 
 // The names that are looked up, made once.
@@ -91,7 +93,9 @@ PyObject *module_call_vectorcall(PyObject *callable, PyObject *const *args, size
         PyErr_SetString(PyExc_TypeError, "a ModuleCall that was not initialised");
         return nullptr;
     }
-    if (n == 0 || !find_fast(self, args[0], &fast, &module)) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
+    int known = fw::modes_known();  // else a tracer may look for the module itself
+    if (known < 0) return nullptr;
+    if (known == 0 || n == 0 || !find_fast(self, args[0], &fast, &module)) return PyObject_Vectorcall(self->function, args, nargsf, kwnames);
     Py_ssize_t total = n + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
     PyObject *few[16];
     std::vector<PyObject *> many;

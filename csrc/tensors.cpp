@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "modes.h"
+
 namespace fw {
 
 TensorLayout layout;
@@ -26,7 +28,6 @@ struct Symbols {
     bool (*grad)() = nullptr;
     bool (*inference)() = nullptr;
     int8_t (*default_dtype)() = nullptr;
-    int64_t (*dispatch_modes)() = nullptr;
     int64_t (*torch_function_modes)() = nullptr;
     int8_t (*torch_function_state)() = nullptr;
     bool (*autocast_enabled)(int8_t) = nullptr;
@@ -36,11 +37,9 @@ struct Symbols {
     bool (*deterministic)(const void *) = nullptr;
     bool (*warn_only)(const void *) = nullptr;
     int8_t (*matmul)(const void *) = nullptr;
-    bool (*keys_included)(uint64_t) = nullptr;
     void *(*context)() = nullptr;
 } symbols;
 void *global_context = nullptr;
-uint64_t functorch_keys = 0;
 int autocast_devices = 0;  // how many of State's devices this PyTorch has
 bool state_verified = false;
 
@@ -61,8 +60,6 @@ bool find_state_symbols(void *c10, void *torch_cpu) {
     bool ok = find(c10, "_ZN3c108GradMode10is_enabledEv", &s.grad);
     ok &= find(c10, "_ZN3c1013InferenceMode10is_enabledEv", &s.inference);
     ok &= find(c10, "_ZN3c1031get_default_dtype_as_scalartypeEv", &s.default_dtype);
-    ok &= find(c10, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", &s.dispatch_modes);
-    ok &= find(c10, "_ZN3c104impl31tls_is_dispatch_keyset_includedENS_14DispatchKeySetE", &s.keys_included);
     ok &= find(torch_cpu, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", &s.torch_function_modes);
     ok &= find(torch_cpu, "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", &s.torch_function_state);
     ok &= find(torch_cpu, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", &s.autocast_enabled);
@@ -187,21 +184,19 @@ PyObject *probe_tensors(PyObject *, PyObject *args) {
 }
 
 PyObject *state_to_tuple(const State &s) {
-    return Py_BuildValue("(iiiiiiiii(ii)(ii)iii)", s.grad, s.inference, s.autocast_cache, s.torch_function, s.functorch, s.deterministic, s.warn_only, s.matmul,
+    return Py_BuildValue("(iiiiiiiii(ii)(ii)ii)", s.grad, s.inference, s.autocast_cache, s.torch_function, s.modes, s.deterministic, s.warn_only, s.matmul,
                          s.default_dtype, s.autocast_enabled[0], s.autocast_enabled[1], s.autocast_dtype[0], s.autocast_dtype[1],
-                         s.torch_function_modes, s.dispatch_modes, s.num_threads);
+                         s.torch_function_modes, s.num_threads);
 }
 
-// probe_state(libc10 path, libtorch_cpu path, functorch key set, number of autocast devices, expected tuple) -> bool: whether state is read natively from now on.
+// probe_state(libc10 path, libtorch_cpu path, number of autocast devices, expected tuple) -> bool: whether state is read natively from now on.
 PyObject *probe_state(PyObject *, PyObject *args) {
     const char *c10_path, *cpu_path;
-    unsigned long long keys;
     int devices;
     PyObject *expected;
-    if (!PyArg_ParseTuple(args, "ssKiO!", &c10_path, &cpu_path, &keys, &devices, &PyTuple_Type, &expected)) return nullptr;
+    if (!PyArg_ParseTuple(args, "ssiO!", &c10_path, &cpu_path, &devices, &PyTuple_Type, &expected)) return nullptr;
     State want, have;
     if (!state_from_tuple(expected, &want)) return nullptr;
-    functorch_keys = keys;
     autocast_devices = std::min(devices, kAutocastDevices);
     void *c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
     void *torch_cpu = dlopen(cpu_path, RTLD_LAZY | RTLD_NOLOAD);
@@ -248,7 +243,8 @@ bool read_state(State *s) try {
     s->inference = symbols.inference();
     s->autocast_cache = symbols.autocast_cache();
     s->torch_function = symbols.torch_function_state();
-    s->functorch = functorch_keys != 0 && symbols.keys_included(functorch_keys);
+    bool modes_read;
+    s->modes = plain_modes(&modes_read);
     s->deterministic = symbols.deterministic(global_context);
     s->warn_only = symbols.warn_only(global_context);
     s->matmul = symbols.matmul(global_context);
@@ -258,19 +254,18 @@ bool read_state(State *s) try {
         s->autocast_dtype[device] = symbols.autocast_dtype(static_cast<int8_t>(device));
     }
     s->torch_function_modes = static_cast<int32_t>(symbols.torch_function_modes());
-    s->dispatch_modes = static_cast<int32_t>(symbols.dispatch_modes());
     s->num_threads = symbols.num_threads();
-    return true;
+    return modes_read;
 } catch (...) {
     return false;  // float32MatmulPrecision throws on contradictory settings; the Python fallback decides
 }
 
 bool state_from_tuple(PyObject *tuple, State *s) {
     int v[13];
-    if (!PyArg_ParseTuple(tuple, "iiiiiiiii(ii)(ii)iii", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &v[11], &v[12],
-                          &s->torch_function_modes, &s->dispatch_modes, &s->num_threads))
+    if (!PyArg_ParseTuple(tuple, "iiiiiiiii(ii)(ii)ii", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &v[11], &v[12],
+                          &s->torch_function_modes, &s->num_threads))
         return false;
-    int8_t *fields[] = {&s->grad, &s->inference, &s->autocast_cache, &s->torch_function, &s->functorch, &s->deterministic, &s->warn_only, &s->matmul,
+    int8_t *fields[] = {&s->grad, &s->inference, &s->autocast_cache, &s->torch_function, &s->modes, &s->deterministic, &s->warn_only, &s->matmul,
                         &s->default_dtype, &s->autocast_enabled[0], &s->autocast_enabled[1], &s->autocast_dtype[0], &s->autocast_dtype[1]};
     for (int i = 0; i < 13; i++) *fields[i] = static_cast<int8_t>(v[i]);
     return true;
@@ -278,10 +273,10 @@ bool state_from_tuple(PyObject *tuple, State *s) {
 
 bool state_equal(const State &a, const State &b) {
     return a.grad == b.grad && a.inference == b.inference && a.autocast_cache == b.autocast_cache && a.torch_function == b.torch_function &&
-           a.functorch == b.functorch && a.deterministic == b.deterministic && a.warn_only == b.warn_only && a.matmul == b.matmul &&
+           a.modes == b.modes && a.deterministic == b.deterministic && a.warn_only == b.warn_only && a.matmul == b.matmul &&
            a.default_dtype == b.default_dtype && std::memcmp(a.autocast_enabled, b.autocast_enabled, sizeof a.autocast_enabled) == 0 &&
            std::memcmp(a.autocast_dtype, b.autocast_dtype, sizeof a.autocast_dtype) == 0 && a.torch_function_modes == b.torch_function_modes &&
-           a.dispatch_modes == b.dispatch_modes && a.num_threads == b.num_threads;
+           a.num_threads == b.num_threads;
 }
 
 int tensors_init(PyObject *module) { return PyModule_AddFunctions(module, functions); }

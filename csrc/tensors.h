@@ -50,9 +50,9 @@ bool tensor_storage_range(const char *impl, uintptr_t *begin, uintptr_t *end);
 // Interpreter-wide settings as plain numbers; see fusewright.capture.guards.GlobalState for their meaning.
 constexpr int kAutocastDevices = 2;
 struct State {
-    int8_t grad, inference, autocast_cache, torch_function, functorch, deterministic, warn_only, matmul, default_dtype;
+    int8_t grad, inference, autocast_cache, torch_function, modes, deterministic, warn_only, matmul, default_dtype;
     int8_t autocast_enabled[kAutocastDevices], autocast_dtype[kAutocastDevices];
-    int32_t torch_function_modes, dispatch_modes, num_threads;
+    int32_t torch_function_modes, num_threads;
 };
 bool state_ready();
 // False when a symbol is missing or PyTorch refused to answer: use the Python fallback.

@@ -1,5 +1,6 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
+from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
 from fusewright.api import aot, compile, compile_, explain, list_backends, register_backend, reset, set_logs, set_stance
 from fusewright.base.errors import (
     BackendError,

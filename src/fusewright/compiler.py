@@ -542,6 +542,15 @@ def _fell_back(function: types.FunctionType, error: BaseException | None) -> Non
 _native.set_fell_back(_fell_back)
 
 
+def _left_alone(function: types.FunctionType) -> None:
+    if STREAM.subscribers:
+        detail = "a transform, a tracer or a mode is active on this thread"
+        STREAM.emit(Skipped(function_name(function), describe_break("transform-active", detail, ())))
+
+
+_native.set_left_alone(_left_alone)
+
+
 FORK_PATIENCE = 2.0
 """Seconds that a fork waits for a compile of another thread: the child has the compiler as it is then, better not in the middle of one."""
 

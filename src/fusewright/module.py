@@ -62,7 +62,10 @@ class ModuleCaller:
                 return self._fast(module, *args, **kwargs)
             if isinstance(forward, types.MethodType) and isinstance(function, types.FunctionType) and forward.__self__ is module:
                 self._forward, self._fast = function, self.wrap(function)
+                self._fast.plainly = torch.nn.Module._call_impl  # type: ignore[attr-defined]
                 return self._fast(module, *args, **kwargs)
+        if not _native.modes_known():  # torch.fx has put another `__call__` in its place
+            return torch.nn.Module._call_impl(module, *args, **kwargs)
         if self._slow is None:
             # Not Module.__call__, which would come back here for a module that is compiled in place.
             self._slow = self.wrap(torch.nn.Module._call_impl if plain else entry)  # type: ignore[arg-type]
@@ -117,6 +120,8 @@ class CompiledModuleBase(TwinBase):
         return self._fusewright_caller.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not _native.modes_known():
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # a tracer looks for this module, not for the original
         return self._fusewright_caller(*args, **kwargs)
 
     # The same without Python, while a call comes to the compiled `forward`.
@@ -178,6 +183,8 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "__class__": property(_class_of, _set_class),  # a class statement with this name in it has no `super()`
+        # torch.jit.script would compile them, and needs a list
+        "__jit_unused_properties__": [*getattr(original, "__jit_unused_properties__", ()), "__class__", "_fusewright_original"],
     }
     cls: Any = type(original.__name__, (base, original), body)
     twin = object.__new__(cls)  # GraphModule's own __new__ would make yet another class

@@ -156,3 +156,24 @@ def test_torch_compile_in_other_threads():
     """Calls of both that are held in the middle, opened and closed in random orders."""
     done = subprocess.run([sys.executable, "-c", BESIDE_TORCH_COMPILE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+IN_A_SUBINTERPRETER = """
+import sys
+module = "_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters"
+interpreters = __import__(module)
+one = interpreters.create()
+text = "import sys; sys.path[:] = %r; import fusewright" % sys.path
+try:
+    error = interpreters.run_string(one, text)
+except Exception as raised:
+    error = raised
+assert "main interpreter" in str(error), error
+import fusewright
+assert fusewright.compile(lambda x: x + 1)(1) == 2
+"""
+
+
+def test_subinterpreters_are_refused():
+    done = subprocess.run([sys.executable, "-c", IN_A_SUBINTERPRETER], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -117,7 +117,7 @@ BREAKS: dict[str, tuple[str, str]] = {
     "size-out-of-range": ("a size is outside the range that it was marked with", "mark it with a range that holds it"),
     "unsupported-instruction": ("a bytecode instruction that is not interpreted", "rewrite the statement that the report names"),
     "transform-active": (
-        "the call is made inside vmap, grad, jvp, forward-mode differentiation or a TorchDispatchMode",
+        "the call is made inside vmap, grad, jvp, forward-mode differentiation, a tracer, a mode of the user or anomaly detection",
         "nothing: such calls run eagerly, so that the transform or mode sees every operator",
     ),
     "training-eager": (

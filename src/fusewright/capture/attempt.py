@@ -53,8 +53,8 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
 
     Raises SkipFrame when the frame must run eagerly, and, under `options.fullgraph`, GraphBreak at the first break.
     """
-    if torch._C._len_torch_dispatch_stack():  # it would see the operators of the capture, and none of the compiled code's
-        raise SkipFrame("transform-active", "a TorchDispatchMode is active")
+    if not _native.modes_known():  # what is on would see the operators of the capture, and none of the compiled code's
+        raise SkipFrame("transform-active", "a transform, a tracer or a mode is active")
     with _deep_recursion(options), _own_saved_tensors():
         assumptions = Assumptions()
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):

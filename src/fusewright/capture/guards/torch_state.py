@@ -1,6 +1,7 @@
 """PyTorch's global state and tensor layout: what native guards read, captured in Python and verified once at import.
 
-Takes nothing; gives `capture_global_state() -> GlobalState`, its native form, dtype codes and key sets for tensor guards.
+Takes nothing; gives `capture_global_state() -> GlobalState`, its native form, dtype codes and key sets for tensor guards; and tells
+csrc/modes.cpp in which states compiled code may run at all.
 Always holds: native reading is switched on only after it has agreed with Python's accessors on known tensors and on the present state;
 otherwise (another PyTorch version, say) guards call the Python fallbacks, which are slower and equally exact.
 """
@@ -8,11 +9,14 @@ otherwise (another PyTorch version, say) guards call the Python fallbacks, which
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch.utils import _device as default_device_module
+import torch.fx._symbolic_trace
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from fusewright import _native
 from fusewright.capture.guards.types import GlobalState
@@ -46,33 +50,76 @@ def _dtype_codes() -> dict[torch.dtype, int]:
 DTYPE_CODES = _dtype_codes()
 
 
-def _functorch_key_set() -> int:
-    key = getattr(torch._C.DispatchKey, "FuncTorchDynamicLayerFrontMode", None)
-    return 0 if key is None else torch._C.DispatchKeySet(key).raw_repr()
+def _function_modes() -> list[object]:
+    return [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
 
 
-def _inside_functorch() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def _keys() -> tuple[int, int]:
+    return torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr()
+
+
+class _Modes:
+    """The states in which compiled code may run, as PyTorch's dispatch keys show them in a thread where nothing else is switched on."""
+
+    def __init__(self) -> None:
+        self.native = True
+        thread = threading.Thread(target=self._look)
+        thread.start()
+        thread.join()
+
+    def _look(self) -> None:
+        self.usual = _keys()
+        self._compare()
+        with torch.inference_mode():
+            self.inference = self._compare()
+        self.autocast = 0
+        for device in AUTOCAST_DEVICES:
+            torch.set_autocast_enabled(device, True)
+            self.autocast |= self._compare()[1]
+            torch.set_autocast_enabled(device, False)
+
+    def _compare(self) -> tuple[int, int]:
+        """How the present keys differ from the usual ones. Whether native code reads the same is noted."""
+        (included, excluded), (was_included, was_excluded) = _keys(), self.usual
+        changed = included ^ was_included, excluded ^ was_excluded
+        read = _native.probe_modes(_C10, _TORCH_CPU)
+        self.native &= read == (*changed, torch._C._len_torch_function_stack(), torch.is_anomaly_enabled())
+        return changed
+
+    def known(self) -> bool:
+        """What csrc/modes.cpp cannot tell by itself, and the rest where it does not read it."""
+        included, excluded = _keys()
+        changed = included ^ self.usual[0], (excluded ^ self.usual[1]) & ~self.autocast
+        if changed not in ((0, 0), self.inference) or torch.is_anomaly_enabled():
+            return False
+        return all(type(mode) is DeviceContext for mode in _function_modes())
+
+
+_USUAL_GLOBALS = (
+    (vars(torch.fx._symbolic_trace), "_is_fx_tracing_flag", False),
+    (vars(forward_ad), "_current_level", -1),
+)
+MODES = _Modes()
+_native.set_modes(MODES.native, MODES.inference, MODES.autocast, MODES.known, _USUAL_GLOBALS)
 
 
 def capture_global_state() -> GlobalState:
     """The settings of this thread and process that a captured graph depends on."""
-    modes = torch._C._len_torch_function_stack()
-    device = default_device_module.CURRENT_DEVICE if modes else None
+    modes = _function_modes()
+    devices = [mode.device for mode in modes if isinstance(mode, DeviceContext)]
     return GlobalState(
         grad_enabled=torch.is_grad_enabled(),
         inference_mode=torch.is_inference_mode_enabled(),
         autocast=tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES),
         autocast_cache=torch.is_autocast_cache_enabled(),
         default_dtype=torch.get_default_dtype(),
-        default_device=None if device is None else str(device),
+        default_device=str(devices[-1]) if devices else None,
         deterministic=(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         torch_function_enabled=torch._C._is_torch_function_enabled(),
-        torch_function_modes=modes,
-        dispatch_modes=torch._C._len_torch_dispatch_stack(),
+        torch_function_modes=len(modes),
+        modes_known=_native.modes_known(),
         num_threads=torch.get_num_threads(),
         matmul_precision=torch.get_float32_matmul_precision(),
-        functorch=_inside_functorch(),
     )
 
 
@@ -105,7 +152,7 @@ def native_state(state: GlobalState) -> tuple[object, ...] | None:
         int(state.inference_mode),
         int(state.autocast_cache),
         0,
-        int(state.functorch),
+        int(state.modes_known),
         int(state.deterministic[0]),
         int(state.deterministic[1]),
         _MATMUL_PRECISIONS.index(state.matmul_precision),
@@ -113,7 +160,6 @@ def native_state(state: GlobalState) -> tuple[object, ...] | None:
         _two(int(enabled) for _, enabled, _ in state.autocast),
         _two(DTYPE_CODES[dtype] for _, _, dtype in state.autocast),
         state.torch_function_modes,
-        state.dispatch_modes,
         state.num_threads,
     )
 
@@ -177,7 +223,7 @@ def _probe() -> tuple[dict[str, object], bool]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         found = _native.probe_tensors(_C10, _TORCH_CPU, torch._C.TensorBase, _samples())
     state = native_state(capture_global_state())
-    state_found = state is not None and _native.probe_state(_C10, _TORCH_CPU, _functorch_key_set(), len(AUTOCAST_DEVICES), state)
+    state_found = state is not None and _native.probe_state(_C10, _TORCH_CPU, len(AUTOCAST_DEVICES), state)
     return found, bool(state_found)
 
 

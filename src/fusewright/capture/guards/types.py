@@ -65,7 +65,7 @@ class GlobalState:
     """Interpreter-wide settings that a capture depends on (read afresh at each call, all of them in C where possible).
 
     autocast is (device, enabled, dtype) for each device of torch_state.AUTOCAST_DEVICES; deterministic is (enabled, warn only);
-    default_device is None unless a mode on the torch-function stack may have set one; functorch: inside vmap, grad, ….
+    default_device is None unless a mode on the torch-function stack has set one; modes_known: no other mode, tracer or transform is on.
     """
 
     grad_enabled: bool
@@ -77,10 +77,9 @@ class GlobalState:
     deterministic: tuple[bool, bool]
     torch_function_enabled: bool
     torch_function_modes: int
-    dispatch_modes: int
+    modes_known: bool
     num_threads: int
     matmul_precision: str
-    functorch: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

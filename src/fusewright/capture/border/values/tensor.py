@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
@@ -36,11 +35,8 @@ TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.B
 
 def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(real) or forward_ad._current_level >= 0:
-        raise SkipFrame("transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp) or a dual number")
-    if not world.inputs:
-        level = Item(InstanceDict(world.constant(forward_ad, "forward_ad")), "_current_level")
-        world.guard("IS", level, forward_ad._current_level)  # a small int: there is one -1
+    if torch._C._functorch.is_functorch_wrapped_tensor(real):
+        raise SkipFrame("transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp)")
     if is_wrapper(real):
         return load_wrapper(world, real, source)
     reason = unsupported(real)
