@@ -226,6 +226,7 @@ void move_forward(std::vector<Entry *> &entries, size_t i) {
 int try_entries(FrameCache *self, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
     for (size_t i = 0; i < self->entries->size(); i++) {
         Entry *entry = (*self->entries)[i];
+        if (entry->program == nullptr) continue;  // never initialised, or cleared by the garbage collector
         PyObject *small[kStackArguments];
         std::vector<PyObject *> large;
         PyObject **inputs = small;

@@ -4,7 +4,8 @@
 // `fusewright._native.PreparedPlan`, callable like the plan without its last inputs, which are the prepared values.
 // prepare(*watched, *sizes) -> (values, kept, samples): a tuple of tensors and numbers; what must stay alive as long as they are used (a second name
 // of each watched tensor's memory, so that no other tensor can take its address); and for each watched tensor a tuple of byte offsets.
-// Always holds: a prepared value is used only while every watched input has the memory, the version counter, and at the sampled places
+// Always holds: nothing is read outside of a watched input's storage. A prepared value is used only while every watched
+// input has the memory, the version counter, and at the sampled places
 // the content that it had when the value was computed. The samples are for writes that PyTorch does not count (`p.data.mul_(2)`).
 // Values serve any sizes, and those that they were prepared for best: where others come many times on end, they are prepared for these.
 #include <cstring>
@@ -21,10 +22,17 @@ struct Sample {
     uint32_t content;
 };
 
+// Where the content of a tensor lies, and its version counter (-1: it has none); `reach`: bytes from its first element
+// to the end of its last.
+struct Place {
+    void *data = nullptr;
+    int64_t version = -1, itemsize = 0, reach = -1;
+    bool operator==(const Place &other) const { return data == other.data && version == other.version; }
+};
+
 struct Watched {
     Py_ssize_t position = 0;
-    void *data = nullptr;
-    int64_t version = -1;
+    Place place;
     std::vector<Sample> samples;
 };
 
@@ -58,15 +66,29 @@ int64_t version_of(Handle handle) {
     }
 }
 
-bool read(PyObject *tensor, void **data, int64_t *version) {
+bool measure(Handle handle, Place *place) {
+    int64_t ndim = 0, *sizes = nullptr, *strides = nullptr;
+    int32_t dtype = -1;
+    if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0) return false;
+    if (ndim > 0 && (torch.sizes(handle, &sizes) != 0 || torch.strides(handle, &strides) != 0)) return false;
+    place->itemsize = static_cast<int64_t>(torch.element_size(dtype));
+    place->reach = reach_of(ndim, sizes, strides, place->itemsize);
+    return true;
+}
+
+// The tensor's place, if its storage holds all of it; false with RuntimeFallback if not. A reach that is known stays:
+// guards hold the sizes.
+bool read(PyObject *tensor, Place *place) {
     bool owned = false;
     Handle handle = handle_of(tensor, &owned);
     if (handle == nullptr) return false;
-    bool ok = torch.data_ptr(handle, data) == 0;
-    *version = version_of(handle);
+    bool ok = (place->reach >= 0 || measure(handle, place)) && torch.data_ptr(handle, &place->data) == 0;
+    bool whole = ok && holds(handle, place->itemsize, place->reach, false);
+    place->version = version_of(handle);
     if (owned) torch.delete_handle(handle);
     if (!ok) raise_fallback(torch_error("the data of a parameter"));
-    return ok;
+    else if (!whole) raise_fallback("the storage of a parameter is smaller than the parameter");
+    return whole;
 }
 
 uint32_t content_at(const void *data, int64_t offset) {
@@ -78,17 +100,19 @@ uint32_t content_at(const void *data, int64_t offset) {
 // 1: nothing has changed. 0: something has. -1: an exception.
 int is_current(const PreparedPlan *self, PyObject *const *inputs) {
     if (self->values == nullptr) return 0;
+    const unsigned long long prepared = self->prepared;
     for (const Watched &one : *self->watched)  // the samples are misses of all caches, as a rule: not one after the other
-        for (const Sample &sample : one.samples) __builtin_prefetch(static_cast<const char *>(one.data) + sample.offset);
-    for (const Watched &one : *self->watched) {
-        void *data = nullptr;
-        int64_t version = -1;
-        if (!read(inputs[one.position], &data, &version)) return -1;
-        if (data != one.data || version != one.version || version < 0) return 0;
         for (const Sample &sample : one.samples)
-            if (content_at(data, sample.offset) != sample.content) return 0;
+            __builtin_prefetch(static_cast<const char *>(one.place.data) + sample.offset);
+    for (const Watched &one : *self->watched) {
+        Place now = one.place;
+        if (!read(inputs[one.position], &now)) return -1;
+        if (self->prepared != prepared) return 0;  // reading ran Python code that called this plan
+        if (!(now == one.place) || now.version < 0) return 0;
+        for (const Sample &sample : one.samples)
+            if (content_at(now.data, sample.offset) != sample.content) return 0;
     }
-    return 1;
+    return self->values != nullptr;
 }
 
 // Notes the sizes of a call. 1: the values are prepared for them, or should stay as they are. 0: they should be prepared for these. -1: an
@@ -112,17 +136,24 @@ int are_usual(PreparedPlan *self, PyObject *const *inputs) {
     return 0;
 }
 
-bool record(PreparedPlan *self, PyObject *const *inputs, PyObject *places) {
-    std::vector<Watched> now(self->watched->size());
+// Notes what the values were prepared from. `before`: the places of the watched inputs when that began; one that has
+// changed since then gets no version, so that the values are prepared again.
+bool record(PreparedPlan *self, PyObject *const *inputs, const std::vector<Place> &before, PyObject *places) {
+    std::vector<Watched> now(before.size());
     for (size_t i = 0; i < now.size(); i++) {
         now[i].position = (*self->watched)[i].position;
-        if (!read(inputs[now[i].position], &now[i].data, &now[i].version)) return false;
+        if (!read(inputs[now[i].position], &now[i].place)) return false;
         PyObject *offsets = PyTuple_GET_ITEM(places, static_cast<Py_ssize_t>(i));
         for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(offsets); k++) {
             int64_t offset = PyLong_AsLongLong(PyTuple_GET_ITEM(offsets, k));
             if (offset == -1 && PyErr_Occurred()) return false;
-            now[i].samples.push_back({offset, content_at(now[i].data, offset)});
+            if (offset < 0 || offset > now[i].place.reach - static_cast<int64_t>(sizeof(uint32_t))) {
+                PyErr_SetString(PyExc_ValueError, "a sample lies outside of its parameter");
+                return false;
+            }
+            now[i].samples.push_back({offset, content_at(now[i].place.data, offset)});
         }
+        if (!(now[i].place == before[i])) now[i].place.version = -1;
     }
     *self->watched = std::move(now);
     for (Usual &one : *self->usual) one.prepared = one.latest;
@@ -132,28 +163,36 @@ bool record(PreparedPlan *self, PyObject *const *inputs, PyObject *places) {
 
 bool is_tuple_of(PyObject *value, Py_ssize_t size) { return PyTuple_Check(value) && PyTuple_GET_SIZE(value) == size; }
 
-bool prepare(PreparedPlan *self, PyObject *const *inputs) {
+// The values, computed and kept: a new reference, or null with an exception.
+PyObject *prepare(PreparedPlan *self, PyObject *const *inputs) {
     std::vector<PyObject *> arguments;
     for (const Watched &one : *self->watched) arguments.push_back(inputs[one.position]);
+    std::vector<Place> before(arguments.size());
+    for (size_t i = 0; i < before.size(); i++)
+        if (!read(arguments[i], &before[i])) return nullptr;
     for (const Usual &one : *self->usual) arguments.push_back(inputs[one.position]);
     PyObject *result = PyObject_Vectorcall(self->prepare, arguments.data(), arguments.size(), nullptr);
-    if (result == nullptr) return false;
+    if (result == nullptr) return nullptr;
     Py_ssize_t count = static_cast<Py_ssize_t>(self->watched->size());
     bool ok = is_tuple_of(result, 3) && PyTuple_Check(PyTuple_GET_ITEM(result, 0)) && is_tuple_of(PyTuple_GET_ITEM(result, 2), count);
     for (Py_ssize_t i = 0; ok && i < count; i++) ok = PyTuple_Check(PyTuple_GET_ITEM(PyTuple_GET_ITEM(result, 2), i));
+    PyObject *values = nullptr, *old[3] = {};  // let go at the end: that may run Python code
     if (!ok) {
         PyErr_SetString(PyExc_TypeError, "prepare gives (values, kept, offsets of samples)");
     } else {
-        Py_CLEAR(self->values);  // whatever happens, old values do not survive a change
-        ok = record(self, inputs, PyTuple_GET_ITEM(result, 2));
-        if (ok) {
-            Py_XSETREF(self->values, Py_NewRef(PyTuple_GET_ITEM(result, 0)));  // another thread may have prepared meanwhile
-            Py_XSETREF(self->kept, Py_NewRef(PyTuple_GET_ITEM(result, 1)));
+        std::swap(old[0], self->values);  // whatever happens, old values do not survive a change
+        if (record(self, inputs, before, PyTuple_GET_ITEM(result, 2))) {
+            values = Py_NewRef(PyTuple_GET_ITEM(result, 0));
+            old[1] = self->values;  // another thread may have prepared meanwhile
+            old[2] = self->kept;
+            self->values = Py_NewRef(values);
+            self->kept = Py_NewRef(PyTuple_GET_ITEM(result, 1));
             self->prepared++;
         }
     }
+    for (PyObject *one : old) Py_XDECREF(one);
     Py_DECREF(result);
-    return ok;
+    return values;
 }
 
 PyObject *call(PyObject *object, PyObject *const *inputs, size_t flags, PyObject *names) {
@@ -166,8 +205,10 @@ PyObject *call(PyObject *object, PyObject *const *inputs, size_t flags, PyObject
     int usual = self->usual->empty() ? 1 : are_usual(self, inputs);
     if (usual < 0) return nullptr;
     int current = usual == 0 ? 0 : is_current(self, inputs);
-    if (current < 0 || (current == 0 && !prepare(self, inputs))) return nullptr;
-    PyObject *values = Py_NewRef(self->values), *plan = Py_NewRef(self->plan);
+    if (current < 0) return nullptr;
+    PyObject *values = current == 0 ? prepare(self, inputs) : Py_NewRef(self->values);
+    if (values == nullptr) return nullptr;
+    PyObject *plan = Py_NewRef(self->plan);
     Py_ssize_t extra = PyTuple_GET_SIZE(values);
     std::vector<PyObject *> all(static_cast<size_t>(n + extra));
     std::memcpy(all.data(), inputs, static_cast<size_t>(n) * sizeof(PyObject *));

@@ -16,15 +16,19 @@ struct PlanObject {
     Program *program;
 };
 
-// Python's division: rounds towards minus infinity. False on a zero divisor.
+// Python's division: rounds towards minus infinity. False on a zero divisor, and for what int64 cannot hold.
 bool compute(const SizeInstruction &one, std::vector<int64_t> &values) {
     int64_t a = values[one.left], b = values[one.right], result = 0;
     switch (one.op) {
-        case SizeOp::Add: result = a + b; break;
-        case SizeOp::Multiply: result = a * b; break;
+        case SizeOp::Add:
+            if (__builtin_add_overflow(a, b, &result)) return false;
+            break;
+        case SizeOp::Multiply:
+            if (__builtin_mul_overflow(a, b, &result)) return false;
+            break;
         case SizeOp::FloorDivide:
         case SizeOp::Modulo: {
-            if (b == 0) return false;
+            if (b == 0 || (a == INT64_MIN && b == -1)) return false;
             int64_t quotient = a / b, rest = a % b;
             bool down = rest != 0 && (rest < 0) != (b < 0);
             result = one.op == SizeOp::FloorDivide ? quotient - down : rest + (down ? b : 0);
@@ -42,6 +46,14 @@ void forget_sizes(const Program &p, Frame &frame) {
     for (const SymbolSource &source : p.symbols) frame.values[source.value] = INT64_MIN;
 }
 
+// What the storages of inputs and constants must hold for the sizes in `values`: all that kernels may touch.
+void measure(const Program &p, Frame &frame, const int64_t *values) {
+    for (size_t i = 0; i < p.given.size(); i++) {
+        const Slot &slot = p.slots[p.given[i]];
+        frame.reach[i] = reach_of(slot.ndim, values + slot.sizes, values + slot.strides, slot.itemsize);
+    }
+}
+
 Frame *new_frame(const Program &p) {
     Frame *frame = new Frame();
     size_t n = p.slots.size();
@@ -53,6 +65,8 @@ Frame *new_frame(const Program &p) {
     frame->window_epoch.resize(n);
     if (p.dynamic()) frame->values = p.values;
     forget_sizes(p, *frame);
+    frame->reach.resize(p.given.size());
+    if (!p.dynamic()) measure(p, *frame, p.values.data());
     for (size_t i = 0; i < n; i++) {
         if (p.slots[i].kind != SlotKind::Constant) continue;
         bool owned = false;
@@ -82,8 +96,20 @@ class Call {
         Runner::clean(p, *frame_);
         p.idle.push_back(frame_);
     }
-    bool prepare() { return take_frame() && read_inputs() && compute_sizes() && place() && read_constants(); }
+    bool prepare() { return take_frame() && read_inputs() && compute_sizes() && read_memory() && place(); }
     PyObject *execute(std::vector<int64_t> *nanoseconds = nullptr);
+
+    // Whether each tensor that kernels read is as the plan says: no guard has looked at what a saved-tensor hook gives.
+    bool check_inputs() {
+        for (int32_t number : p.given) {
+            const Slot &slot = p.slots[number];
+            bool same = false;  // strides
+            if (!slot.needs_pointer || (matches(frame_->handles[number], slot, values_, &same) && same)) continue;
+            raise_fallback("a saved tensor is not what was saved");
+            return false;
+        }
+        return true;
+    }
 
     // The call takes over a reference to each tensor that it reads: a release step gives it back, or else the end of the call.
     void own_inputs() {
@@ -112,11 +138,22 @@ class Call {
         return frame_ != nullptr;
     }
 
-    bool read_pointer(int32_t slot) {
-        if (!p.slots[slot].needs_pointer) return true;
-        if (torch.data_ptr(frame_->handles[slot], &frame_->pointers[slot]) == 0) return true;
-        raise_fallback(torch_error("the data of an input"));
-        return false;
+    // A storage may be freed, shrunk or exchanged at any time (`resize_`, `.data = ...`), and no guard tells: each call
+    // looks at it. What holds less than the graph may touch is eager's to refuse.
+    bool read_memory() {
+        const int64_t *reach = frame_->reach.data();
+        for (int32_t number : p.given) {
+            const Slot &slot = p.slots[number];
+            Handle handle = frame_->handles[number];
+            if (slot.needs_pointer && torch.data_ptr(handle, &frame_->pointers[number]) != 0) {
+                raise_fallback(torch_error("the data of an input"));
+                return false;
+            }
+            if (holds(handle, slot.itemsize, *reach++, !slot.needs_pointer)) continue;
+            raise_fallback("the storage of an input is smaller than the input");
+            return false;
+        }
+        return true;
     }
 
     bool read_inputs() {
@@ -128,15 +165,7 @@ class Call {
             if (handle == nullptr) return false;
             frame_->handles[input.slot] = handle;
             frame_->owned[input.slot] = owned;
-            if (!read_pointer(input.slot)) return false;
         }
-        return true;
-    }
-
-    // A constant's data may be swapped (`.data = ...`), so its pointer is read at every call.
-    bool read_constants() {
-        for (int32_t slot : p.constant_slots)
-            if (!read_pointer(slot)) return false;
         return true;
     }
 
@@ -177,9 +206,10 @@ class Call {
         frame_->base = nullptr;
         for (const SizeInstruction &one : p.instructions) {
             if (compute(one, frame_->values)) continue;
-            raise_fallback("division by zero in a size");
+            raise_fallback("a size is too large, or divided by zero");
             return false;
         }
+        measure(p, *frame_, values_);
         return true;
     }
 
@@ -272,7 +302,7 @@ PyObject *plan_consume(PyObject *self, PyObject *list) {
     PyObject *result = nullptr;
     {
         Call call(p, inputs.data());
-        bool ready = call.prepare();
+        bool ready = call.prepare() && call.check_inputs();
         if (ready) call.own_inputs();
         for (PyObject *input : inputs) Py_DECREF(input);
         if (ready) result = call.execute();

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "native.h"
+#include "tensors.h"
 
 namespace fw {
 
@@ -41,6 +42,8 @@ struct TorchFunctions {
     int32_t (*dtype)(Handle, int32_t *);
     int32_t (*device_type)(Handle, int32_t *);
     int32_t (*storage_offset)(Handle, int64_t *);
+    int32_t (*storage_size)(Handle, int64_t *);         // in bytes
+    size_t (*element_size)(int32_t dtype);
     bool (*grad_enabled)();
     void (*set_grad_enabled)(bool);
     int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void *), void *context);
@@ -64,6 +67,7 @@ struct TorchConfig {
     bool ready = false;
     Py_ssize_t handle_offset = -1;          // of the at::Tensor inside the Python object; -1: ask `to_handles`
     uint64_t excluded_keys = 0;             // autograd, ADInplaceOrView, autocast
+    uint64_t wrapped_keys = 0;              // of tensors whose memory is not their content: see is_plain
     int32_t cpu = 0;                        // c10::DeviceType of the CPU
     PyTypeObject *tensor_type = nullptr;    // torch.Tensor's C base class
     PyObject *to_handles = nullptr;         // list of tensors -> list of capsules, each an owned handle
@@ -78,6 +82,19 @@ extern TorchConfig config;
 std::string torch_error(const char *what);
 // A handle of `object`; `*owned` says whether it must be deleted. Null with an exception when it is no tensor.
 Handle handle_of(PyObject *object, bool *owned);
+// How many bytes lie between the first element of a tensor of these sizes and strides and the end of its last one; -1
+// where int64 cannot say.
+int64_t reach_of(int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t itemsize);
+// Whether `reach` bytes from the tensor's first element on are its storage's. Without storage (a library's layout):
+// `opaque`.
+bool holds_slowly(Handle handle, int64_t itemsize, int64_t reach, bool opaque);
+inline const char *impl_of(Handle handle) { return *static_cast<const char *const *>(handle); }  // an at::Tensor is a pointer
+inline bool holds(Handle handle, int64_t itemsize, int64_t reach, bool opaque) {
+    return (layout.storage_ready && storage_holds(impl_of(handle), itemsize, reach)) || holds_slowly(handle, itemsize, reach, opaque);
+}
+// Whether the tensor's memory is its content: no conjugate or negative bit, no zero tensor, no wrapper. True where that
+// cannot be read.
+bool is_plain(Handle handle);
 // A new Python tensor sharing the handle's tensor. The handle stays the caller's.
 PyObject *wrap_handle(Handle handle);
 // The same, and the handle is consumed (also on failure).
@@ -249,7 +266,7 @@ struct Program {
     std::vector<SizeInstruction> instructions;
     std::vector<Slot> slots;
     std::vector<ArenaSlot> arena_slots;
-    std::vector<int32_t> constant_slots;
+    std::vector<int32_t> given;     // slots of inputs and constants: memory that the call does not make
     std::vector<int32_t> released;  // slots that a call may leave occupied: Fresh and Returned
     std::vector<Step> steps;
     std::vector<KernelStep> kernels;
@@ -287,8 +304,12 @@ struct Frame {
     std::vector<uint32_t> window_epoch;
     uint32_t epoch = 1;                // grows when cached windows are no longer right
     bool inference = false;
+    std::vector<int64_t> reach;        // of each slot of `given`: bytes that its storage must hold
     char *base = nullptr;              // of the block that `pointers` of Arena slots were computed for
 };
+
+// Whether the tensor is a plain one of the slot's shape (in `values`), dtype and device; its strides are told apart.
+bool matches(Handle handle, const Slot &slot, const int64_t *values, bool *strides_match);
 
 // Runs the steps of a program on a frame whose inputs and memory are in place.
 class Runner {
@@ -349,7 +370,6 @@ class Runner {
     PyObject *values_tuple(int32_t first, int32_t n);
     bool fail(const std::string &message, PyObject *error_when_mutated);
     bool fail_with_current_exception(const std::string &name);
-    bool matches(Handle handle, const Slot &slot, bool *strides_match);
     PyObject *call_python(const PythonStep &step);
     char *storage_base(int32_t slot, Handle handle);
     bool shares_argument(const PythonStep &step, char *base);

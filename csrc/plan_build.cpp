@@ -351,16 +351,28 @@ bool read_tables(Program *p, PyObject *symbols, PyObject *instructions, PyObject
     return read_each(symbols, symbol) && read_each(instructions, instruction) && read_each(slots, slot);
 }
 
-void index_slots(Program *p) {
+bool index_slots(Program *p) {
     for (size_t i = 0; i < p->slots.size(); i++) {
         const Slot &slot = p->slots[i];
         int32_t index = static_cast<int32_t>(i);
-        if (slot.kind == SlotKind::Input) p->inputs[slot.where].slot = index;
-        if (slot.kind == SlotKind::Constant) p->constant_slots.push_back(index);
+        if (slot.kind == SlotKind::Input) {
+            InputSpec &input = p->inputs[slot.where];
+            if (input.kind != 't' || input.slot >= 0) {
+                PyErr_SetString(PyExc_ValueError, "an input of the plan has two slots, or is no tensor");
+                return false;
+            }
+            input.slot = index;
+        }
+        if (slot.kind == SlotKind::Window && !p->slots[slot.where].needs_pointer) {
+            PyErr_SetString(PyExc_ValueError, "a window on memory that nobody looks up");
+            return false;
+        }
+        if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Constant) p->given.push_back(index);
         if (slot.kind == SlotKind::Arena) p->arena_slots.push_back({index, slot.offset});
         if (slot.kind == SlotKind::Fresh || slot.kind == SlotKind::Returned) p->released.push_back(index);
         if (slot.kind == SlotKind::Window) p->has_windows = true;
     }
+    return true;
 }
 
 }  // namespace
@@ -431,7 +443,7 @@ std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     Py_XINCREF(owner);
     p->owner = owner;
     if (!read_tables(p.get(), symbols, instructions, slots, limits)) return nullptr;
-    index_slots(p.get());
+    if (!index_slots(p.get())) return nullptr;
     if (!read_each(steps, [&](PyObject *item) { return read_step(item, limits, p.get()); })) return nullptr;
     if (!read_each(outputs, [&](PyObject *item) { return read_output(item, limits, p.get()); })) return nullptr;
     if (p->single && p->outputs.size() != 1) {

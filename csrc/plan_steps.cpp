@@ -417,7 +417,7 @@ bool Runner::external(const ExternStep &step) {
     return true;
 }
 
-bool Runner::matches(Handle handle, const Slot &slot, bool *strides_match) {
+bool matches(Handle handle, const Slot &slot, const int64_t *v, bool *strides_match) {
     int64_t ndim = -1, *sizes, *strides;
     int32_t dtype = -1, device = -1;
     if (torch.dim(handle, &ndim) != 0 || torch.dtype(handle, &dtype) != 0 || torch.device_type(handle, &device) != 0) return false;
@@ -426,6 +426,7 @@ bool Runner::matches(Handle handle, const Slot &slot, bool *strides_match) {
     // A number that only operators read may lie anywhere: attention keeps its random state where it likes.
     bool anywhere = ndim == 0 && !slot.needs_pointer;
     if (ndim != slot.ndim || dtype != slot.dtype || (device != slot.device && !anywhere)) return false;
+    if (!is_plain(handle)) return false;
     if (ndim == 0) return true;
     if (torch.sizes(handle, &sizes) != 0 || torch.strides(handle, &strides) != 0) return false;
     bool empty = false, same = true;
@@ -459,7 +460,7 @@ std::string Runner::found_shape(Handle handle) {
 bool Runner::check(int32_t slot) {
     const Slot &s = p.slots[slot];
     bool strides_match = false;
-    if (f.handles[slot] == nullptr || !matches(f.handles[slot], s, &strides_match))
+    if (f.handles[slot] == nullptr || !matches(f.handles[slot], s, v, &strides_match))
         return fail("an operator returned " + found_shape(f.handles[slot]) + ", the graph says " + expected_shape(s), PyExc_RuntimeError);
     if (!strides_match) {
         Handle copy = nullptr;
@@ -471,6 +472,9 @@ bool Runner::check(int32_t slot) {
         }
         store(slot, copy, true, nullptr);
     }
+    int64_t reach = reach_of(s.ndim, v + s.sizes, v + s.strides, s.itemsize);
+    if (s.needs_pointer && !holds(f.handles[slot], s.itemsize, reach, false))
+        return fail("an operator returned a tensor that is larger than its storage", PyExc_RuntimeError);
     return pointer(slot);
 }
 

@@ -26,6 +26,7 @@ const FunctionRow kFunctions[] = {
     ROW(empty_strided, true), ROW(from_blob, true),        ROW(reinterpret, true),     ROW(copy, true),          ROW(new_handle, true),
     ROW(delete_handle, true), ROW(data_ptr, true),         ROW(dim, true),             ROW(sizes, true),         ROW(strides, true),
     ROW(dtype, true),         ROW(device_type, true),      ROW(storage_offset, true),  ROW(grad_enabled, true),  ROW(set_grad_enabled, true),
+    ROW(storage_size, true),  ROW(element_size, true),
     ROW(parallel_for, true),  ROW(error_text, false),      ROW(inference_mode, false), ROW(exclude_keys, false), ROW(restore_keys, false),
     ROW(wrap_move, false),    ROW(wrap, false),            ROW(bump_version, false),   ROW(cuda_stream, false),  ROW(cuda_guard, false),
     ROW(cuda_guard_set, false), ROW(delete_cuda_guard, false), ROW(version, false),
@@ -50,19 +51,21 @@ void keep(PyObject **where, PyObject *value) {
     Py_XSETREF(*where, value);
 }
 
-// configure_plan(functions: dict, handle_offset, excluded_keys, cpu, tensor_type, to_handles, from_handles, increment_version, alias_view, clone)
+// configure_plan(functions: dict, handle_offset, excluded_keys, wrapped_keys, cpu, tensor_type, to_handles,
+// from_handles, increment_version, alias_view, clone)
 PyObject *configure_plan(PyObject *, PyObject *args) {
     PyObject *functions, *tensor_type, *to_handles, *from_handles, *increment_version, *alias_view, *clone;
     Py_ssize_t offset;
-    unsigned long long keys;
+    unsigned long long keys, wrapped;
     int cpu;
-    if (!PyArg_ParseTuple(args, "O!nKiO!OOOOO", &PyDict_Type, &functions, &offset, &keys, &cpu, &PyType_Type, &tensor_type, &to_handles, &from_handles,
-                          &increment_version, &alias_view, &clone))
+    if (!PyArg_ParseTuple(args, "O!nKKiO!OOOOO", &PyDict_Type, &functions, &offset, &keys, &wrapped, &cpu, &PyType_Type,
+                          &tensor_type, &to_handles, &from_handles, &increment_version, &alias_view, &clone))
         return nullptr;
     config.ready = false;
     if (!read_addresses(functions)) return nullptr;
     config.handle_offset = offset;
     config.excluded_keys = keys;
+    config.wrapped_keys = wrapped;
     config.cpu = cpu;
     Py_INCREF(tensor_type);
     Py_XSETREF(config.tensor_type, reinterpret_cast<PyTypeObject *>(tensor_type));
@@ -115,6 +118,26 @@ Handle handle_of(PyObject *object, bool *owned) {
     *owned = true;
     return handle;
 }
+
+int64_t reach_of(int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t itemsize) {
+    int64_t elements = 1, step;
+    for (int64_t i = 0; i < ndim; i++) {
+        if (sizes[i] <= 0) return 0;
+        if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step)) return -1;
+        if (__builtin_add_overflow(elements, step, &elements)) return -1;
+    }
+    return __builtin_mul_overflow(elements, itemsize, &elements) ? -1 : elements;
+}
+
+bool holds_slowly(Handle handle, int64_t itemsize, int64_t reach, bool opaque) {
+    if (reach < 0) return false;
+    if (layout.storage_ready) return opaque && tensor_storage(impl_of(handle)) == nullptr;
+    int64_t bytes = 0, offset = 0;
+    if (torch.storage_size(handle, &bytes) != 0 || torch.storage_offset(handle, &offset) != 0) return opaque;
+    return offset * itemsize + reach <= bytes;
+}
+
+bool is_plain(Handle handle) { return !layout.ready || (tensor_key_set(impl_of(handle)) & config.wrapped_keys) == 0; }
 
 PyObject *wrap_and_delete(Handle handle) {
     if (torch.wrap_move != nullptr) {

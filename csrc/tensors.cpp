@@ -17,7 +17,8 @@ TensorLayout layout;
 
 namespace {
 
-// sizeof(c10::TensorImpl) is 176 in torch 2.13 and 184 in 2.11; a heap block for 176 bytes has 184 that may be read.
+// sizeof(c10::TensorImpl) is 176 in torch 2.13 and 184 in 2.11. The key set is its last field: it is looked for first,
+// and nothing behind it is read.
 constexpr int kImplBytes = 184;
 constexpr int kStorageBytes = 64;
 constexpr int kObjectBytes = 40;
@@ -82,7 +83,7 @@ struct Sample {
     long dtype;
     const char *storage;
     const char *data;
-    long long bytes;
+    long long bytes, offset;
     PyObject *shape, *stride;
     int requires_grad, device_index;
 };
@@ -106,16 +107,27 @@ int unique_offset(const Sample *samples, Py_ssize_t n, int limit, int step, Test
     return found;
 }
 
+// The first offset at which `test` holds: what lies behind is not looked at.
+template <typename Test>
+int first_offset(const Sample *samples, Py_ssize_t n, int limit, Test test) {
+    for (int offset = 0; offset + 8 <= limit; offset += 8) {
+        bool all = n > 0;
+        for (Py_ssize_t i = 0; all && i < n; i++) all = test(samples[i], offset);
+        if (all) return offset;
+    }
+    return -1;
+}
+
 bool equals_longs(const int64_t *values, PyObject *tuple) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
         if (values[i] != PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i))) return false;
     return true;
 }
 
-bool sizes_stand_at(const Sample &s, int offset) {
+bool sizes_stand_at(const Sample &s, int offset, int limit) {
     constexpr int kInline = 5;
     int64_t dim = PyTuple_GET_SIZE(s.shape);
-    if (offset + 8 + 2 * kInline * 8 > kImplBytes || !stands_at(s.impl, offset, dim)) return false;
+    if (offset + 8 + 2 * kInline * 8 > limit || !stands_at(s.impl, offset, dim)) return false;
     const char *at = s.impl + offset + 8;
     if (dim <= kInline)
         return equals_longs(reinterpret_cast<const int64_t *>(at), s.shape) &&
@@ -127,8 +139,9 @@ bool sizes_stand_at(const Sample &s, int offset) {
 
 bool parse_sample(PyObject *tuple, Sample *s) {
     unsigned long long impl, storage, data, key_set;
-    if (!PyArg_ParseTuple(tuple, "OKKlKKLO!O!ii", &s->tensor, &impl, &key_set, &s->dtype, &storage, &data, &s->bytes, &PyTuple_Type, &s->shape,
-                          &PyTuple_Type, &s->stride, &s->requires_grad, &s->device_index))
+    if (!PyArg_ParseTuple(tuple, "OKKlKKLLO!O!ii", &s->tensor, &impl, &key_set, &s->dtype, &storage, &data, &s->bytes,
+                          &s->offset, &PyTuple_Type, &s->shape, &PyTuple_Type, &s->stride, &s->requires_grad,
+                          &s->device_index))
         return false;
     s->impl = reinterpret_cast<const char *>(impl);
     s->storage = reinterpret_cast<const char *>(storage);
@@ -161,13 +174,23 @@ PyObject *probe_tensors(PyObject *, PyObject *args) {
     void *c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
     void *torch_cpu = dlopen(cpu_path, RTLD_LAZY | RTLD_NOLOAD);
     bool ok = c10 != nullptr && torch_cpu != nullptr && n > 0 && find_symbols(c10, torch_cpu);
-    layout.impl = unique_offset(samples, n, kObjectBytes, 8, [](const Sample &s, int o) { return stands_at(reinterpret_cast<char *>(s.tensor), o, s.impl); });
-    layout.key_set = unique_offset(samples, n, kImplBytes, 8, [](const Sample &s, int o) { return stands_at(s.impl, o, s.key_set); });
-    layout.dtype = unique_offset(samples, n, kImplBytes, 2, [](const Sample &s, int o) { return stands_at(s.impl, o, static_cast<uint16_t>(s.dtype)); });
-    layout.sizes = unique_offset(samples, n, kImplBytes, 8, sizes_stand_at);
-    layout.storage = unique_offset(samples, n, kImplBytes, 8, [](const Sample &s, int o) { return stands_at(s.impl, o, s.storage); });
-    layout.storage_data = unique_offset(samples, n, kStorageBytes, 8, [](const Sample &s, int o) { return stands_at(s.storage, o, s.data); });
-    layout.storage_bytes = unique_offset(samples, n, kStorageBytes, 8, [](const Sample &s, int o) { return stands_at(s.storage, o, static_cast<int64_t>(s.bytes)); });
+    auto impl = [](const Sample &s, int o) { return stands_at(reinterpret_cast<char *>(s.tensor), o, s.impl); };
+    auto key_set = [](const Sample &s, int o) { return stands_at(s.impl, o, s.key_set); };
+    auto dtype = [](const Sample &s, int o) { return stands_at(s.impl, o, static_cast<uint16_t>(s.dtype)); };
+    auto storage = [](const Sample &s, int o) { return stands_at(s.impl, o, s.storage); };
+    auto offset = [](const Sample &s, int o) { return stands_at(s.impl, o, static_cast<int64_t>(s.offset)); };
+    auto data = [](const Sample &s, int o) { return stands_at(s.storage, o, s.data); };
+    auto bytes = [](const Sample &s, int o) { return stands_at(s.storage, o, static_cast<int64_t>(s.bytes)); };
+    layout.impl = unique_offset(samples, n, kObjectBytes, 8, impl);
+    layout.key_set = first_offset(samples, n, kImplBytes, key_set);
+    const int limit = layout.key_set + 8;  // no field is found where the key set is not
+    auto sizes = [limit](const Sample &s, int o) { return sizes_stand_at(s, o, limit); };
+    layout.dtype = unique_offset(samples, n, limit, 2, dtype);
+    layout.sizes = unique_offset(samples, n, limit, 8, sizes);
+    layout.storage = unique_offset(samples, n, limit, 8, storage);
+    layout.storage_offset = unique_offset(samples, n, limit, 8, offset);
+    layout.storage_data = unique_offset(samples, n, kStorageBytes, 8, data);
+    layout.storage_bytes = unique_offset(samples, n, kStorageBytes, 8, bytes);
     ok = ok && layout.impl > 0 && layout.key_set > 0 && layout.dtype > 0 && layout.sizes > 0;
     if (ok) {
         for (Py_ssize_t i = 0; ok && i < n; i++) ok = functions_agree(samples[i]);
@@ -177,9 +200,12 @@ PyObject *probe_tensors(PyObject *, PyObject *args) {
     PyMem_Free(samples);
     if (PyErr_Occurred()) return nullptr;
     layout.ready = ok;
-    layout.storage_ready = ok && layout.storage > 0 && layout.storage_data > 0 && layout.storage_bytes > 0;
-    return Py_BuildValue("{s:N,s:N,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "ready", PyBool_FromLong(layout.ready), "storage_ready", PyBool_FromLong(layout.storage_ready),
-                         "impl", layout.impl, "key_set", layout.key_set, "dtype", layout.dtype, "sizes", layout.sizes, "storage", layout.storage,
+    ok = ok && layout.storage > 0 && layout.storage_offset > 0 && layout.storage_data > 0 && layout.storage_bytes > 0;
+    layout.storage_ready = ok;
+    return Py_BuildValue("{s:N,s:N,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}",
+                         "ready", PyBool_FromLong(layout.ready), "storage_ready", PyBool_FromLong(layout.storage_ready),
+                         "impl", layout.impl, "key_set", layout.key_set, "dtype", layout.dtype, "sizes", layout.sizes,
+                         "storage", layout.storage, "storage_offset", layout.storage_offset,
                          "storage_data", layout.storage_data, "storage_bytes", layout.storage_bytes);
 }
 
@@ -228,7 +254,7 @@ int tensor_device_index(const char *impl) {
 }
 
 bool tensor_storage_range(const char *impl, uintptr_t *begin, uintptr_t *end) {
-    const char *storage = *reinterpret_cast<char *const *>(impl + layout.storage);
+    const char *storage = tensor_storage(impl);
     if (storage == nullptr) return false;
     *begin = *reinterpret_cast<const uintptr_t *>(storage + layout.storage_data);
     *end = *begin + *reinterpret_cast<const uintptr_t *>(storage + layout.storage_bytes);

@@ -15,12 +15,13 @@ namespace fw {
 // Byte offsets inside the Python object, the TensorImpl and the StorageImpl.
 struct TensorLayout {
     bool ready = false;          // every TensorImpl field below is verified
-    bool storage_ready = false;  // storage, storage_data, storage_bytes as well
+    bool storage_ready = false;  // those of the storage as well
     int impl = -1;               // TensorImpl* inside the Python tensor object
     int key_set = -1;            // uint64: dispatch key set
     int dtype = -1;              // uint16: c10::ScalarType
     int sizes = -1;              // size_t ndim, then five inline sizes (or a pointer), then five inline strides
     int storage = -1;            // StorageImpl*
+    int storage_offset = -1;     // int64, in elements
     int storage_data = -1;       // void*
     int storage_bytes = -1;      // int64
     PyTypeObject *tensor_base = nullptr;  // torch._C.TensorBase
@@ -44,6 +45,17 @@ inline const int64_t *tensor_strides(const char *impl) {
 inline bool is_tensor(PyObject *object) { return layout.tensor_base != nullptr && PyObject_TypeCheck(object, layout.tensor_base); }
 // The device's index as torch counts (-1 when the device has none); -2 when it cannot be read.
 int tensor_device_index(const char *impl);
+inline const char *tensor_storage(const char *impl) {
+    return *reinterpret_cast<const char *const *>(impl + layout.storage);
+}
+// Whether the tensor's storage holds `bytes` bytes from its first element on. One without storage (a library's own
+// layout) holds nothing.
+inline bool storage_holds(const char *impl, int64_t itemsize, int64_t bytes) {
+    const char *storage = tensor_storage(impl);
+    if (storage == nullptr || bytes < 0) return false;
+    int64_t held = *reinterpret_cast<const int64_t *>(storage + layout.storage_bytes);
+    return *reinterpret_cast<const int64_t *>(impl + layout.storage_offset) * itemsize + bytes <= held;
+}
 // The bytes of the tensor's whole storage: [begin, end). False when it cannot be read.
 bool tensor_storage_range(const char *impl, uintptr_t *begin, uintptr_t *end);
 

@@ -22,6 +22,7 @@ MOST_NODES = 8
 """Outputs with a node each, as long as no input has a hook: a model that returns a cache has two outputs for each layer."""
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved "
@@ -149,6 +150,8 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
     ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, call.lease
     ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
     ctx.layouts = [_layout(results[position], dense) for position, dense in zip(group.tangents, group.dense)]
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    ctx.saved_layouts = [_stored(value) for value in saved] if hooked else None
     ctx.inputs = None if halves.updates else inputs
     ctx.versions = [] if halves.updates else _versions(inputs)
     ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
@@ -158,8 +161,11 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
 
 
 def values_for(ctx: Any, given: list[torch.Tensor | None]) -> list[Any]:
-    """What the compiled backward takes: the saved values and the tangents."""
+    """What the compiled backward takes: the saved values, as they were (a saved-tensor hook may have put another tensor in a saved one's
+    place), and the tangents."""
     values = [tensor if plain is None else plain for tensor, plain in zip(ctx.saved_tensors, ctx.plain)]
+    if ctx.saved_layouts is not None:
+        values = [value if layout is None else _laid_out(value, layout) for value, layout in zip(values, ctx.saved_layouts)]
     return values + [tangent(one, layout) for one, layout in zip(given, ctx.layouts)]
 
 
@@ -198,6 +204,10 @@ def _layout(tensor: torch.Tensor, dense: bool) -> Layout:
     return tensor.shape, stride, tensor.dtype, tensor.device
 
 
+def _stored(value: Any) -> Layout | None:
+    return (value.shape, value.stride(), value.dtype, value.device) if isinstance(value, torch.Tensor) else None
+
+
 def _versions(inputs: tuple[Any, ...]) -> list[int]:
     """How often each input tensor has been written to (inference tensors do not count)."""
     return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
@@ -205,12 +215,21 @@ def _versions(inputs: tuple[Any, ...]) -> list[int]:
 
 def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
     """The tangent in the output's own layout, which the backward was compiled for; zeros for an output that nothing depended on."""
-    shape, stride, dtype, device = layout
     if given is None:
+        shape, stride, dtype, device = layout
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-    if given.stride() != stride or type(given) is not torch.Tensor or given.is_conj() or given.is_neg():
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(given)
-    return given
+    return _laid_out(given, layout)
+
+
+def _laid_out(given: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """`given`, or a plain tensor of this layout with its elements. Raises RuntimeError where the shape does not fit."""
+    if given.layout is not torch.strided:
+        given = given.to_dense()
+    plain = type(given) in _PLAIN and not (given.is_conj() or given.is_neg() or given._is_zerotensor())
+    if plain and (given.shape, given.stride(), given.dtype, given.device) == layout:
+        return given
+    shape, stride, dtype, device = layout
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(given)
 
 
 def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph: bool = True) -> tuple[Any, ...]:

@@ -34,6 +34,8 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "dtype": ("aoti_torch_get_dtype",),
     "device_type": ("aoti_torch_get_device_type",),
     "storage_offset": ("aoti_torch_get_storage_offset",),
+    "storage_size": ("aoti_torch_get_storage_size",),
+    "element_size": ("aoti_torch_dtype_element_size",),
     "grad_enabled": ("aoti_torch_grad_mode_is_enabled",),
     "set_grad_enabled": ("aoti_torch_grad_mode_set_enabled",),
     "parallel_for": ("torch_parallel_for",),
@@ -57,6 +59,8 @@ _DTYPE_NAMES = (
 )  # fmt: skip
 _DEVICE_NAMES = ("cpu", "cuda", "meta", "xpu", "mps", "privateuse1")
 _EXCLUDED_KEYS = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
+_FUNCTORCH_KEYS = ("FuncTorchBatched", "FuncTorchGradWrapper")
+_WRAPPED_KEYS = ("Conjugate", "Negative", "ZeroTensor", "Python", "Functionalize", *_FUNCTORCH_KEYS)
 
 
 def _load(name: str) -> ctypes.CDLL | None:
@@ -120,11 +124,13 @@ def alias_view(base: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, .
 
 def excluded_keys() -> int:
     """The dispatch keys above the operators that a graph records: autograd, views' bookkeeping, autocast (as a DispatchKeySet's bits)."""
-    keys = torch._C.DispatchKey
-    names = [*_EXCLUDED_KEYS, *(name for name in dir(keys) if name.startswith("Autocast"))]
+    return _key_bits([*_EXCLUDED_KEYS, *(name for name in dir(torch._C.DispatchKey) if name.startswith("Autocast"))])
+
+
+def _key_bits(names: Iterable[str]) -> int:
     bits = 0
     for name in names:
-        bits |= torch._C.DispatchKeySet(getattr(keys, name)).raw_repr()
+        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
     return bits
 
 
@@ -202,6 +208,7 @@ def configure(*, without: Iterable[str] = (), handle_offset: int | None = None) 
         functions,
         offset,
         excluded_keys(),
+        _key_bits(_WRAPPED_KEYS),
         DEVICE_CODES["cpu"],
         torch._C.TensorBase,
         aoti.unsafe_alloc_void_ptrs_from_tensors,

@@ -193,6 +193,8 @@ def _samples() -> list[tuple[object, ...]]:
         torch.nn.Parameter(torch.empty(4, 2, dtype=torch.float64)),
         torch.frombuffer(bytearray(24), dtype=torch.int16),  # the storage's data pointer and its context differ
         torch.empty(2, 1, 3, 1, 4, 1, 5, dtype=torch.uint8),
+        torch.empty(9, 8)[2, 1:],  # the first element is not the storage's
+        torch.empty(5, 7, dtype=torch.int64)[3],
     ]
     with torch.inference_mode():
         tensors.append(torch.empty(8, 2, dtype=torch.int32))
@@ -207,6 +209,7 @@ def _samples() -> list[tuple[object, ...]]:
             storage._cdata,
             storage.data_ptr(),
             storage.nbytes(),
+            tensor.storage_offset(),
             tuple(tensor.shape),
             tensor.stride(),
             int(tensor.requires_grad),
