@@ -148,7 +148,7 @@ bool tell_fallback(PyObject *function, PyObject *error) {
     PyObject *arguments[] = {function, error == nullptr ? Py_None : error};
     PyObject *answer = PyObject_Vectorcall(fell_back, arguments, 2, nullptr);
     Py_XDECREF(answer);
-    return answer != nullptr;
+    return answer != nullptr || fw_no_room();
 }
 
 // Runs an entry whose guards have passed; `inputs` is consumed. Returns as fw_cache_run.
@@ -252,7 +252,7 @@ int cache_run(FrameCache *self, PyObject *function, PyObject *const *locals, Py_
     PyObject *miss = Py_NewRef(self->miss), *found = PyObject_Vectorcall(miss, arguments, 3, nullptr);
     Py_DECREF(miss);
     Py_DECREF(tuple);
-    if (found == nullptr) return 1;
+    if (found == nullptr) return fw_no_room() ? 0 : 1;
     if (found == Py_None) {
         Py_DECREF(found);
         return 0;
@@ -673,6 +673,12 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+int fw_no_room(void) {
+    if (!PyErr_ExceptionMatches(PyExc_RecursionError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
+    PyErr_Clear();
+    return 1;
+}
 
 int fw_is_cache(PyObject *object) { return PyObject_TypeCheck(object, &cache_type); }
 

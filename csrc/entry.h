@@ -15,6 +15,10 @@ int fw_is_cache(PyObject *object);
 // exception. 0: nothing has happened that is visible outside; run the call eagerly. The hook is off on this thread meanwhile.
 int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result);
 
+// Whether what the compiler's Python code has just raised says only that there was no room for it on the stack or in memory: the program itself may
+// need less. The exception is gone then.
+int fw_no_room(void);
+
 // csrc/hook.c. Number of eager regions open on all threads; the evaluator is ours while it is not 0.
 extern int fw_hook_regions;
 // Calls fn with the hook on for this thread. With `skip_first`, fn's own frame is left to the default evaluator.

@@ -7,8 +7,12 @@
 // The same evaluator watches native calls that capture makes (call_watched): a Python function that native code runs meanwhile (an `__eq__` of a
 // list's element, a `__hash__`, an `__index__`) is given to the thread's interceptor, so that it is interpreted, and what it reads is guarded.
 //
-// Always holds: the evaluator is ours only while fw_hook_regions > 0; on a thread without a region, under sys.settrace or sys.setprofile, for generators,
-// coroutines, class bodies and throws, the earlier evaluator decides. This file is the only one that knows CPython's frame layout.
+// There is one evaluator in an interpreter, and a debugger or torch.compile may put its own there, or back, at any moment and in any order. Each calls
+// the one that it found, so these calls could form a ring; ours is never part of one: a frame that comes back goes to CPython's own evaluator.
+//
+// Always holds: the evaluator is ours only while fw_hook_regions > 0, or until the next frame after another one has put it back; on a thread without a
+// region, under sys.settrace or sys.setprofile, for generators, coroutines, class bodies and throws, the earlier evaluator decides. `previous_evaluator`
+// is never our own. This file is the only one that knows CPython's frame layout.
 #define Py_BUILD_CORE 1
 #include <Python.h>
 #include <frameobject.h>
@@ -27,7 +31,10 @@ int fw_hook_regions = 0;
 
 static __thread int depth = 0;                       // regions open on this thread; 0 while suspended
 static __thread PyCodeObject *skip_code = NULL;      // the next frame of this code is the eager run itself
-static _PyFrameEvalFunction previous_evaluator = NULL;
+static _PyFrameEvalFunction previous_evaluator = NULL;  // whose place ours took; NULL: CPython's own
+static __thread struct _PyInterpreterFrame *handed = NULL;  // the frame that `previous_evaluator` has now
+static PyObject *probe = NULL;                       // a function that does nothing: whether its frame comes to ours tells who calls whom
+static __thread bool probed = false;                 // it came
 static __thread PyObject *frames = NULL;             // borrowed: the table of the compiler whose cache runs or opened the region; NULL: of no one
 static PyObject *policy = NULL;                      // policy(code, function) or policy(code, function, table) -> FrameCache or None
 static __thread PyObject *interceptor = NULL;        // owned; interceptor(function, locals) -> (result,), None or False, of this thread's capture
@@ -220,34 +227,69 @@ static bool intercept(PyCodeObject *code, PyObject *function, struct _PyInterpre
     return true;
 }
 
+// The frame to whoever was there before; if that evaluator gives it back to ours, to CPython's own.
+static PyObject *hand_on(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag) {
+    struct _PyInterpreterFrame *before = handed;
+    if (previous_evaluator == NULL || before == frame) return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+    handed = frame;
+    PyObject *result = previous_evaluator(tstate, frame, throwflag);
+    handed = before;
+    return result;
+}
+
+static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag);
+
+// Gives the place back, if it is ours, and gives the evaluator that has it now. One that came after us keeps it, and still calls ours, which hands on.
+static _PyFrameEvalFunction leave(void) {
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (now == evaluate) {
+        now = previous_evaluator != NULL ? previous_evaluator : _PyEval_EvalFrameDefault;
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, now);
+        previous_evaluator = NULL;  // should it call ours, CPython's own is next
+    } else if (now == _PyEval_EvalFrameDefault) {
+        previous_evaluator = NULL;  // it is gone
+    }
+    return now;
+}
+
 static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag) {
-    _PyFrameEvalFunction otherwise = previous_evaluator != NULL ? previous_evaluator : _PyEval_EvalFrameDefault;
+    if (fw_hook_regions == 0) {
+        // Another evaluator has put ours back after we had gone, or still calls it.
+        bool ours = _PyInterpreterState_GetEvalFrameFunc(tstate->interp) == evaluate;
+        return ours ? leave()(tstate, frame, throwflag) : hand_on(tstate, frame, throwflag);
+    }
+    if (handed == frame) return hand_on(tstate, frame, throwflag);
+    PyCodeObject *code = frame_code(frame);
+    PyObject *function = frame_function(frame);
+    if (function == probe) {
+        probed = true;
+        return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+    }
     if (watching && !throwflag) {
         PyObject *answer;
         bool quiet = false;
-        if (intercept(frame_code(frame), frame_function(frame), frame, &answer, &quiet)) return finish_frame(tstate, frame, answer);
+        if (intercept(code, function, frame, &answer, &quiet)) return finish_frame(tstate, frame, answer);
         watching = !quiet;
-        answer = otherwise(tstate, frame, throwflag);
+        answer = hand_on(tstate, frame, throwflag);
         watching = true;
         return answer;
     }
-    if (depth == 0 || throwflag || tstate->c_tracefunc != NULL || tstate->c_profilefunc != NULL) return otherwise(tstate, frame, throwflag);
-    PyCodeObject *code = frame_code(frame);
+    if (depth == 0 || throwflag || tstate->c_tracefunc != NULL || tstate->c_profilefunc != NULL) return hand_on(tstate, frame, throwflag);
     if (skip_code == code) {
         skip_code = NULL;
-        return otherwise(tstate, frame, throwflag);
+        return hand_on(tstate, frame, throwflag);
     }
-    PyObject *function = frame_function(frame);
-    if (policy == NULL || !is_plain_function(code, function, frame)) return otherwise(tstate, frame, throwflag);
+    if (policy == NULL || !is_plain_function(code, function, frame)) return hand_on(tstate, frame, throwflag);
     PyObject *cache = frames != NULL ? cache_in_table(frames, code, function) : cache_at_code(code, function), *result;
-    if (cache == NULL) return PyErr_Occurred() ? finish_frame(tstate, frame, NULL) : otherwise(tstate, frame, throwflag);
+    if (cache == NULL) return PyErr_Occurred() && !fw_no_room() ? finish_frame(tstate, frame, NULL) : hand_on(tstate, frame, throwflag);
     // The frame keeps function and locals alive; the cache is ours, since a reset may drop it.
     PyCodeObject *skipped = skip_code;
     skip_code = NULL;
     int done = fw_cache_run(cache, function, frame->localsplus, argument_slots(code), &result);
     skip_code = skipped;
     Py_DECREF(cache);
-    return done ? finish_frame(tstate, frame, result) : otherwise(tstate, frame, throwflag);
+    return done ? finish_frame(tstate, frame, result) : hand_on(tstate, frame, throwflag);
 }
 
 PyObject *fw_hook_enter_frames(PyObject *table) {
@@ -256,25 +298,47 @@ PyObject *fw_hook_enter_frames(PyObject *table) {
     return before;
 }
 
-static void install(void) {
-    if (fw_hook_regions++ > 0) return;
+// 1: frames come to our evaluator, although another one has the place; 0: they do not; -1: an exception (a signal's handler has raised).
+static int is_called(void) {
+    probed = false;
+    PyObject *none = PyObject_CallNoArgs(probe);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : probed;
+}
+
+// Has frames come to our evaluator. One that calls ours keeps the place: in front of it, ours would be put there again when that one has gone.
+static int take_place(void) {
     PyInterpreterState *interpreter = PyInterpreterState_Get();
-    previous_evaluator = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-    _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+    for (;;) {
+        _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+        if (now == evaluate) return 0;
+        if (now != _PyEval_EvalFrameDefault) {
+            int called = is_called();
+            if (called != 0) return called < 0 ? -1 : 0;
+            if (_PyInterpreterState_GetEvalFrameFunc(interpreter) != now) continue;  // another thread ran meanwhile
+        }
+        previous_evaluator = now == _PyEval_EvalFrameDefault ? NULL : now;
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+        return 0;
+    }
 }
 
 static void uninstall(void) {
-    if (--fw_hook_regions > 0) return;
-    PyInterpreterState *interpreter = PyInterpreterState_Get();
-    // Somebody who came after us keeps the place, and still calls us: `evaluate` then passes everything on.
-    if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == evaluate) _PyInterpreterState_SetEvalFrameFunc(interpreter, previous_evaluator);
+    if (--fw_hook_regions == 0) leave();
+}
+
+static int install(void) {
+    fw_hook_regions++;
+    if (take_place() == 0) return 0;
+    uninstall();
+    return -1;
 }
 
 PyObject *fw_hook_call(PyObject *fn, PyObject *const *args, size_t nargsf, PyObject *kwnames, int skip_first) {
     if (policy == NULL) return PyObject_Vectorcall(fn, args, nargsf, kwnames);
     int saved = depth;
     PyCodeObject *skipped = skip_code;
-    install();
+    if (install() < 0) return NULL;
     depth = 1;
     skip_code = skip_first && PyFunction_Check(fn) ? (PyCodeObject *)PyFunction_GET_CODE(fn) : NULL;
     PyObject *result = PyObject_Vectorcall(fn, args, nargsf, kwnames);
@@ -334,6 +398,27 @@ static PyObject *set_interceptor(PyObject *self, PyObject *callable) {
     return old != NULL ? old : Py_NewRef(Py_None);
 }
 
+// Another evaluator came meanwhile, on another thread: if it does not call ours, functions may have run that nobody was told of. `result` is consumed.
+static PyObject *say_unwatched(PyObject *result) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    int called = is_called();
+    if (called > 0) {
+        PyErr_Restore(type, error, traceback);
+        return result;
+    }
+    Py_XDECREF(result);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    if (called < 0) return NULL;
+    PyObject *ask = Py_NewRef(interceptor), *answer = PyObject_CallFunctionObjArgs(ask, Py_None, Py_None, NULL);
+    Py_DECREF(ask);
+    Py_XDECREF(answer);
+    if (answer != NULL) PyErr_SetString(PyExc_RuntimeError, "another frame evaluator took the place of fusewright's");
+    return NULL;
+}
+
 static PyObject *call_watched(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     if (nargs < 1) {
         PyErr_SetString(PyExc_TypeError, "call_watched(fn, *args, **kwargs) takes a callable");
@@ -342,11 +427,17 @@ static PyObject *call_watched(PyObject *self, PyObject *const *args, Py_ssize_t 
     if (interceptor == NULL) return PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
     bool before = watching;
     int saved = fw_hook_suspend();
-    install();
-    watching = true;
-    PyObject *result = PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
+    watching = false;
+    PyObject *result = NULL;
+    if (install() == 0) {
+        _PyFrameEvalFunction first = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
+        watching = true;
+        result = PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
+        watching = false;
+        if (_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != first) result = say_unwatched(result);
+        uninstall();
+    }
     watching = before;
-    uninstall();
     fw_hook_resume(saved);
     return result;
 }
@@ -355,7 +446,7 @@ static PyObject *hook_region(PyObject *self, PyObject *enter) {
     int entering = PyObject_IsTrue(enter);
     if (entering < 0) return NULL;
     if (entering) {
-        install();
+        if (install() < 0) return NULL;
         depth++;
     } else {
         if (depth == 0 || fw_hook_regions == 0) {
@@ -426,7 +517,7 @@ static PyMethodDef functions[] = {
      "traceback_frame(code, globals) -> a frame that never runs, for a line of a traceback."},
     {"set_interceptor", set_interceptor, METH_O,
      "set_interceptor(callable or None) -> the one before. interceptor(function, locals) -> (result,), or for all frames of this code None: run\n"
-     "natively; False: run natively, and so does what they call."},
+     "natively; False: run natively, and so does what they call. interceptor(None, None) says that functions may have run without being offered."},
     {"call_watched", (PyCFunction)(void (*)(void))call_watched, METH_FASTCALL | METH_KEYWORDS,
      "call_watched(fn, /, *args, **kwargs): calls fn; Python functions that it runs are offered to this thread's interceptor."},
     {"hook_region", hook_region, METH_O, "hook_region(True) opens an eager region on this thread, hook_region(False) closes it; they nest."},
@@ -447,5 +538,11 @@ int fw_hook_init(PyObject *module) {
         PyErr_SetString(PyExc_ImportError, "CPython has no code extra left for fusewright");
         return -1;
     }
-    return PyModule_AddFunctions(module, functions);
+    // No function of Python's own library will do: another evaluator may know those.
+    PyObject *names = PyDict_New();
+    PyObject *made = names == NULL ? NULL : PyRun_String("def probe(): pass", Py_file_input, names, names);
+    probe = made == NULL ? NULL : Py_XNewRef(PyDict_GetItemString(names, "probe"));
+    Py_XDECREF(made);
+    Py_XDECREF(names);
+    return probe == NULL ? -1 : PyModule_AddFunctions(module, functions);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,3 +155,21 @@ def test_what_needs_elements_raises_without(function: Callable[[torch.Tensor], A
                 compiled(x)
             continue
         torch.testing.assert_close(compiled(x), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["widened", "serves", "ones_of"])
+def test_a_defect_in_what_serves_several_cases_is_no_crash(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(fusewright.generalise.serve, name, fails)
+    events: list[Event] = []
+    with torch.no_grad(), STREAM.listening(events.append), warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusewright.errors.InternalErrorWarning)
+        for program, batches in ((SEMANTICS["python"], (1, 3)), (SEMANTICS["python"], (3, 1))):
+            compiled = fusewright.compile(program, dynamic=True)
+            for batch in batches:
+                x, y = torch.randn(batch, 4), torch.randn(batch, 4)
+                assert compiled(x, y)[1:] == program(x, y)[1:]
+                torch.testing.assert_close(compiled(x, y)[0], program(x, y)[0])
+    assert any(isinstance(event, InternalError) for event in events)

@@ -93,6 +93,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "put the with-block outside of the compiled function",
     ),
     # whole frames
+    "evaluator-replaced": (
+        "a debugger or another compiler took over Python's frames during the capture",
+        "nothing: the call is captured again the next time",
+    ),
     "exception-escapes": (
         "the function raises an exception",
         "nothing: it runs eagerly, so that the exception and its traceback are genuine",

@@ -6,7 +6,6 @@ such calls from then on. Always holds: whatever goes wrong in here, the call sti
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import functools
 import gc
@@ -21,7 +20,7 @@ import types
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,13 +40,11 @@ from fusewright.capture.settings import CaptureOptions
 from fusewright.capture.signals import GraphBreak, Signal, SkipFrame
 from fusewright.capture.sources import Item, Source
 from fusewright.errors import (
-    BackendError,
+    CacheWarning,
     CannotFunctionalise,
-    DynamicMarkError,
     FusewrightError,
     GraphBreakError,
     InternalErrorWarning,
-    OptionError,
     RecompileError,
     RecompileLimitWarning,
     RuntimeFallback,
@@ -69,21 +66,22 @@ from fusewright.events import (
     Skipped,
     Subscriber,
 )
+from fusewright.generalise.serve import Call, remembered, serve
 from fusewright.options import Settings
 from fusewright.records import dataclass, field, replace
-from fusewright.widening import General, is_general, ones_of, serves, widened
 
 CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
-TRANSIENT_SKIPS = frozenset({"exception-escapes", "transform-active"})
+TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
 """Reasons to run one call eagerly that say nothing about the next one."""
-
-WIDENED = "the compiled code for larger sizes does the same for these"
 
 IDLE_VERSIONS = 3
 """Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it) is let alone."""
+
+_TOLD = (FusewrightError, CacheWarning, RecompileLimitWarning)  # warnings are raised where the user has made errors of them
+_NOT_TOLD = (RuntimeFallback, CannotFunctionalise)
 
 
 @dataclass(slots=True)
@@ -94,6 +92,7 @@ class FunctionState:
     works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0
+    stage: str = "driver"  # what a compile is busy with: what fails, fails in it
     pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
     error: Exception | None = None  # what a background compile has to tell the caller
 
@@ -103,16 +102,6 @@ _compiled: weakref.WeakSet[Any] = weakref.WeakSet()
 _compilers: weakref.WeakSet[Compiler] = weakref.WeakSet()
 _states: weakref.WeakKeyDictionary[Any, FunctionState] = weakref.WeakKeyDictionary()
 stance = "default"
-
-
-@contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """Keeps torch.compile, where it calls what fusewright compiles, from tracing the compiler."""
-    watcher = _set_eval_frame(None)
-    try:
-        yield
-    finally:
-        _set_eval_frame(watcher)
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -205,15 +194,19 @@ class Compiler:
     def miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         """No entry of `compiled` fits this call: gives a new entry, or None to run the call eagerly.
 
-        Raises GraphBreakError under fullgraph, BackendError when the backend failed, RecompileError under that stance.
+        Raises what `errors.py` lists for users and nothing else: GraphBreakError under fullgraph, BackendError when the backend failed,
+        RecompileError under that stance. What else goes wrong in capture or compilation ends here, and the call runs eagerly.
         """
         # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it and noting so.
         if not _lock.acquire(blocking=not self.settings["background"]):
             return None  # something is being compiled in the background: this call does not wait for it
+        watcher = _set_eval_frame(None)  # torch.compile, where it calls what fusewright compiles, does not trace the compiler
         try:
-            with _unwatched():
-                return self._miss(compiled, function, values)
+            return self._miss(compiled, function, values)
+        except (Exception, Signal) as error:
+            return self._failed(compiled, function, error)
         finally:
+            _set_eval_frame(watcher)
             _lock.release()
 
     def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
@@ -221,15 +214,14 @@ class Compiler:
             if entry.program.check(values, function):  # another thread was quicker
                 return entry
         state = _states.setdefault(compiled, FunctionState())
+        state.stage = "driver"
         if state.error is not None:
             error, state.error = state.error, None
             raise error
         state.skipped |= function.__globals__.get("__name__") == DISTRIBUTED_DATA_PARALLEL
         if state.skipped or any(program.check(values, function) for program in state.pending):
             return None
-        name = function_name(function)
-        if self.settings.name is not None:
-            name = f"{self.settings.name}: {name}"
+        name = self._name(function)
         entries = compiled.entries
         now = stance if stance != "default" else _native.torch_stance()
         if entries and now == "eager_on_recompile":
@@ -248,7 +240,6 @@ class Compiler:
             return None
         if entries:
             self.notify(Recompiling(name, failures, state.compiles))
-        state.compiles += 1
         # A compile makes many objects that live on, and each full collection of cycles walks the whole heap.
         collects = gc.isenabled()
         gc.disable()
@@ -282,10 +273,26 @@ class Compiler:
 
     def _compile(self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         started = time.perf_counter()
-        known = [entry for entry in compiled.entries if isinstance(entry.tag, General)]
-        several = None if known else self._capture_for_several(function, values)
+
+        def capture(several: bool) -> CapturedFrame:
+            state.stage = "capture"
+            return capture_frame(function, values, replace(self.options, ones=several))
+
+        def announce(frame: CapturedFrame) -> None:
+            state.stage = "compile"
+            state.works |= frame.op_count > 0 or bool(frame.breaks)
+            self._announce(name, frame, time.perf_counter() - started)
+
+        def compile_(frame: CapturedFrame) -> Any:
+            state.stage = "compile"
+            state.compiles += 1
+            if self.settings["background"] and frame.graph is not None:
+                return self._compile_later(compiled, state, function, frame)
+            return self._finish(name, frame, started)
+
+        several = self.backend.level == "aten" and not self.settings["background"] and self.options.dynamic is not False
         try:
-            frame = several if several is not None and several.shown is not False else capture_frame(function, values, self.options)
+            served = serve(compiled.entries, Call(function, values, capture, announce, compile_, self._clean, several))
         except SkipFrame as signal:
             state.skipped = signal.code not in TRANSIENT_SKIPS
             report = describe_break(signal.code, signal.detail, signal.stack)
@@ -294,88 +301,22 @@ class Compiler:
                 raise GraphBreakError(f"fullgraph=True, but {name} cannot be captured whole.\n{report}", signal.code) from None
             return None
         except GraphBreak as signal:
+            if not self.settings.fullgraph:
+                raise
             report = describe_break(signal.code, signal.detail, signal.stack)
             self.notify(Broken(name, report))
             raise GraphBreakError(f"fullgraph=True, but {name} has a graph break.\n{report}", signal.code) from None
-        except (Signal, DynamicMarkError):
-            raise
-        except Exception as error:
-            return self._failed(state, name, "capture", error)
-        captured = time.perf_counter()
-        state.works |= frame.op_count > 0 or bool(frame.breaks)
-        self._announce(name, frame, captured - started)
-        for larger in known:
-            entry = widened(larger, frame, self._clean, values, function)
-            if entry is not None:
-                state.compiles -= 1
-                self.notify(Reused(name, WIDENED))
-                self.notify(Served(name, WIDENED, entry, function, values, self.options))
-                return entry
-        if frame.shown:
-            return self._compile_shown(compiled, state, name, frame, function, values, started)
-        if several is None and known and ones_of(frame, [entry.tag for entry in known]):
-            several = self._capture_for_several(function, values)
-        if several is not None and several is not frame:
-            entry = self._compile_for_several(compiled, state, name, several, frame, function, values, started)
-            if entry is not None:
-                return entry
-        if self.settings["background"] and frame.graph is not None:
-            self._compile_later(compiled, state, name, frame)
-            return None
-        return self._finish(state, name, frame, started)
+        if served.reused:
+            self.notify(Reused(name, served.proof))
+        if served.proof and served.entry.graph is not None:
+            self.notify(Served(name, served.proof, served.entry, function, values, self.options))
+        if served.other is not None:
+            compiled.append(served.other)
+        return served.entry
 
-    def _capture_for_several(self, function: types.FunctionType, values: tuple[Any, ...]) -> CapturedFrame | None:
-        """The capture of a call whose batches of 1 are taken to be larger; the plain one where there are none. None where it cannot be."""
-        if self.backend.level != "aten" or self.settings["background"] or self.options.dynamic is False:
-            return None
-        taken: set[object] = set()
-        try:
-            return capture_frame(function, values, replace(self.options, ones=taken))
-        except Exception:
-            if not taken:
-                raise
-        except (Signal, DynamicMarkError):
-            pass
-        return None  # with several, the program does something else
-
-    def _compile_shown(
-        self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame, function: types.FunctionType, values: tuple[Any, ...],
-        started: float,
-    ) -> Any:  # fmt: skip
-        """Compiles a frame that was captured for larger batches, and shown to be right for the 1 of this call."""
-        entry = self._finish(state, name, frame, started)
-        if entry is None or entry.program.check(values, function):
-            if entry is not None and entry.graph is not None:
-                self.notify(Served(name, "shown to serve a batch of 1", entry, function, values, self.options))
-            return entry
-        compiled.append(entry)  # compiling has made guards that this call does not pass
-        state.compiles += 1
-        return self._finish(state, name, capture_frame(function, values, self.options), started)
-
-    def _compile_for_several(
-        self, compiled: Any, state: FunctionState, name: str, general: CapturedFrame, frame: CapturedFrame,
-        function: types.FunctionType, values: tuple[Any, ...], started: float,
-    ) -> Any:  # fmt: skip
-        """Compiles a call with a batch of 1 for batches of any size, by the capture `general`, if that is shown to be `frame` for 1: gives
-        the entry for this call, and adds one for larger batches; else None."""
-        if general.graph is None or general.eager_reason or general.breaks or not is_general(general):
-            return None
-        fixed = serves(General(general, general.graph), frame, self._clean)
-        if fixed is None:
-            return None
-        larger = self._finish(state, name, general, started)
-        if larger is None:
-            return None
-        entry = widened(larger, frame, self._clean, values, function, fixed) if larger.tag is not None else None
-        if entry is None:
-            state.compiles += 1  # another one follows
-        else:
-            self.notify(Served(name, WIDENED, entry, function, values, self.options))
-        compiled.append(larger)
-        return entry
-
-    def _compile_later(self, compiled: Any, state: FunctionState, name: str, frame: CapturedFrame) -> None:
+    def _compile_later(self, compiled: Any, state: FunctionState, function: types.FunctionType, frame: CapturedFrame) -> None:
         """Compiles a captured frame on the worker thread. Until it is ready, calls that it will serve run eagerly."""
+        name = self._name(function)
         pending = build_program(frame.guards, plain_sources(frame.inputs)[0])
         state.pending.append(pending)
 
@@ -384,11 +325,12 @@ class Compiler:
                 if _states.get(compiled) is not state:
                     return  # there was a reset
                 try:
-                    entry = self._finish(state, name, frame, time.perf_counter())
-                    if entry is not None:
-                        compiled.append(entry)
-                except Exception as error:  # the caller's thread raises it at the next call
-                    state.error = error
+                    compiled.append(self._finish(name, frame, time.perf_counter()))
+                except (Exception, Signal) as error:
+                    try:
+                        self._failed(compiled, function, error)
+                    except Exception as told:  # the caller's thread raises it at the next call
+                        state.error = told
                 finally:
                     state.pending.remove(pending)
 
@@ -398,36 +340,41 @@ class Compiler:
         passes = importlib.import_module("fusewright.graph.passes")  # lazy: a start from the disk cache does without
         return passes.run(graph)
 
-    def _finish(self, state: FunctionState, name: str, frame: CapturedFrame, started: float) -> Any:
-        """The entry of a captured frame, or None after a defect of ours."""
-        general: General | None = None
-        if frame.graph is not None and self.backend.level == "aten" and is_general(frame):
-            general = General(replace(frame, example_inputs=()), frame.graph)  # the caller's tensors live no longer for it
-        try:
-            entry = self._entry(name, frame)
-        except (BackendError, DynamicMarkError, GraphBreakError, OptionError):
-            raise
-        except Exception as error:
-            return self._failed(state, name, "compile", error)
+    def _finish(self, name: str, frame: CapturedFrame, started: float) -> Any:
+        """The entry of a captured frame."""
+        general = remembered(frame) if self.backend.level == "aten" else None
+        entry = self._entry(name, frame)
         self.notify(Compiled(name, time.perf_counter() - started))
         if entry.graph is not None:
             entry.tag = general
         return entry
 
-    def _failed(self, state: FunctionState, name: str, stage: str, error: Exception) -> None:
-        """A defect of ours: under fullgraph the user asked to be told, otherwise the frame runs eagerly."""
+    def _failed(self, compiled: Any, function: types.FunctionType, error: BaseException) -> None:
+        """A compile has ended with `error`, which is being handled: raises on what users are told; anything else is a defect of ours. Under
+        fullgraph the user asked to know of it, otherwise the function runs eagerly."""
+        if isinstance(error, _TOLD) and not isinstance(error, _NOT_TOLD):
+            raise error
+        state, name = _states.setdefault(compiled, FunctionState()), self._name(function)
+        what = f"internal error in its {state.stage}: {type(error).__name__}: {error}"
+        try:
+            self.notify(InternalError(name, state.stage, traceback.format_exc()))
+        except Exception as second:  # a full disk, say
+            what += f" (nor could this be noted: {type(second).__name__}: {second})"
+        if isinstance(error, MemoryError):
+            return  # the next call may have enough
         state.skipped = True
-        trace = traceback.format_exc()
-        self.notify(InternalError(name, stage, trace))
         if self.settings.fullgraph:
-            raise FusewrightError(f"internal error in the {stage} of {name}: {type(error).__name__}: {error}") from error
-        warnings.warn(
-            f"{name} runs eagerly: internal error in its {stage}: {type(error).__name__}: {error}. "
-            "Please report it with the output of FUSEWRIGHT_LOGS=internal_errors.",
-            InternalErrorWarning,
-            stacklevel=5,
-        )
-        return None
+            raise FusewrightError(f"{name} cannot be compiled: {what}") from error
+        if not isinstance(error, RecursionError):  # which may depend on the caller's depth
+            warnings.warn(
+                f"{name} runs eagerly: {what}. Please report it with the output of FUSEWRIGHT_LOGS=internal_errors.",
+                InternalErrorWarning,
+                stacklevel=3,
+            )
+
+    def _name(self, function: types.FunctionType) -> str:
+        name = function_name(function)
+        return name if self.settings.name is None else f"{self.settings.name}: {name}"
 
     def _announce(self, name: str, frame: CapturedFrame, seconds: float) -> None:
         if not STREAM.subscribers and self.listener is None:
@@ -519,6 +466,14 @@ CHECKPOINT_FILE = torch.utils.checkpoint.__file__
 
 def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:
     """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames, or never."""
+    try:
+        return _decided(code, function, table)
+    except (Exception, Signal):  # the frame belongs to the user, who has not asked for anything here
+        STREAM.emit(InternalError(function_name(function), "frame policy", traceback.format_exc()))
+        return None
+
+
+def _decided(code: types.CodeType, function: types.FunctionType, table: FrameTable | None) -> Any:
     attributes = function.__dict__
     if (function.__globals__.get("__name__"), function.__qualname__) in higher_order.PLAIN:
         return _native.FrameCache(_run_plainly)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -96,3 +98,60 @@ def test_what_the_garbage_collector_calls_is_no_part_of_the_program():
         gc.callbacks.remove(watch)
     assert {"start", "stop"} <= set(phases)
     assert not [name for name in captured if "watch" in str(name)]
+
+
+BESIDE_TORCH_COMPILE = """
+import faulthandler, random, threading
+faulthandler.dump_traceback_later(200, exit=True)
+import torch, torch._dynamo, fusewright
+
+here = threading.local()
+
+def hold():
+    here.entered.set()
+    assert here.go.wait(60)
+
+def helper(x):
+    return x * 2 + 1
+
+def held(x):
+    y = helper(x)
+    hold()
+    return helper(y) * 2
+
+def plain(x):
+    return helper(helper(x)) * 2
+
+def run(compiled, entered, go, out):
+    here.entered, here.go = entered, go
+    out.append(compiled(torch.ones(4)))
+
+compilers = {"ours": fusewright.compile(held), "theirs": torch.compile(held, backend="eager")}
+wanted = plain(torch.ones(4))
+checks = [fusewright.compile(lambda x: (hold(), plain(x))[1]), torch.compile(plain, backend="eager")]
+here.entered, here.go = threading.Event(), threading.Event()
+here.go.set()
+for seed in range(30):
+    draw, open_calls = random.Random(seed), []
+    for act in range(10):
+        if open_calls and (act > 5 or draw.random() < 0.5):
+            thread, go, out = open_calls.pop(draw.randrange(len(open_calls)))
+            go.set()
+            thread.join()
+            assert torch.equal(*out, wanted), (seed, out)
+        elif act <= 5:
+            entered, go, out = threading.Event(), threading.Event(), []
+            compiled = compilers[draw.choice(("ours", "theirs"))]
+            thread = threading.Thread(target=run, args=(compiled, entered, go, out))
+            thread.start()
+            assert entered.wait(60)
+            open_calls.append((thread, go, out))
+        for check in checks:
+            assert torch.equal(check(torch.ones(4)), wanted), seed
+"""
+
+
+def test_torch_compile_in_other_threads():
+    """Calls of both that are held in the middle, opened and closed in random orders."""
+    done = subprocess.run([sys.executable, "-c", BESIDE_TORCH_COMPILE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from fusewright.graph import eager_dtypes
+from fusewright.graph.types import TensorType
 from tests.ops.cases import Case
 from tests.ops.running import run_case
 
@@ -42,3 +45,48 @@ def test_another_dtype() -> None:
     assert run_case(dropped).kind == "captured"  # a bool gradient, and a float result
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, True)), (BOOL,), {})).kind == "broke"
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, 2)), (BOOL,), {})).kind == "captured"
+
+
+# Calls of one operator that eager answers differently, for what the arguments are beside their dtypes.
+DIFFERENT: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
+    "rank": (
+        lambda x: x.contiguous(memory_format=torch.channels_last) + 1,
+        [(torch.ones(3, 4),), (torch.ones(2, 3, 4, 5),), (torch.ones(()),)],
+    ),
+    "memory format": (
+        lambda x, form: x.contiguous(memory_format=form) + 1,
+        [(torch.ones(5, 4).t(), form) for form in (torch.channels_last, torch.contiguous_format, torch.channels_last_3d)],
+    ),
+    "a zero": (lambda x, n: x % n, [(INT, 0), (INT, 2), (INT, -2)]),
+    "digits": (lambda x, n: torch.round(x, decimals=n), [(INT, 1), (INT, 0), (INT, -1)]),
+    "a large number": (lambda x, n: x.masked_fill(x > 1, n), [(INT.half(), -1e9), (INT.half(), -1.0), (INT.half(), float("-inf"))]),
+    "a number out of range": (lambda x, n: x.clamp(max=n), [(INT.to(torch.uint8), 300), (INT.to(torch.uint8), 2), (INT.to(torch.uint8), -1)]),
+    "a bool": (lambda x, n: x + n, [(BOOL, True), (BOOL, 1), (BOOL, 1.0)]),
+    "rounding": (lambda x, mode: torch.div(x, 2, rounding_mode=mode), [(INT, "no such"), (INT, "floor"), (INT, None)]),
+}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_no_answer_serves_another_question(name: str, backward: bool) -> None:
+    function, calls = DIFFERENT[name]
+    eager_dtypes._answer.cache_clear()
+    for args in calls[::-1] if backward else calls:
+        fixed = args[1:]
+        kind = run_case(Case(name, lambda transform, fixed=fixed: transform(lambda x: function(x, *fixed)), args[:1], {})).kind
+        try:
+            function(*args)
+        except Exception:
+            assert kind == "same error"
+        else:
+            assert kind == "captured"
+
+
+def test_a_failure_of_the_moment_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = TensorType((2,), (1,), torch.float32, torch.device("cpu"))
+    eager_dtypes._answer.cache_clear()
+    for error in (MemoryError, RecursionError):
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(eager_dtypes, "_made", Mock(side_effect=error))
+            eager_dtypes.disagreement(torch.ops.aten.sin.default, (kind,), {}, kind)
+    assert eager_dtypes.disagreement(torch.ops.aten.sin.default, (kind,), {}, kind) == ""

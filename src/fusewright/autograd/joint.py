@@ -2,7 +2,8 @@
 
 Takes what the recorder recorded when PyTorch's autograd engine was asked for the gradients of the captured outputs; gives data for
 `partition`.
-Always holds: forward nodes stand before backward nodes; a node is *backward* exactly when a tangent reaches it.
+Always holds: forward nodes stand before backward nodes; a node is *backward* exactly when a tangent reaches it,
+or an effect (random numbers, an assertion) that the backward had when it was recorded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch.fx
 
+from fusewright.graph.passes.dce import must_stay
 from fusewright.records import dataclass
 
 
@@ -58,32 +60,14 @@ def results_of(graph: torch.fx.Graph) -> tuple[Any, ...]:
 
 
 def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
-    """The nodes that depend on a tangent: a placeholder after the first `inputs`."""
+    """The nodes that depend on a tangent, a placeholder after the first `inputs`, or on an effect of the backward."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     reached = set(placeholders[inputs:])
     for node in graph.nodes:
-        if node.op not in ("placeholder", "output") and any(argument in reached for argument in node.all_input_nodes):
-            reached.add(node)
+        if node.op not in ("placeholder", "output"):
+            if any(argument in reached for argument in node.all_input_nodes) or (node.meta.get("backward") and must_stay(node)):
+                reached.add(node)
     return reached
-
-
-def tangents_of_gradients(joint: JointGraph) -> tuple[tuple[int, ...], ...]:
-    """For each gradient, which tangents (by their place among the tangents) it depends on."""
-    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
-    masks: dict[torch.fx.Node, int] = {node: 1 << place for place, node in enumerate(placeholders[joint.inputs :])}
-    for node in joint.graph.nodes:
-        if node.op == "call_function":
-            mask = 0
-            for argument in node.all_input_nodes:
-                mask |= masks.get(argument, 0)
-            if mask:
-                masks[node] = mask
-    found = []
-    for item in results_of(joint.graph)[joint.outputs :]:
-        mask = masks.get(item, 0) if isinstance(item, torch.fx.Node) else 0
-        # A constant gradient (zeros, where a formula has no slope) reads no tangent: any that arrives brings it about.
-        found.append(tuple(place for place in range(len(joint.tangents)) if mask >> place & 1 or not mask))
-    return tuple(found)
 
 
 def constant_gradients(joint: JointGraph) -> tuple[bool, ...]:

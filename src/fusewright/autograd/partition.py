@@ -19,6 +19,7 @@ from fusewright.autograd.max_flow import INFINITE, Network
 from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.graph.builder import Builder
+from fusewright.graph.passes.dce import must_stay
 from fusewright.graph.sizes import Expr
 from fusewright.graph.types import TensorType, symbols_in
 from fusewright.records import replace
@@ -183,7 +184,8 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     for node in saved:
         if values[node].meta.get("type") != node.meta.get("type"):
             values[node] = _after(backward, values[node], torch.ops.aten._to_copy.default, dtype=node.meta["type"].dtype)
-    needed = _needed({item for item in results[joint.outputs :] if isinstance(item, Node)}, set(values))
+    roots = {item for item in results[joint.outputs :] if isinstance(item, Node)} | {node for node in backward_set if must_stay(node)}
+    needed = _needed(roots, set(values))
     for node in joint.graph.nodes:
         if node in backward_set and node in needed and node not in values:
             # What is computed again is computed when it is first needed: so it lives shortly, beside what reads it.
@@ -205,6 +207,30 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     backward.lint()
     forward.lint()
     return Split(forward, backward, tuple(places))
+
+
+def part_of(backward: torch.fx.Graph, gradients: list[int], tangents: list[int], group: int) -> tuple[list[int], torch.fx.Graph]:
+    """What of a backward graph computes the outputs at `gradients` and has the effects of `group`.
+
+    Gives which of the placeholders it takes, before those at `tangents`, and its graph."""
+    placeholders = [node for node in backward.nodes if node.op == "placeholder"]
+    results = results_of(backward)
+    wanted = [results[place] for place in gradients]
+    effects = [node for node in backward.nodes if node.op == "call_function" and must_stay(node) and node.meta.get("backward") == group]
+    needed = _needed({item for item in (*wanted, *effects) if isinstance(item, Node)}, set())
+    sizes = {node for node in placeholders if isinstance(node.meta.get("type"), Expr)}
+    own = [placeholders[place] for place in tangents]
+    saved = [node for node in placeholders if (node in needed or node in sizes) and node not in own]
+    part = torch.fx.Graph()
+    values: dict[Node, Any] = {}
+    for node in (*saved, *own):
+        values[node] = _copy(node, part, values)
+    for node in backward.nodes:
+        if node in needed and node not in values:
+            values[node] = _copy(node, part, values)
+    part.output(tuple(values[item] if isinstance(item, Node) else item for item in wanted))
+    part.lint()
+    return [placeholders.index(node) for node in saved], part
 
 
 def _sizes(backward: torch.fx.Graph, inputs: list[Node]) -> list[Node]:
@@ -260,10 +286,5 @@ def _missing(node: Node, values: dict[Node, Any]) -> list[Node]:
 
 def _drop_dead(graph: torch.fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not _has_effect(node):
+        if node.op == "call_function" and not node.users and not must_stay(node):
             graph.erase_node(node)
-
-
-def _has_effect(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return bool(node.meta.get("random")) or (schema is not None and schema.is_mutable)

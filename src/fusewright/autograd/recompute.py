@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from fusewright.graph.nodes import written
 from fusewright.graph.schema import facts
 from fusewright.graph.types import TensorType
 
@@ -44,7 +45,7 @@ def can_recompute(node: torch.fx.Node) -> bool:
         return False
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        return True  # arithmetic on sizes, getitem
+        return target is not written  # arithmetic on sizes, getitem
     known = facts(target)
     return not (known.written or known.effect)
 

@@ -12,10 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
+from fusewright.autograd.reach import apart
+from fusewright.capture.aliasing import written_arguments
 from fusewright.capture.frame import Backward, Rebuilt
 from fusewright.capture.signals import GraphBreak, SkipFrame, UserException
+from fusewright.graph.nodes import leaves as leaves_of
+from fusewright.graph.overlap import view_chain
 from fusewright.graph.recorder import Recorder
+from fusewright.graph.schema import facts
 from fusewright.graph.traced_tensor import TracedTensor, memory_root
 from fusewright.records import dataclass, field
 
@@ -67,41 +73,87 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     ]
     if wanted and any(one.leaf for one in rebuilt):
         raise CannotDifferentiate("a tensor that was made to require a gradient inside is returned")
-    leaves = [
-        (position, node.meta["leaf"])
+    leaves: dict[int, TracedTensor] = {
+        position: node.meta["leaf"]
         for position, (node, _) in enumerate(recorder.inputs)
         if isinstance(node.meta.get("leaf"), TracedTensor) and node.meta["leaf"].requires_grad
-    ]
+    }
     known = len(recorder.inputs)
     tangents = [recorder.tangent(value, f"tangent_{position}") for position, value in wanted]
-    gradients: Any = ()
-    freed = False
     if wanted and not leaves:
         raise CannotDifferentiate("an output requires a gradient, and no input does")
-    if wanted:
-        with torch.autograd.set_detect_anomaly(False):  # its check for NaN would read traced gradients; the engine checks the real ones
+    groups = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else []
+    gradients: list[tuple[int, tuple[int, ...], Any]] = []
+    freed = False
+    with torch.autograd.set_detect_anomaly(False):  # its check for NaN would read traced gradients; the engine checks the real ones
+        for index, group in enumerate(groups, 1):
+            roots, given = [wanted[place][1] for place in group.places], [tangents[place] for place in group.places]
+            begins = next(iter(reversed(recorder.graph.nodes)), None)
             try:
-                gradients = recorder.call(
-                    torch.autograd.grad, ([value for _, value in wanted], [leaf for _, leaf in leaves], tangents), {"allow_unused": True}
-                )
+                found: Any = ()
+                if group.inputs:
+                    asked = [leaves[position] for position, _ in group.inputs]
+                    found = recorder.call(torch.autograd.grad, (roots, asked, given), {"allow_unused": True})
             except GraphBreak as signal:
                 if not (recorder.freed and "second time" in signal.detail):
                     raise
                 freed = True
+                break
+            gradients += [(*reached, value) for reached, value in zip(group.inputs, found, strict=True)]
+            if _note_effects(recorder.graph, begins, index) and len(group.places) > 1:
+                raise CannotDifferentiate("the backward has effects, and some of its outputs may have no part in it")
     if len(recorder.inputs) != known + len(tangents):
         raise CannotDifferentiate("the backward reads a tensor that the forward has not seen")
-    pairs = [(position, gradient) for (position, _), gradient in zip(leaves, gradients, strict=False) if gradient is not None]
+    gradients = [] if freed else gradients
+    defined = [one for one in gradients if one[2] is not None]
     backward = Backward(
         inputs=known,
         outputs=len(results.values),
         tangents=tuple(position for position, _ in wanted),
-        gradients=tuple(position for position, _ in pairs),
+        dense=tuple(one.tensor_type.stride != value.tensor_type.stride for one, (_, value) in zip(tangents, wanted, strict=True)),
+        gradients=tuple(position for position, _, _ in defined),
+        depends=tuple(depends for _, depends, _ in defined),
+        groups=tuple(group.frees for group in groups),
+        histories=frozenset(position for position in leaves if recorder.inputs[position][0].meta["history"] is not None),
+        undefined=tuple((position, depends) for position, depends, value in gradients if value is None),
         updates=updates,
         rebuilt=None if plain else rebuilt,
         user_code=None if recorder.user_gradients is None else tuple(recorder.user_gradients),
         freed=freed,
     )
-    return backward, (*results.values, *(gradient for _, gradient in pairs)), ""
+    return backward, (*results.values, *(gradient for _, _, gradient in defined)), ""
+
+
+def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]:
+    """Where the autograd graph of the capture ends: the positions of the inputs by their own node, or by their leaf."""
+    found: dict[Any, int] = {id(leaf): position for position, leaf in leaves.items()}
+    for position in leaves:
+        history = recorder.inputs[position][0].meta["history"]
+        if history is not None:
+            found[history] = position
+    return found
+
+
+def _note_effects(graph: torch.fx.Graph, before: torch.fx.Node | None, group: int) -> bool:
+    """Marks what the backward of `group` (recorded after the node `before`) does besides computing: it is done when the backward
+    runs. Gives whether there is anything but writes to its own tensors; raises CannotDifferentiate for writes to others."""
+    found = False
+    recorded: dict[torch.fx.Node, None] = {}
+    for node in reversed(graph.nodes):
+        if node is before:
+            break
+        recorded[node] = None
+    for node in recorded:
+        if not isinstance(node.target, OpOverload):
+            continue
+        known = facts(node.target)
+        for one in leaves_of(written_arguments(node)):
+            if isinstance(one, torch.fx.Node) and view_chain(one)[0] not in recorded:
+                raise CannotDifferentiate(f"{node.target} writes in the backward to a tensor that was made before it")
+        if known.written or known.effect or known.random:
+            node.meta["backward"] = group
+            found = found or known.effect or known.random
+    return found
 
 
 def _updated(recorder: Recorder) -> list[tuple[int, torch.fx.Node]]:
@@ -140,8 +192,18 @@ def _rebuilding(outputs: Sequence[object], inputs: dict[int, int], results: _Res
         else:
             base = ("output", results.add(root))
         steps = _steps(value, root)
+        _check_hooks(value, root)
         rebuilt.append(Rebuilt(base, steps, no_grad=not value.requires_grad or leaf, leaf=leaf))
     return rebuilt
+
+
+def _check_hooks(value: TracedTensor, root: TracedTensor) -> None:
+    """The gradient of a view that is made outside never enters the graph: hooks inside would not see it."""
+    while value is not root:
+        if value._backward_hooks:  # type: ignore[attr-defined]
+            raise CannotDifferentiate("a view with a hook is returned together with what it is a view of")
+        assert value.viewed is not None
+        value = value.viewed
 
 
 def _steps(value: TracedTensor, root: TracedTensor) -> tuple[Any, ...]:

@@ -14,15 +14,20 @@ from typing import Any
 import torch.fx
 
 from fusewright.autograd.buckets import CompiledPart, bucket_bytes, buckets, parts_of
-from fusewright.autograd.function import Graphs, Halves, differentiable
-from fusewright.autograd.joint import JointGraph, Split, constant_gradients, tangents_of_gradients
-from fusewright.autograd.partition import split
+from fusewright.autograd.function import differentiable
+from fusewright.autograd.halves import Graphs, Group, Halves, Reach
+from fusewright.autograd.joint import JointGraph, Split, constant_gradients
+from fusewright.autograd.partition import part_of, split
+from fusewright.autograd.reach import taken
 from fusewright.autograd.replay import replay
 from fusewright.backends.registry import GraphToCompile
+from fusewright.capture.frame import Backward
 from fusewright.events import FellBack, StageDone
 from fusewright.graph.generators import drawing_devices
+from fusewright.graph.passes.dce import must_stay
 from fusewright.graph.printer import print_graph
 from fusewright.graph.sizes import Expr
+from fusewright.records import replace
 
 
 def compile_joint(
@@ -49,32 +54,80 @@ def compile_joint(
         again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
     in_parts = _parts(halves.backward, compile_half)
     run_forward = compile_half(halves.forward, "forward")
-    run_backward = compile_half(halves.backward, "backward") if backward.gradients and not in_parts else no_gradients
+    groups = _groups(joint, halves, backward, bool(in_parts))
+    compiled_groups = []
+    for index, (group, part) in enumerate(groups):
+        run = no_gradients
+        if group.gradients and not in_parts:
+            run = compile_half(part, "backward" if len(groups) == 1 else f"backward of outputs {index}")
+        compiled_groups.append(replace(group, backward=run))
     compiled = Halves(
         forward=run_forward,
-        backward=run_backward,
+        groups=tuple(compiled_groups),
         parts=in_parts,
-        graphs=record(run_forward, run_backward, halves.saved, backward.outputs),
+        graphs=record(run_forward, compiled_groups[0].backward, halves.saved, backward.outputs) if len(groups) == 1 else None,
         replay=again,
         random=drawing_devices(halves.forward),
         updates=bool(backward.updates),
         outputs=backward.outputs,
-        tangents=backward.tangents,
-        gradients=backward.gradients,
-        saved=halves.saved,
-        depends=tangents_of_gradients(joint),
-        constant=constant_gradients(joint),
         fell_back=lambda reason: notify(FellBack(f"{function} backward", reason)),
     )
     kinds = [node.meta["type"] for node in to_compile.graph.nodes if node.op == "placeholder"][: backward.inputs]
     return differentiable(compiled, backward, tuple(kind if isinstance(kind, Expr) else None for kind in kinds))
 
 
+def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -> list[tuple[Group, torch.fx.Graph]]:
+    """The groups of outputs, and the backward graph of each. `whole`: all outputs are one group."""
+    constant = constant_gradients(joint)
+    own = backward.groups
+    if whole or not own:
+        own = (tuple(part for parts in own for part in parts),)
+    made = []
+    for index, frees in enumerate(own, 1):
+        places = tuple(sorted(place for part in frees for place in part))
+        gradients = [place for place, depends in enumerate(backward.depends) if depends[0] in places]
+        saved, graph = halves.saved, halves.backward
+        if len(own) > 1:
+            kept, graph = part_of(halves.backward, gradients, [len(saved) + place for place in places], index)
+            saved = tuple(saved[place] for place in kept)
+        positions = tuple(backward.gradients[gradient] for gradient in gradients)
+        reached: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # (input, place of its gradient)
+        for place, gradient in enumerate(gradients):
+            reached.setdefault(backward.depends[gradient], []).append((positions[place], place))
+        for position, depends in backward.undefined:
+            if depends[0] in places:
+                reached.setdefault(depends, []).append((position, -1))
+        reaches = tuple(_reach(inputs, tuple(map(places.index, depends)), backward) for depends, inputs in reached.items())
+        group = Group(
+            backward=no_gradients,
+            saved=saved,
+            tangents=tuple(backward.tangents[place] for place in places),
+            dense=tuple(backward.dense[place] for place in places),
+            gradients=positions,
+            constant=tuple(constant[gradient] for gradient in gradients),
+            foreign=frozenset(),
+            reaches=reaches,
+            frees=tuple(tuple(map(places.index, part)) for part in frees),
+        )
+        elsewhere = set(backward.tangents).difference(group.tangents if group.uniform else ())
+        made.append((replace(group, foreign=frozenset(elsewhere.intersection(~place for place in saved))), graph))
+    return made
+
+
+def _reach(inputs: list[tuple[int, int]], depends: tuple[int, ...], backward: Backward) -> Reach:
+    """`inputs` in such an order that the engine takes leaves as they stand here."""
+    inputs = sorted(inputs, key=lambda one: one[0] in backward.histories)
+    ordered = list(inputs)
+    for one, place in zip(inputs, taken([position not in backward.histories for position, _ in inputs])):
+        ordered[place] = one
+    return Reach(tuple(position for position, _ in ordered), tuple(place for _, place in ordered), depends)
+
+
 def _parts(graph: torch.fx.Graph, compile_half: Callable[[torch.fx.Graph, str], Callable[..., Any]]) -> tuple[CompiledPart, ...]:
     """The backward cut at the borders of DistributedDataParallel's buckets, compiled; nothing outside of such a module."""
     capacities = bucket_bytes()
-    if capacities is None:
-        return ()
+    if capacities is None or any(node.op == "call_function" and must_stay(node) for node in graph.nodes):
+        return ()  # what has effects runs in one piece: their order is the program's
     groups = buckets(graph, *reversed(capacities))
     if len(groups) < 2:
         return ()

@@ -54,15 +54,14 @@ def symbolic_dims(
             ends = "" if upper is None else str(upper)
             raise SkipFrame("size-out-of-range", f"{source.text()}.size({dim}) is {size}; it is marked as {lower or 0}..{ends}")
         if size == 1 and (dim in marked or (dim == 0 and real.dim() > 1)) and (upper is None or upper >= SEVERAL):
-            if options.ones is None:
+            if not options.ones:
                 env.ones.add(TensorSize(source, dim))
                 continue
             size = SEVERAL
         if size < 2:
             continue
         chosen[dim] = made = env.create(f"s{len(env.symbols)}", size, TensorSize(source, dim), lower or 0, upper)
-        if options.ones is not None and size != real.shape[dim]:
-            options.ones.add(TensorSize(source, dim))
+        if size != real.shape[dim]:
             env.take(made)
         if dim in buckets:
             env.buckets[made] = buckets[dim]

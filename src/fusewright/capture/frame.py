@@ -47,7 +47,13 @@ class Backward:
 
     inputs, outputs  how many placeholders and outputs are the forward's
     tangents   positions of the outputs that have a tangent, in order
-    gradients  positions of the inputs that have a gradient, in order
+    dense      for each tangent, whether it is laid out as empty_like(output): elements of the output share memory
+    gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs that share no
+               operator (each backward frees its own) have gradients of their own, so that an input may stand here more than once
+    depends    for each gradient, the tangents (their places in `tangents`) whose outputs lead to the input in autograd's graph
+    groups     the tangents (their places) of outputs that share operators; within a group, of those that share operators which save
+    histories  positions of the inputs that have a history: the others are leaves
+    undefined  (input, tangents): inputs that outputs lead to, and that get no gradient from them
     updates    (input, output) positions: an input that was written to with its history kept; it is to be given the output's value under
                autograd, after the graph
     rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they are
@@ -60,6 +66,11 @@ class Backward:
     outputs: int
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
+    dense: tuple[bool, ...] = ()
+    depends: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    histories: frozenset[int] = frozenset()
+    undefined: tuple[tuple[int, tuple[int, ...]], ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
     rebuilt: tuple[Rebuilt, ...] | None = None
     user_code: tuple[Application | Hook, ...] | None = ()

@@ -145,7 +145,7 @@ _CONTENTS: dict[type, Callable[[Any], object]] = {
 
 
 SMALL_SIZES = "a size of 0 or 1 may broadcast or vanish"
-"""Why a size is guarded to be 2 or more. Such a guard is given up where the graph is shown to do the same (widening.py)."""
+"""Why a size is guarded to be 2 or more. Such a guard is given up where the graph is shown to do the same (generalise/widening.py)."""
 
 
 ASKED_AT = "asked at "

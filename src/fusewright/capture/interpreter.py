@@ -159,7 +159,7 @@ class _Attempt:
         self.reached = False
         self.tracer = tracer = Tracer(function, arguments, options, calls.call, stop_at)
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
-        tracer.recorder = (Recorder if options.ones is None else Witness)(options.level, env, tracer.stack)
+        tracer.recorder = (Witness if options.ones else Recorder)(options.level, env, tracer.stack)
         tracer.recorder.draws = Draws() if options.own_random else None
         if options.level == "aten" and env is not None:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers

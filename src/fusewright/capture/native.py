@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fusewright import _native
-from fusewright.capture.signals import UserException
+from fusewright.capture.signals import SkipFrame, UserException
 from fusewright.capture.values.text import refuse_if_shown
 
 if TYPE_CHECKING:
@@ -86,14 +86,17 @@ _CONVERSIONS = frozenset({"__hash__", "__index__", "__int__", "__float__", "__co
 
 
 class Interceptor:
-    """Receives the Python functions that native code runs by itself during one attempt; see csrc/hook.c."""
+    """Receives the Python functions that native code runs by itself during one attempt; see csrc/hook.c. Given no function: some may have
+    run that were not offered."""
 
     __slots__ = ("tracer",)
 
     def __init__(self, tracer: Any) -> None:
         self.tracer = tracer
 
-    def __call__(self, function: types.FunctionType, values: tuple[object, ...]) -> tuple[object] | bool | None:
+    def __call__(self, function: types.FunctionType | None, values: tuple[object, ...]) -> tuple[object] | bool | None:
+        if function is None:
+            raise SkipFrame("evaluator-replaced", "another thread turned on a debugger or another compiler during the capture")
         how = _runs_natively(function.__code__.co_filename)
         if not how:
             return how

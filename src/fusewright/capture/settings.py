@@ -37,8 +37,7 @@ class CaptureOptions:
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
     data_shapes     operators whose result has a size that depends on data are recorded, see graph/data_sizes.py; else they break the graph
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
-    ones            sizes of 1 that would be symbolic were they larger are so, as if they were (capture/dynamic.py), and their sources are
-                    added to this set; None: they are not
+    ones            sizes of 1 that would be symbolic were they larger are so, as if they were (capture/dynamic.py)
     bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded to
     size_history    sizes seen so far by (code, source), None where they differed, and what is known of a function as a whole
                     (capture/dynamic.py): captures add to it
@@ -58,6 +57,6 @@ class CaptureOptions:
     own_random: bool = False
     data_shapes: bool = False
     data_numbers: bool = False
-    ones: set[object] | None = field(default=None, compare=False)
+    ones: bool = False
     bucket: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from fusewright.graph import shape_rules
 from fusewright.graph.meta_kernels import infer, simplified
-from fusewright.graph.nodes import add_call
+from fusewright.graph.nodes import add_call, written
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.strides import estimate
@@ -57,7 +57,8 @@ def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:
 
 class Builder:
     """Adds nodes at the graph's insertion point. `location` and `marks` (meta["no_grad"]: the program ran it without autograd;
-    meta["recompute"]: the backward computes it again) are given to every node until they are changed.
+    meta["recompute"]: the backward computes it again; meta["backward"]: it has an effect, and the backward ran it) are given to every node
+    until they are changed.
 
     `env` is needed for symbolic sizes when the graph has no output yet (see `env_of`)."""
 
@@ -86,6 +87,18 @@ class Builder:
         """Result `index` of a node with several results."""
         return self.node(operator.getitem, (node, index), {}, node.meta["type"][index])
 
+    def write(self, op: OpOverload, args: Sequence[object], kwargs: dict[str, object], type_: object) -> torch.fx.Node:
+        """One operator that writes to the private copies among its arguments; `written` gives their values after it."""
+        made = self.node(op, args, kwargs, type_)
+        made.meta["writes_private"] = True
+        return made
+
+    def written(self, copy: torch.fx.Node, by: torch.fx.Node) -> torch.fx.Node:
+        """The private `copy` after the operator `by`."""
+        made = self.node(written, (copy, by), {}, copy.meta["type"])
+        made.meta["private"] = True
+        return made
+
     def restride(self, node: torch.fx.Node, like: TensorType) -> torch.fx.Node:
         """A copy of `node` laid out with the strides of `like` (same shape, dense and non-overlapping), if it is not already."""
         type_: TensorType = node.meta["type"]
@@ -98,7 +111,7 @@ class Builder:
         return self.call(aten.permute.default, dense, back)
 
 
-MARKS = ("no_grad", "recompute", "keeps_history")
+MARKS = ("no_grad", "recompute", "keeps_history", "backward")
 """What a node's meta says of autograd, which holds for what stands in its place, too."""
 
 
@@ -112,7 +125,7 @@ def building_for(graph: torch.fx.Graph, node: torch.fx.Node, env: ShapeEnv | Non
 
 def marks_of(node: torch.fx.Node) -> dict[str, object]:
     """Those of MARKS that the node has."""
-    return {mark: True for mark in MARKS if node.meta.get(mark)}
+    return {mark: node.meta[mark] for mark in MARKS if node.meta.get(mark)}
 
 
 def _size_order(type_: TensorType, axis: int) -> tuple[float, float]:

@@ -1,15 +1,16 @@
 """Whether eager has a kernel for these dtypes, and what it gives: meta kernels, and loops of ours, accept more than PyTorch's CPU kernels.
 
 Takes a pointwise operator with its arguments and the result type that was inferred (a TensorType in each tensor's place); gives the reason
-why eager would do something else, else "". Always holds: the answer comes from the operator itself, run once for each combination of
-dtypes on tensors of one element.
+why eager would do something else, else "". Always holds: the answer comes from the operator itself, run once for each question on tensors
+of one element; a question holds all that it is run with, so no answer serves another one.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -18,7 +19,20 @@ from fusewright.graph.schema import functional_form
 from fusewright.graph.sizes import Expr
 from fusewright.graph.types import TensorType
 
-_answers: dict[tuple[object, ...], tuple[torch.dtype, ...] | str] = {}
+
+class _Tensor(NamedTuple):
+    """What of a tensor may decide."""
+
+    dtype: torch.dtype
+    rank: int
+    device: str
+
+
+class _Given(NamedTuple):
+    """An argument that is no tensor: 1, 1.0 and True are equal, and are not the same."""
+
+    kind: type
+    value: object
 
 
 def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> str:
@@ -26,10 +40,8 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
     CPU's."""
     if not _is_pointwise(func):
         return ""
-    key = (func, torch.get_default_dtype(), *map(_kind, args), *((name, _kind(value)) for name, value in kwargs.items()))
-    found = _answers.get(key)
-    if found is None:
-        found = _answers[key] = () if _elsewhere((args, tuple(kwargs.values()))) else _asked(func, args, kwargs)
+    given = tuple(map(_asked_with, args)), tuple((name, _asked_with(value)) for name, value in kwargs.items())
+    found = _answer(func, torch.get_default_dtype(), *given)
     if isinstance(found, str):
         return found
     inferred = _dtypes(result)
@@ -51,42 +63,45 @@ _LOSSES = frozenset(
 )
 
 
-def _kind(value: object) -> object:
-    """What of an argument may decide: the dtype and whether there are dimensions, the type of a number and its sign."""
+def _asked_with(value: object) -> object:
     if isinstance(value, TensorType):
-        return value.dtype, bool(value.shape), value.device.type
+        return _Tensor(value.dtype, len(value.shape), value.device.type)
     if isinstance(value, (list, tuple)):
-        return tuple(map(_kind, value))
-    if isinstance(value, (int, float)):
-        return type(value), value < 0
-    return value if isinstance(value, (torch.dtype, str)) else type(value)
+        return tuple(map(_asked_with, value))
+    return _Given(int, 1) if isinstance(value, Expr) else _Given(type(value), value)
 
 
-def _elsewhere(value: object) -> bool:
-    if isinstance(value, TensorType):
-        return value.device.type != "cpu"
-    return isinstance(value, (list, tuple)) and any(map(_elsewhere, value))
-
-
-def _asked(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[torch.dtype, ...] | str:
+@lru_cache(maxsize=1 << 12)
+def _answer(
+    func: OpOverload, default: torch.dtype, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]
+) -> tuple[torch.dtype, ...] | str:
+    """The result dtypes, or the error. `default`: the default dtype, which results may depend on."""
+    if _elsewhere((args, tuple(value for _, value in kwargs))):
+        return ()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _dtypes(func(*map(_small, args), **{name: _small(value) for name, value in kwargs.items()}))
+            return _dtypes(func(*map(_made, args), **{name: _made(value) for name, value in kwargs}))
+        except (MemoryError, RecursionError):  # of this moment, not of the question
+            raise
         except Exception as error:
             return f"{type(error).__name__}: {error}"
+
+
+def _elsewhere(value: object) -> bool:
+    if isinstance(value, _Tensor):
+        return value.device != "cpu"
+    return type(value) is tuple and any(map(_elsewhere, value))
 
 
 def _dtypes(result: object) -> tuple[torch.dtype, ...]:
     return tuple(t.dtype for t in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(t, (torch.Tensor, TensorType)))
 
 
-def _small(value: object) -> object:
-    if isinstance(value, TensorType):
-        return torch.ones([1] if value.shape else [], dtype=value.dtype)
-    if isinstance(value, Expr):
-        return 1
-    return [_small(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _made(value: object) -> object:
+    if isinstance(value, _Tensor):
+        return torch.ones([1] * value.rank, dtype=value.dtype, device="cpu")
+    return value.value if isinstance(value, _Given) else list(map(_made, value))  # type: ignore[call-overload]
 
 
 __all__ = ["disagreement"]

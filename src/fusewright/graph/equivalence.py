@@ -19,6 +19,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.graph.fingerprint import NoFingerprint, tensor_text
+from fusewright.graph.nodes import written
 from fusewright.graph.schema import facts
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.graph.types import TensorType
@@ -147,6 +148,8 @@ class Numbering:
             return self.key(("constant", tensor_text(self.constants[str(node.target)])), type_)
         if node.target is operator.getitem:
             return self.key(("item", self.numbers[node.args[0]], node.args[1]), type_)  # type: ignore[index]
+        if node.target is written:
+            return self.key(("written", *(self.numbers[one] for one in node.args)), type_)  # type: ignore[index]
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             raise NoFingerprint(str(node.target))
         if isinstance(type_, TensorType):

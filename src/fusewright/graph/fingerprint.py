@@ -16,6 +16,7 @@ import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fusewright.graph.builder import env_of
+from fusewright.graph.nodes import written
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Expr, bounds, free_symbols, to_tuples
 from fusewright.graph.types import TensorType
@@ -79,6 +80,8 @@ class _Text:
             return f"{{{','.join(f'{self.value(key)}:{self.value(item)}' for key, item in value.items())}}}"
         if isinstance(value, torch.Tensor):
             return tensor_text(value)
+        if value is written:
+            return "written"
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if callable(value) and module in ("_operator", "math", "builtins"):
             return f"{module}.{name}"

@@ -71,6 +71,12 @@ def _add(graph: Any, stem: str, op: str, target: Any, args: tuple[Any, ...], kwa
     return node
 
 
+def written(value: Any, by: Any) -> Any:
+    """Target of a node: the private copy `value` after the operator `by` has written to it. So whatever reads the new value follows a data
+    edge to the write, and no pass need know of writes."""
+    return value
+
+
 def _keeps_known_books() -> bool:
     """Whether FX's own way and the quick one leave the same behind."""
 

@@ -38,15 +38,15 @@ def shares_in_part(written: torch.fx.Node, others: Iterable[torch.fx.Node]) -> b
     others = [other for other in others if other is not written]
     if not others:
         return False
-    root = _chain(written)[0]
-    related = [other for other in others if _chain(other)[0] is root]
+    root = view_chain(written)[0]
+    related = [other for other in others if view_chain(other)[0] is root]
     if not related:
         return False
     mine = _place(written)
     return mine is None or any(_overlap(mine, _place(other)) for other in related)
 
 
-def _chain(node: torch.fx.Node) -> list[torch.fx.Node]:
+def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The views that lead to `node`, from the node that is no view."""
     chain = [node]
     while node.op == "call_function":
@@ -69,7 +69,7 @@ def _chain(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 def _place(node: torch.fx.Node) -> _Place | None:
     """None where a size is symbolic, or the path leads through more than views."""
-    chain = _chain(node)
+    chain = view_chain(node)
     root = chain[0].meta["type"]
     if not isinstance(root, TensorType) or not all(isinstance(extent, int) for extent in (*root.shape, *root.stride)):
         return None

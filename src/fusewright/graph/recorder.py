@@ -201,10 +201,10 @@ class Recorder:
         return size  # type: ignore[return-value]
 
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
-        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet. Where an expanded dimension
-        of the output shares memory, the gradient is laid out as empty_like(output)."""
+        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet. Where elements of
+        the output share memory, each has a gradient of its own: it is laid out as empty_like(output)."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
-        if any(isinstance(stride, int) and stride == 0 for stride in type_.stride) and 0 not in type_.shape:
+        if shares_elements(type_) and 0 not in type_.shape:
             type_ = replace(type_, stride=preserved_strides(type_))
         node = self._placeholder(name, None)
         node.meta.update(type=type_, tangent=True)

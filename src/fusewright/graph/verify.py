@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from fusewright.graph.builder import argument_types, derive
 from fusewright.graph.data_sizes import GIVES
+from fusewright.graph.nodes import written
 from fusewright.graph.schema import facts
 from fusewright.graph.shape_env import ShapeEnv
 from fusewright.graph.sizes import Expr
@@ -63,6 +64,8 @@ def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = Fal
                 _check_derived(node, env)
         elif node.target is operator.getitem:
             _check_item(node)
+        elif node.target is written:
+            _check_written(node)
         else:
             raise GraphError(f"{node.name}: {node.target} is not an ATen operator")
 
@@ -78,6 +81,12 @@ def _check_item(node: torch.fx.Node) -> None:
         raise GraphError(f"{node.name}: {node.meta['type']} is not what its tuple holds")
 
 
+def _check_written(node: torch.fx.Node) -> None:
+    copy, by = node.args
+    if not isinstance(by, torch.fx.Node) or copy not in by.all_input_nodes or not by.meta.get("writes_private"):
+        raise GraphError(f"{node.name}: {by} does not write to {copy}")
+
+
 def _check_functional(node: torch.fx.Node) -> None:
     assert isinstance(node.target, OpOverload)
     for index in facts(node.target).written:
@@ -87,9 +96,9 @@ def _check_functional(node: torch.fx.Node) -> None:
                 raise GraphError(f"{node.name}: an epilogue copy into something that is no input")
             continue
         targets = target if isinstance(target, (list, tuple)) else [target]
-        for written in targets:
-            if isinstance(written, torch.fx.Node) and not written.meta.get("private"):
-                raise GraphError(f"{node.name} writes to {written.name} in a functional graph")
+        for one in targets:
+            if isinstance(one, torch.fx.Node) and not one.meta.get("private"):
+                raise GraphError(f"{node.name} writes to {one.name} in a functional graph")
 
 
 def _check_derived(node: torch.fx.Node, env: ShapeEnv | None) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SMALLEST, LARGEST = 2, 2**31 - 1
 """Ints below are what programs count and choose with, ints above may leave the 64 bits that native code computes in: both are captured by
-value. Those below are served by the code for larger ones where that is shown to do the same (widening.py), as with sizes."""
+value. Those below are served by the code for larger ones where that is shown to do the same (generalise/widening.py), as with sizes."""
 
 
 def _may_change(world: World) -> bool:

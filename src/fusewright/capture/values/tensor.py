@@ -245,7 +245,8 @@ def _grad(world: World, tensor: torch.Tensor) -> object:
 
 
 def _data(world: World, tensor: torch.Tensor) -> object:
-    return world.torch_call(torch.Tensor.detach, (tensor,), {})
+    """The getter itself: what is written through `data` is counted by neither tensor, as it is by both after detach()."""
+    return world.torch_call(torch.Tensor.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
 
 
 def _grad_fn(world: World, tensor: torch.Tensor) -> object:

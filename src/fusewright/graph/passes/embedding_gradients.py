@@ -8,6 +8,8 @@ Always holds: the matrix that is written to is made by this graph and read by no
 
 from __future__ import annotations
 
+import operator
+
 import torch
 import torch.fx
 
@@ -34,8 +36,7 @@ def embedding_gradients(graph: torch.fx.Graph, rewrites: Rewrites) -> torch.fx.G
                 kind: TensorType = node.meta["type"]
                 other = build.call(aten.full.default, list(kind.shape), 0.0, dtype=kind.dtype, device=kind.device)
             other.meta["private"] = True
-            _add_rows(build, other, node)
-        place.replace_all_uses_with(other)
+            place.replace_all_uses_with(_add_rows(build, other, node))
         graph.erase_node(place)
         if place is not node:
             graph.erase_node(node)
@@ -59,12 +60,13 @@ def _other_term(total: Node, gradient: Node) -> Node | None:
         return None
     kinds: list[TensorType] = [one.meta["type"] for one in (other, gradient, total)]
     same = all(isinstance(kind, TensorType) and (kind.shape, kind.dtype) == (kinds[2].shape, kinds[2].dtype) for kind in kinds)
-    if not same or kinds[0].stride != contiguous_strides(kinds[0].shape) or not isinstance(other.target, torch._ops.OpOverload):
+    if not same or kinds[0].stride != contiguous_strides(kinds[0].shape) or other.target is operator.getitem:
         return None
-    return other if all(user is total or user.meta.get("writes_private") for user in other.users) else None
+    return other if len(other.users) == 1 else None
 
 
-def _add_rows(build: Builder, into: Node, node: Node) -> None:
+def _add_rows(build: Builder, into: Node, node: Node) -> Node:
+    """`into` with the rows of the gradient `node` added."""
     gradient, index, _, padding, _ = node.args
     kind: TensorType = gradient.meta["type"]  # type: ignore[union-attr]
     if padding >= 0:  # type: ignore[operator]
@@ -72,5 +74,5 @@ def _add_rows(build: Builder, into: Node, node: Node) -> None:
         gradient = build.call(aten.masked_fill.Scalar, gradient, skipped, 0)
     rows = build.call(aten.reshape.default, gradient, [-1, kind.shape[-1]])
     positions = build.call(aten.reshape.default, index, [-1])
-    made = build.call(aten.index_add_.default, into, 0, positions, rows)
-    made.meta["writes_private"] = True
+    made = build.write(aten.index_add_.default, (into, 0, positions, rows), {}, into.meta["type"])
+    return build.written(into, made)

@@ -12,6 +12,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.graph.nodes import written
 from fusewright.graph.schema import facts
 
 
@@ -35,6 +36,6 @@ def escaping(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     for node in reversed(graph.nodes):
         if node.op == "output" or node.meta.get("epilogue") or node.meta.get("writes_private"):
             found.update(node.all_input_nodes)
-        elif node in found and (shares_memory(node) or node.target is operator.getitem):
+        elif node in found and (shares_memory(node) or node.target in (operator.getitem, written)):
             found.update(node.all_input_nodes[:1])  # an operator of several results leaves with any of them
     return found

@@ -3,6 +3,7 @@
 Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure operators,
 followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]); an input whose placeholder has
 meta["updated_outside"] gets none: an output that is this input then is its new value.
+An operator without a pure form writes to private copies, and whoever reads a copy afterwards reads `written(copy, operator)`.
 Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph; outputs that
 shared storage still share it; operators that draw random numbers keep their order.
 
@@ -293,10 +294,9 @@ class _Functionaliser:
             copies[target] = copy
         args = self._arguments(node.args, copies)
         kwargs = self._arguments(node.kwargs, copies)
-        made = self.build.node(op, args, kwargs, node.meta["type"])  # type: ignore[arg-type]
-        made.meta["writes_private"] = True
+        made = self.build.write(op, args, kwargs, node.meta["type"])  # type: ignore[arg-type]
         for target in targets:
-            self._write(self.refs[target], copies[target])
+            self._write(self.refs[target], self.build.written(copies[target], made))
         known = facts(op)
         if isinstance(node.meta["type"], tuple):
             same = iter(targets)

@@ -142,7 +142,7 @@ class _Layout:
         if _pointwise(node.target):
             self.agree(node)
         carries = _pointwise(node.target) or node.target in AGNOSTIC or (node.target in VIEWS and node not in self.escaping)
-        if carries and not _explicit_format(node):
+        if carries and not (_explicit_format(node) or node.meta.get("private")):
             self.retype(node)
             return
         if node.target is operator.getitem:

@@ -18,6 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fusewright.errors import CannotFunctionalise
+from fusewright.graph.nodes import written
 from fusewright.graph.schema import facts, list_of_views
 from fusewright.graph.sizes import Dim, Expr, Symbol, known_le, known_lt
 from fusewright.graph.types import Location, TensorType, contiguous_strides
@@ -136,6 +137,8 @@ class Lowering:
             return kind
         if node.target is operator.getitem:
             return self.environment[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.target is written:
+            return self.environment[node.args[0]]  # type: ignore[index]
         args, kwargs = self.resolve(node.args), self.resolve(dict(node.kwargs))
         self.locations = merge_locations(lazy_locations((args, kwargs)), locations_of(node))
         in_memory = self.needs_memory(node) or len(node.users) > 1
@@ -227,7 +230,7 @@ class Lowering:
         found = self._memory_readers.get(node)
         if found is None:
             self._memory_readers[node] = False
-            found = any(self._reads_memory(user) for user in node.users)
+            found = any(self._reads_memory(user) for user in node.users if user.target is not written or user.args[0] is node)
             self._memory_readers[node] = found
         return found
 
@@ -236,7 +239,7 @@ class Lowering:
             return True
         if is_input_update(user):
             return False
-        if user.target is operator.getitem:
+        if user.target in (operator.getitem, written):
             return self.needs_memory(user)
         row = registry.find(user.target)
         if row is None or (row.accepts is not None and not row.accepts(user)):
@@ -514,6 +517,9 @@ class Lowering:
 def memory_of(node: Node) -> Node:
     """The node whose memory the node's is: itself, or what it is a view of."""
     while node.op == "call_function":
+        if node.target is written:
+            node = node.args[0]  # type: ignore[assignment]
+            continue
         source = node.args[0] if node.target is operator.getitem else node
         target = source.target  # type: ignore[union-attr]
         if not isinstance(target, torch._ops.OpOverload) or not source.args or source.meta.get("lazy_view"):  # type: ignore[union-attr]

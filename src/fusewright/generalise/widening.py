@@ -24,11 +24,11 @@ from fusewright.capture.guards import Guard, build_program
 from fusewright.capture.resume import Resumption
 from fusewright.capture.sources import Source, TensorSize, TensorStride
 from fusewright.errors import CannotFunctionalise
+from fusewright.generalise.same_finish import numbers_in
 from fusewright.graph.builder import env_of
 from fusewright.graph.equivalence import same_for
 from fusewright.graph.sizes import Dim, Expr, substitute
 from fusewright.graph.write_sizes import write_sizes
-from fusewright.same_finish import numbers_in
 
 
 class General:
@@ -191,7 +191,9 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
     )
     updates = tuple((source(position), output) for position, output in backward.updates)
     gradients = tuple(map(source, backward.gradients))
-    return backward.outputs, backward.tangents, gradients, updates, rebuilt, backward.user_code == (), backward.freed
+    undefined = tuple((source(position), depends) for position, depends in backward.undefined)
+    tangents = backward.tangents, backward.dense, backward.groups, backward.depends
+    return backward.outputs, tangents, gradients, undefined, updates, rebuilt, backward.user_code == (), backward.freed
 
 
 def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:

@@ -1,0 +1,246 @@
+"""The compiled halves of a graph, and one call of them: what the forward remembers for the backward, and how the backward runs.
+
+Takes compiled callables over flat tensors; gives functions that the autograd functions around them share (function.py, visits.py).
+Always holds: gradients of gradients are right (PyTorch's own autograd over the recorded operators), or refused; what is saved is freed with
+its last use unless the graph is kept, and a write to it in between is an error, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from fusewright.autograd import buckets
+from fusewright.errors import RuntimeFallback
+from fusewright.graph.generators import states_of
+from fusewright.records import dataclass
+
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved "
+    "intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to "
+    "backward through the graph a second time or if you need to access saved tensors after calling backward."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Inputs that the same outputs lead to.
+
+    inputs     their positions
+    gradients  for each its place among the group's gradients, or -1: it gets none
+    depends    the outputs, by their places among the group's tangents
+    """
+
+    inputs: tuple[int, ...]
+    gradients: tuple[int, ...]
+    depends: tuple[int, ...]
+
+    def reached_by(self, given: Sequence[Any]) -> bool:
+        """Whether any of the outputs has a gradient."""
+        return any(given[place] is not None for place in self.depends)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Outputs that share operators, and their backward: backward(saved..., tangents...) → gradients.
+
+    saved      see autograd.joint.Split
+    tangents   positions of the outputs; dense: which of their gradients are laid out as empty_like(output) (see Backward)
+    gradients  which inputs get a gradient, in order; constant: whether it reads no tangent
+    foreign    positions of results that are saved and belong to another node of autograd's graph
+    reaches    the inputs by the outputs that lead to them
+    frees      the outputs (places among the tangents) that free what each other's backward needs
+    """
+
+    backward: Callable[..., tuple[Any, ...]]
+    saved: tuple[int, ...]
+    tangents: tuple[int, ...]
+    dense: tuple[bool, ...]
+    gradients: tuple[int, ...]
+    constant: tuple[bool, ...]
+    foreign: frozenset[int]
+    reaches: tuple[Reach, ...]
+    frees: tuple[tuple[int, ...], ...]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every output leads to the same inputs, and frees what the others need."""
+        return len(self.frees) == len(self.reaches) == 1 and len(self.reaches[0].depends) == len(self.tangents)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """forward(*inputs) → (graph outputs..., further saved values...), and the backward in groups.
+
+    replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would not give their
+              gradients (a custom autograd function or a hook that cannot be run again)
+    random    the devices whose random generators the forward draws from
+    updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive), and not replayed
+    outputs   number of graph outputs
+    parts     the backward of the one group in several parts (see autograd.buckets); empty: in one
+    graphs    what runs the forward and the backward of the one group instead of themselves, if anything does
+    fell_back is told why when the compiled backward could not finish and the recorded operators ran instead
+    """
+
+    forward: Callable[..., tuple[Any, ...]]
+    groups: tuple[Group, ...]
+    replay: Callable[..., tuple[Any, ...]] | None
+    random: tuple[torch.device, ...]
+    updates: bool
+    outputs: int
+    fell_back: Callable[[str], None]
+    parts: tuple[buckets.CompiledPart, ...] = ()
+    graphs: Graphs | None = None
+
+
+class Graphs(Protocol):
+    """Both halves, replayed from recordings where that is possible (runtime/training_graphs.py). A lease stands for a forward that was."""
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]: ...
+
+    def saved_by(self, lease: Any, values: Sequence[Any]) -> None: ...
+
+    def backward(self, lease: Any, values: list[Any]) -> tuple[Any, ...]: ...
+
+    def finished(self, lease: Any, kept: bool) -> None: ...
+
+
+class Call:
+    """One run of the forward: its inputs and results, the random state before it, and its lease."""
+
+    __slots__ = ("inputs", "lease", "random", "results")
+
+    def __init__(self, halves: Halves, inputs: tuple[Any, ...]) -> None:
+        self.inputs = inputs
+        self.random = states_of(halves.random) if halves.random and halves.replay is not None else None
+        self.lease: Any = None
+        if halves.graphs is None:
+            self.results = halves.forward(*inputs)
+        else:
+            self.results, self.lease = halves.graphs.forward(inputs)
+
+
+def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
+    """Keeps on the context of an autograd function what the backward of `group` needs."""
+    inputs, results = call.inputs, call.results
+    saved = [inputs[place] if place >= 0 else results[~place] for place in group.saved]
+    if group.foreign:  # an alias without history: nodes that hold each other's outputs would never be freed
+        saved = [value.detach() if ~place in group.foreign else value for place, value in zip(group.saved, saved)]
+    ctx.halves, ctx.group, ctx.random, ctx.lease = halves, group, call.random, call.lease
+    ctx.plain = [None if isinstance(value, torch.Tensor) else value for value in saved]
+    ctx.layouts = [_layout(results[position], dense) for position, dense in zip(group.tangents, group.dense)]
+    ctx.inputs = None if halves.updates else inputs
+    ctx.versions = [] if halves.updates else _versions(inputs)
+    ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
+    if halves.graphs is not None and ctx.lease is not None:
+        halves.graphs.saved_by(ctx.lease, saved)
+    ctx.set_materialize_grads(False)
+
+
+def values_for(ctx: Any, given: list[torch.Tensor | None]) -> list[Any]:
+    """What the compiled backward takes: the saved values and the tangents."""
+    values = [tensor if plain is None else plain for tensor, plain in zip(ctx.saved_tensors, ctx.plain)]
+    return values + [tangent(one, layout) for one, layout in zip(given, ctx.layouts)]
+
+
+def gradients(ctx: Any, given: list[torch.Tensor | None], last: bool = True) -> Sequence[Any]:
+    """The gradients of the context's group. `last`: unless the graph is kept, what is saved is freed."""
+    if torch.is_grad_enabled():
+        return replayed_gradients(ctx, given)
+    halves: Halves = ctx.halves
+    values = values_for(ctx, given)
+    if last:
+        ctx.maybe_clear_saved_tensors()  # each saved tensor is freed after its last use in the backward
+    try:
+        results = _run(halves, ctx, values)
+    except RuntimeFallback as error:
+        halves.fell_back(str(error))
+        with torch.enable_grad():
+            results = replayed_gradients(ctx, given, create_graph=False)
+    kept = not last or torch._C._autograd._get_current_graph_task_keep_graph()
+    if not kept:
+        ctx.inputs = None
+    if halves.graphs is not None and ctx.lease is not None:
+        halves.graphs.finished(ctx.lease, kept)
+    return results
+
+
+def _run(halves: Halves, ctx: Any, values: list[Any]) -> tuple[Any, ...]:
+    if halves.graphs is not None:
+        return halves.graphs.backward(ctx.lease, values)
+    consume = getattr(ctx.group.backward, "consume", None)
+    return consume(values) if consume is not None else ctx.group.backward(*values)  # type: ignore[no-any-return]
+
+
+def _layout(tensor: torch.Tensor, dense: bool) -> Layout:
+    """How the gradient of an output is laid out: `Recorder.tangent` says the same."""
+    stride = torch.empty_like(tensor, device="meta").stride() if dense else tensor.stride()
+    return tensor.shape, stride, tensor.dtype, tensor.device
+
+
+def _versions(inputs: tuple[Any, ...]) -> list[int]:
+    """How often each input tensor has been written to (inference tensors do not count)."""
+    return [value._version for value in inputs if isinstance(value, torch.Tensor) and not value.is_inference()]
+
+
+def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
+    """The tangent in the output's own layout, which the backward was compiled for; zeros for an output that nothing depended on."""
+    shape, stride, dtype, device = layout
+    if given is None:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+    if given.stride() != stride or type(given) is not torch.Tensor or given.is_conj() or given.is_neg():
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(given)
+    return given
+
+
+def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph: bool = True) -> tuple[Any, ...]:
+    """Gradients with a graph of their own: the recorded operators run once more under autograd."""
+    halves: Halves = ctx.halves
+    group: Group = ctx.group
+    if halves.replay is None and not create_graph:
+        raise RuntimeError(
+            "fusewright: the compiled backward could not finish, and cannot be repeated eagerly because of a custom autograd.Function or a "
+            "tensor hook in the compiled function that cannot be run again. Keep that out of the compiled function."
+        )
+    if halves.replay is None:
+        raise RuntimeError(
+            "fusewright: gradients of gradients (create_graph=True) need a custom autograd.Function or a tensor hook of the compiled "
+            "function once more, and it cannot be run again: it has side effects, takes an argument that may change, or stands beside an "
+            "in-place operation. Keep it out of the compiled function, or compile with fusewright.disable around it."
+        )
+    inputs = ctx.inputs
+    if halves.updates or (inputs is not None and _versions(inputs) != ctx.versions):
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled "
+            "function was written to before gradients of its gradients were asked for"
+        )
+    if inputs is None:
+        raise RuntimeError(FREED)
+    if halves.random and ctx.random is None:
+        raise RuntimeError(
+            "fusewright: the forward drew random numbers while the program recorded a CUDA graph; it cannot be repeated with them. "
+            "Keep gradients of gradients (create_graph=True) of it out of the recording."
+        )
+    with nullcontext() if ctx.random is None else ctx.random.again():
+        outputs = halves.replay(*inputs)
+    pairs = [(outputs[position], tangent) for position, tangent in zip(group.tangents, given) if tangent is not None]
+    pairs = [(output, tangent) for output, tangent in pairs if output.requires_grad]
+    wanted = [inputs[position] for position in group.gradients]
+    found: Sequence[Any] = [None] * len(wanted)
+    if pairs and wanted:
+        found = torch.autograd.grad(
+            [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
+        )
+    reached = [place for reach in group.reaches if reach.reached_by(given) for place in reach.gradients if place >= 0]
+    if any(found[place] is None and not group.constant[place] for place in reached):
+        raise RuntimeError(
+            "fusewright: gradients of gradients (create_graph=True) of this compiled function cannot be computed: an operator inside hides "
+            "its gradient from PyTorch's autograd. Keep it out of the compiled function, or compile with fusewright.disable around it."
+        )
+    # The capture's gradient is a constant, where the operators that run again lead nowhere: zeros.
+    return tuple(torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(wanted, found))

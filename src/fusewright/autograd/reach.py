@@ -1,0 +1,145 @@
+"""Which outputs lead to which inputs in autograd's graph, and which outputs share no operator with others.
+
+Takes traced outputs and the capture's differentiable inputs; gives the outputs in groups. PyTorch's engine visits exactly the inputs
+that the outputs of a `backward()` lead to (their hooks are called, their own graphs run), and each visited operator frees what it
+saved. Always holds: two outputs of different groups share no operator, so that the backward of one neither needs nor frees what the
+other's does; groups and inputs stand in the order in which the engine comes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from fusewright.records import dataclass
+
+MOST_GROUPS = 8
+"""Outputs in more groups than that are taken for one: each group is compiled by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """places: of its outputs among all; inputs: for each input that they lead to its key, and the places of those which do; frees: the
+    places by what the outputs have in common that a backward frees: operators that save a tensor."""
+
+    places: tuple[int, ...]
+    frees: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Group]:
+    """`ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an AccumulateGrad node's)."""
+    masks: dict[Any, int] = {}
+    for place, output in enumerate(outputs):
+        masks[output.grad_fn] = masks.get(output.grad_fn, 0) | 1 << place
+    roots = list(masks)
+    order, reached = _graph(roots, ends)
+    for node in order:
+        for following, _ in node.next_functions:
+            if following is not None:
+                masks[following] = masks.get(following, 0) | masks[node]
+    single = [1 << place for place in range(len(outputs))]
+    groups = _joined(single, (masks[node] for node in order))
+    frees = _joined(single, (masks[node] for node in order if masks[node] & masks[node] - 1 and _saves(node)))
+    if len(groups) > MOST_GROUPS:
+        groups = [(1 << len(outputs)) - 1]
+    # The engine begins with what was made last, and so it does with the groups: those stand first whose nodes are made first.
+    groups.sort(key=lambda group: max(root._sequence_nr() for root in roots if masks[root] & group))
+    found = [(key, masks[node]) for node, key in reached]
+    return [
+        Group(
+            _places(group),
+            tuple(_places(part) for part in frees if part & group),
+            tuple((key, _places(mask & group)) for key, mask in found if mask & group),
+        )
+        for group in groups
+    ]
+
+
+def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], list[tuple[Any, int]]]:
+    """The nodes of the capture, each before those that it leads to, and those at its ends with their keys: leaves in the order in which
+    their gradients are complete (the engine accumulates them at once), then what has a history, which it comes to at last."""
+    keys: dict[Any, int | None] = {}
+    order: list[Any] = []
+    pending = [(root, False) for root in roots]
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif node not in keys:
+            leaf = getattr(node, "variable", None)
+            keys[node] = ends.get(node if leaf is None else id(leaf))
+            if keys[node] is None:
+                pending.append((node, True))
+                pending += [(following, False) for following, _ in node.next_functions if following is not None]
+    order.reverse()
+    by_time = sorted(order, key=lambda node: -int(node._sequence_nr()))
+    complete = {edge[0]: time for time, edge in enumerate(edge for node in by_time for edge in node.next_functions)}
+    reached = [(node, key) for node, key in keys.items() if key is not None]
+    reached.sort(key=lambda one: (not hasattr(one[0], "variable"), complete.get(one[0], -1)))
+    return order, reached
+
+
+def taken(ready: Sequence[int]) -> list[int]:
+    """In which order the engine takes nodes that become ready one after the other: it keeps them in a binary heap (of the C++ library),
+    where nodes of equal priority, as all leaves are, change places. ready: their priorities."""
+    heap: list[int] = []
+
+    def rise(hole: int, one: int) -> None:
+        while hole > 0 and ready[heap[(hole - 1) // 2]] < ready[one]:
+            heap[hole] = heap[(hole - 1) // 2]
+            hole = (hole - 1) // 2
+        heap[hole] = one
+
+    for one in range(len(ready)):
+        heap.append(one)
+        rise(one, one)
+    order: list[int] = []
+    while heap:
+        order.append(heap[0])
+        moved = heap.pop()
+        hole = 0
+        while (child := 2 * hole + 2) <= len(heap):
+            if child == len(heap) or ready[heap[child]] < ready[heap[child - 1]]:
+                child -= 1
+            heap[hole] = heap[child]
+            hole = child
+        if heap:
+            rise(hole, moved)
+    return order
+
+
+@cache
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors")
+
+
+def _saves(node: Any) -> bool:
+    """Whether the node holds a tensor, which a second backward through it would miss."""
+    kind: Any = type(node)
+    for name in _saved_names(kind):
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # it is freed already
+            return True
+        if any(isinstance(one, torch.Tensor) for one in (value if isinstance(value, tuple) else (value,))):
+            return True
+    return False
+
+
+def _joined(groups: list[int], shared: Iterable[int]) -> list[int]:
+    """Disjoint masks, joined where one of `shared` has bits of both."""
+    for mask in shared:
+        if len(groups) == 1:
+            break
+        touched = [group for group in groups if group & mask]
+        if len(touched) > 1:
+            groups = [group for group in groups if not group & mask] + [sum(touched)]
+    return groups
+
+
+def _places(mask: int) -> tuple[int, ...]:
+    return tuple(place for place in range(mask.bit_length()) if mask >> place & 1)

@@ -1,0 +1,143 @@
+"""Outputs of one group that lead to different inputs.
+
+A backward visits whatever the outputs that it starts from lead to: hooks of those inputs are called, and the graphs behind
+them run. So each set of inputs that the same outputs lead to has a node of its own, which its outputs' nodes point to by tokens
+(no elements):
+
+    output ─► _Outputs ─token─► _Inputs ─► inputs
+
+Takes a group and a run of the forward; gives the group's outputs. Always holds: the compiled backward runs once for a backward
+pass, when the gradients of all outputs that take part are there; should PyTorch's engine ask for it earlier, it runs again for
+what came later.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from fusewright.autograd.halves import FREED, Call, Group, Halves, Reach, gradients, remember
+
+
+def anchor() -> torch.Tensor:
+    """Makes outputs that lead to no input require a gradient."""
+    return torch.empty(0, requires_grad=True)
+
+
+class _Pass:
+    """The backward pass under way (task), and what it has brought.
+
+    saved    the output of _Saved, whose node holds what the forward saved
+    exits    the nodes of the outputs, as weak references; waiting: those of them that have not run in this pass
+    given    the outputs' gradients; found: the gradients of the inputs, once they are known
+    freed    which of `frees` (see Group) earlier passes have freed
+    """
+
+    __slots__ = ("exits", "found", "freed", "frees", "given", "saved", "task", "waiting")
+
+    def __init__(self, saved: torch.Tensor, outputs: int, frees: tuple[tuple[int, ...], ...]) -> None:
+        self.saved = saved
+        self.frees = frees
+        self.freed: set[int] = set()
+        self.exits: list[weakref.ref[Any]] = []
+        self.waiting: set[int] = set()
+        self.given: list[Any] = [None] * outputs
+        self.found: list[Any] | None = None
+        self.task = -1
+
+    def arrive(self, exit: int, places: tuple[int, ...], tangents: tuple[Any, ...]) -> None:
+        task = torch._C._current_graph_task_id()
+        if task != self.task:
+            self.task, self.given, self.found = task, [None] * len(self.given), None
+            self.waiting = set(range(len(self.exits)))
+        self.waiting.discard(exit)
+        for place, tangent in zip(places, tangents):
+            self.given[place] = tangent
+            if tangent is not None:
+                self.found = None
+
+    def take(self, places: tuple[int, ...]) -> list[Any]:
+        """The gradients at `places` (-1: none); each is taken once in a pass."""
+        if self.found is None:
+            visited = {index for index, part in enumerate(self.frees) if any(self.given[place] is not None for place in part)}
+            if visited & self.freed:
+                raise RuntimeError(FREED)
+            last = not any(map(self._comes, self.waiting))
+            if last and not torch._C._autograd._get_current_graph_task_keep_graph():
+                self.freed |= visited
+            self.found = list(gradients(self.saved.grad_fn, self.given, last and len(self.freed) == len(self.frees)))
+            if last:
+                self.given = [None if tangent is None else True for tangent in self.given]
+        taken = []
+        for place in places:
+            taken.append(self.found[place] if place >= 0 else None)
+            if place >= 0:
+                self.found[place] = None  # whoever accumulates it may keep it as it is
+        return taken
+
+    def _comes(self, exit: int) -> bool:
+        node = self.exits[exit]()
+        return node is not None and torch._C._will_engine_execute_node(node)
+
+
+class _Saved(torch.autograd.Function):
+    """Holds what the forward saved. No output leads to it."""
+
+    @staticmethod
+    def forward(ctx: Any, halves: Halves, group: Group, call: Call, *inputs: Any) -> torch.Tensor:
+        remember(ctx, halves, group, call)
+        return torch.empty(0)
+
+
+class _Inputs(torch.autograd.Function):
+    """forward(ctx, state, reach, *inputs) → token."""
+
+    @staticmethod
+    def forward(ctx: Any, state: _Pass, reach: Reach, *inputs: Any) -> torch.Tensor:
+        ctx.state, ctx.reach = state, reach
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        reach: Reach = ctx.reach
+        if not reach.reached_by(ctx.state.given):
+            return (None,) * len(ctx.needs_input_grad)
+        return (None, None, *ctx.state.take(reach.gradients))
+
+
+class _Outputs(torch.autograd.Function):
+    """forward(ctx, state, places, values, *tokens) → values."""
+
+    @staticmethod
+    def forward(ctx: Any, state: _Pass, places: tuple[int, ...], values: tuple[Any, ...], *tokens: Any) -> tuple[Any, ...]:
+        ctx.state, ctx.places, ctx.exit = state, places, len(state.exits)
+        state.exits.append(weakref.ref(ctx))
+        ctx.set_materialize_grads(False)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        ctx.state.arrive(ctx.exit, ctx.places, tangents)
+        return (None, None, None, *(torch.empty(0) for _ in ctx.needs_input_grad[3:]))
+
+
+def apply(halves: Halves, group: Group, call: Call) -> list[Any]:
+    """The outputs of the group, in the order of its tangents."""
+    inputs = call.inputs
+    wanted = [[inputs[position] for position in reach.inputs] for reach in group.reaches]
+    saved = _Saved.apply(halves, group, call, *(wanted[0] if wanted else [anchor()]))
+    state = _Pass(saved, len(group.tangents), group.frees)
+    # Nodes made later run earlier, where the engine has the choice: all outputs before any inputs, and the first inputs first.
+    tokens = [_Inputs.apply(state, reach, *of) for reach, of in zip(reversed(group.reaches), reversed(wanted))][::-1]
+    leads: dict[tuple[int, ...], list[int]] = {}
+    for place in range(len(group.tangents)):
+        leads.setdefault(tuple([index for index, reach in enumerate(group.reaches) if place in reach.depends]), []).append(place)
+    outputs: list[Any] = [None] * len(group.tangents)
+    for reached, places in leads.items():
+        values = tuple([call.results[group.tangents[place]] for place in places])
+        made = _Outputs.apply(state, tuple(places), values, *([tokens[index] for index in reached] or [anchor()]))
+        for place, output in zip(places, made):
+            outputs[place] = output
+    return outputs

@@ -1,0 +1,214 @@
+"""What goes wrong inside of the compiler never reaches the program: each stage is made to fail, with every kind of failure."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+from fusewright.background import WORKER
+from fusewright.capture import signals
+from fusewright.errors import CannotFunctionalise, FusewrightError, InternalErrorWarning, RuntimeFallback
+from fusewright.events import STREAM, Captured, Event, InternalError
+from fusewright.tools import debug_folder
+
+FAILURES: tuple[Callable[[], BaseException], ...] = (
+    lambda: signals.GraphBreak("operator-failed", "injected"),
+    lambda: signals.SkipFrame("recursion", "injected"),
+    lambda: signals.UserException(ValueError("injected")),
+    signals.SizesVary,
+    lambda: AttributeError("injected"),
+    lambda: StopIteration("injected"),
+    lambda: RuntimeError("injected"),
+    lambda: RuntimeFallback("injected"),
+    lambda: CannotFunctionalise("injected"),
+    lambda: RecursionError("injected"),
+    lambda: MemoryError("injected"),
+)
+
+# Where one stage calls the next.
+STAGES = (
+    "driver:capture_frame", "driver:build_program", "driver:plain_sources", "driver:is_general", "driver:serves",
+    "driver:widened", "driver:_parameters", "driver:Compiler._entry",
+    "driver:Compiler._capture_for_several", "driver:Compiler._captured", "driver:Compiler._compile", "driver:Compiler._finish",
+    "driver:_is_collector_callback",
+    "capture.interpreter:check_history", "capture.interpreter:_Attempt.run", "capture.interpreter:_Attempt._captured",
+    "capture.interpreter:_Attempt._cut", "capture.interpreter:check_marks", "capture.calls:call", "capture.finish:build",
+    "capture.cutting:cut", "capture.world:World.load", "capture.world:World.load_global", "capture.world:World.guards",
+    "capture.world:World.close", "capture.world:World.forget", "capture.world:World.binary", "capture.world:World.torch_call",
+    "capture.tracer:Tracer.run", "graph.recorder:Recorder.call", "graph.recorder:Recorder.dispatch", "graph.recorder:Recorder.finish",
+    "graph.passes:run", "driver:record_backward", "backends.native:_mark_parameters",
+    "backends.native:_stages", "backends.native:_generate", "backends.native:_compile_half", "backends.graph_cache:find",
+    "backends.graph_cache:load_plan", "backends.graph_cache:save", "backends.joint:compile_joint", "schedule.driver:build_kernel",
+)  # fmt: skip
+
+
+def scale(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+def program(x: torch.Tensor, log: list[int]) -> torch.Tensor:
+    y = (x * 2).relu()
+    log.append(len(log))
+    fusewright.graph_break()
+    for _ in range(2):
+        y = scale(y) + x.sum()
+    return y
+
+
+CALLS = [lambda: torch.arange(6.0).reshape(2, 3) - 2, lambda: torch.arange(9.0).reshape(3, 3) - 2, lambda: torch.ones(1, 3, requires_grad=True)]
+
+
+def observe(function: Any) -> list[Any]:
+    found: list[Any] = []
+    for make in CALLS * 2:
+        x, log = make(), [7]
+        y = function(x, log)
+        if y.requires_grad:
+            y.sum().backward()
+        found.append((y.detach(), log, x.grad))
+    return found
+
+
+def place(path: str) -> tuple[Any, str]:
+    module, _, name = path.partition(":")
+    owner: Any = importlib.import_module(f"fusewright.{module}")
+    *parents, name = name.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, path: str, failure: Callable[[], BaseException], always: bool = True) -> Iterator[None]:
+    owner, name = place(path)
+    raised = []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raised.append(failure())
+        raise raised[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        yield
+    assert raised or not always, f"{path} is not part of the way"
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return observe(program)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("path", STAGES)
+def test_a_stage_that_fails_leaves_eager_results(
+    path: str, background: bool, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for failure in FAILURES:
+        fusewright.reset()
+        with warnings.catch_warnings(), failing(monkeypatch, path, failure, not background):
+            warnings.simplefilter("ignore", InternalErrorWarning)
+            compiled = fusewright.compile(program, options={"background": background})
+            found = observe(compiled)
+            assert WORKER.wait(60)
+            found_after = observe(compiled)
+        for results in (found, found_after, observe(compiled)):
+            torch.testing.assert_close(results, expected, msg=f"{path}, {failure()!r}")
+
+
+@contextmanager
+def heard() -> Iterator[list[Event]]:
+    found: list[Event] = []
+    with STREAM.listening(found.append):
+        yield found
+
+
+@pytest.mark.parametrize("path", STAGES)
+def test_an_interrupt_is_the_users(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (KeyboardInterrupt, SystemExit):
+        fusewright.reset()
+        with failing(monkeypatch, path, error), pytest.raises(error):
+            observe(fusewright.compile(program))
+    torch.testing.assert_close(observe(fusewright.compile(program)), observe(program))
+
+
+def test_a_defect_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    debug_folder.of_process.cache_clear()
+    compiled = fusewright.compile(lambda x: x + 1, options={"trace.enabled": True})
+    with failing(monkeypatch, "capture.world:World.binary", lambda: KeyError("injected")), heard() as events:
+        with pytest.warns(InternalErrorWarning, match="internal error in its capture: KeyError: 'injected'") as told:
+            compiled(torch.ones(3))
+        assert told[0].filename == __file__
+    assert [event.stage for event in events if isinstance(event, InternalError)] == ["capture"]
+    (file,) = tmp_path.rglob("*_internal_error.txt")
+    assert "KeyError" in file.read_text()
+    debug_folder.of_process.cache_clear()
+    with failing(monkeypatch, "capture.world:World.binary", lambda: KeyError("injected")), pytest.raises(FusewrightError, match="injected"):
+        fusewright.compile(lambda x: x + 1, fullgraph=True)(torch.ones(3))
+
+
+def test_a_subscriber_that_fails_stops_nobody() -> None:
+    def full(event: Event) -> None:
+        raise OSError("no space left")
+
+    compiled = fusewright.compile(lambda x: x + 1)
+    with STREAM.listening(full), pytest.warns(InternalErrorWarning, match="no space left"):
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_memory_that_is_short_once_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = fusewright.compile(lambda x: x + 1)
+    for path in ("capture.world:World.binary", "driver:Compiler._entry"):
+        with failing(monkeypatch, path, MemoryError):
+            torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    with heard() as events:
+        compiled(torch.ones(3))
+    assert any(isinstance(event, Captured) for event in events)
+
+
+def test_little_room_on_the_stack() -> None:
+    """Where the program itself has room enough, it gives its result at every depth."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def callee(x: torch.Tensor) -> torch.Tensor:
+        fusewright.graph_break()
+        return x * 2
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        return callee(x) + 1
+
+    def at(depth: int, function: Any, x: torch.Tensor) -> Any:
+        return function(x) if depth == 0 else at(depth - 1, function, x)
+
+    def deepest(function: Any, x: torch.Tensor) -> int:
+        depth = 0
+        while True:
+            try:
+                at(depth, function, x)
+            except RecursionError:
+                return depth - 1
+            depth += 1
+
+    limit = sys.getrecursionlimit()
+    x = torch.ones(3)
+    sys.setrecursionlimit(len(inspect.stack(0)) + 120)
+    try:
+        for function, callees in ((f, 0), (g, 0)):
+            most = deepest(function, x)
+            for depth in range(most - 90, most + 1):
+                fusewright.reset()
+                torch.testing.assert_close(at(depth, fusewright.compile(function), x), function(x), msg=f"{most - depth} frames left")
+    finally:
+        sys.setrecursionlimit(limit)
