@@ -15,6 +15,8 @@ from fusewright.capture import ones
 from fusewright.events import STREAM, Broken, Captured, Compiled, Event, FellBack, InternalError, LimitReached, Skipped
 from tests.test_small_sizes import SEMANTICS
 
+pytestmark = pytest.mark.usefixtures("verified")
+
 Program = Callable[..., Any]
 
 

@@ -13,6 +13,8 @@ from torch import nn
 import fusewright
 from fusewright.events import STREAM, Broken, Compiled, Event, FellBack, InternalError, LimitReached, Reused, Skipped
 
+pytestmark = pytest.mark.usefixtures("verified")
+
 Case = tuple[Any, ...]
 
 

@@ -57,7 +57,8 @@ def view_strides(t: TensorType, shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
     shown: Dim = 1
     for old in range(t.ndim - 1, -1, -1):
         have = have * t.shape[old]
-        if old == 0 or (t.shape[old - 1] != 1 and not same(t.stride[old - 1], have * base)):
+        outer = 1 if old == 0 else t.shape[old - 1]
+        if old == 0 or (outer != 1 and not same(t.stride[old - 1], have * base) and not same(outer, 1)):
             while axis >= 0 and (shape[axis] == 1 or less(shown, have)):
                 result[axis] = shown * base
                 shown = shown * shape[axis]
@@ -75,7 +76,9 @@ def _reshape(self: TensorType, size: Sequence[Dim]) -> object:
     if self.stride == contiguous_strides(self.shape) and 0 not in self.shape:  # whatever symbolic sizes are
         return _view(self, shape, contiguous_strides(shape))
     strides = view_strides(self, shape)
-    return NotImplemented if strides is None else _view(self, shape, strides)
+    if strides is None:  # PyTorch's meta kernel over symbolic sizes gives strides all the same
+        raise RuntimeError("view size is not compatible with input tensor's size and stride. Use .reshape(...) instead.")
+    return _view(self, shape, strides)
 
 
 def _unsafe_view(self: TensorType, size: Sequence[Dim]) -> object:
@@ -95,10 +98,10 @@ def _permute(self: TensorType, dims: Sequence[int]) -> TensorType:
 
 
 def _transpose(self: TensorType, dim0: int, dim1: int) -> TensorType:
+    a, b = axis_of(dim0, self.ndim), axis_of(dim1, self.ndim)
     if not self.shape:
         return _identity(self)
     order = list(range(self.ndim))
-    a, b = axis_of(dim0, self.ndim), axis_of(dim1, self.ndim)
     order[a], order[b] = b, a
     return _permute(self, order)
 
