@@ -45,6 +45,12 @@ STREAMS: dict[str, tuple[Callable[..., Any], list[Callable[[], tuple[torch.Tenso
     "a view of what is expanded in front": (
         lambda x: x.expand(2, *x.shape).view(-1) + 1, [lambda s=s: (window(s),) for s in ((1, 5, 8, 4), (1, 1, 3, 1), (3, 5, 8, 4))],
     ),
+    "a view of rows of a larger tensor": (
+        lambda x: x.view(-1) * 2, [lambda n=n, w=w, k=k: (window((n, 1, w), slice(None), slice(None), slice(k)),) for n, w, k in ((4, 5, 5), (4, 5, 3), (6, 4, 2), (1, 4, 2))],
+    ),
+    "a value from another layout": (
+        lambda x, y: (x.copy_(y) + y, x * 2), [lambda n=n: (window((n, 10), slice(None), slice(None, None, 2)), window((5, n)).t()) for n in (4, 3, 6, 1)],
+    ),
     "writes to a part of what is expanded": (
         lambda x: x[:, 0].mul_(2) + x[0], [lambda n=n: (torch.ones(n, 1).expand(n, 3),) for n in (2, 4, 5, 1)],
     ),
@@ -101,8 +107,9 @@ def compare(function: Any, calls: Sequence[Callable[[], Sequence[torch.Tensor]]]
     compiled = fusewright.compile(function, recompile_limit=32, **options)
     with torch.no_grad(), STREAM.listening(events.append), STREAM.listening(served_cases.listen):
         for number, arguments in enumerate(calls):
-            here = f"{where}, call {number} of {arguments()!r}"
-            expected, elements = outcome(function, arguments())
+            given = arguments()
+            here = f"{where}, call {number} of {[(tuple(arg.shape), arg.stride()) for arg in given]}"
+            expected, elements = outcome(function, given)
             try:
                 found, mine = outcome(compiled, arguments())
             except Exception as error:

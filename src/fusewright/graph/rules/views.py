@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -13,6 +14,7 @@ from fusewright.graph.types import TensorType, contiguous_strides
 from fusewright.records import replace
 
 aten = torch.ops.aten
+NO_VIEW = "view size is not compatible with input tensor's size and stride. Use .reshape(...) instead."
 
 
 def _view(t: TensorType, shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None = None) -> TensorType:
@@ -39,8 +41,11 @@ def full_shape(t: TensorType, size: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(missing if d == -1 else d for d in size)
 
 
-def view_strides(t: TensorType, shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """Strides that show `t` as `shape` without a copy; None when there are none (ATen/TensorUtils.cpp, computeStride)."""
+def view_strides(
+    t: TensorType, shape: Sequence[Dim], same: Callable[[Any, Any], Any] = same, less: Callable[[Any, Any], Any] = less
+) -> tuple[Dim, ...] | None:
+    """Strides that show `t` as `shape` without a copy; None when there are none (ATen/TensorUtils.cpp, computeStride). `same`, `less`: who
+    compares sizes."""
     if any(size == 0 for size in t.shape):
         if same_shape(t.shape, shape):
             return t.stride
@@ -77,7 +82,7 @@ def _reshape(self: TensorType, size: Sequence[Dim]) -> object:
         return _view(self, shape, contiguous_strides(shape))
     strides = view_strides(self, shape)
     if strides is None:  # PyTorch's meta kernel over symbolic sizes gives strides all the same
-        raise RuntimeError("view size is not compatible with input tensor's size and stride. Use .reshape(...) instead.")
+        raise RuntimeError(NO_VIEW)
     return _view(self, shape, strides)
 
 
