@@ -134,7 +134,7 @@ bool holds_slowly(Handle handle, int64_t itemsize, int64_t reach, bool opaque) {
     if (layout.storage_ready) return opaque && tensor_storage(impl_of(handle)) == nullptr;
     int64_t bytes = 0, offset = 0;
     if (torch.storage_size(handle, &bytes) != 0 || torch.storage_offset(handle, &offset) != 0) return opaque;
-    return offset * itemsize + reach <= bytes;
+    return reach == 0 || offset * itemsize + reach <= bytes;
 }
 
 bool is_plain(Handle handle) { return !layout.ready || (tensor_key_set(impl_of(handle)) & config.wrapped_keys) == 0; }

@@ -53,6 +53,7 @@ inline const char *tensor_storage(const char *impl) {
 inline bool storage_holds(const char *impl, int64_t itemsize, int64_t bytes) {
     const char *storage = tensor_storage(impl);
     if (storage == nullptr || bytes < 0) return false;
+    if (bytes == 0) return true;  // the first element of none may lie anywhere
     int64_t held = *reinterpret_cast<const int64_t *>(storage + layout.storage_bytes);
     return *reinterpret_cast<const int64_t *>(impl + layout.storage_offset) * itemsize + bytes <= held;
 }

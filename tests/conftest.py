@@ -18,7 +18,9 @@ import torch
 import fusewright
 from fusewright import _native, compiler as driver
 from fusewright.base.errors import RuntimeFallback
+from fusewright.base.events import STREAM
 from fusewright.select import linear as linear_choice
+from fusewright.tools import served_cases
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +35,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fusewright.reset()
     yield
     fusewright.set_stance("default")
+
+
+@pytest.fixture
+def verified() -> Iterator[None]:
+    """Each call that a compile serves because it was shown to is compared with a static capture of that call."""
+    with STREAM.listening(served_cases.listen):
+        yield

@@ -292,3 +292,17 @@ def test_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert cli.main(["cache", "import", str(tmp_path / "missing.zip")]) == 2
     (tmp_path / "no.zip").write_bytes(b"no zip")
     assert cli.main(["cache", "import", str(tmp_path / "no.zip")]) == 2
+
+
+def test_what_a_program_has_taken_for_granted_of_its_sizes_is_part_of_the_key() -> None:
+    """Passes may rely on it: the graph alone does not say that the first program is for sizes of 2 and more."""
+
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        assert not x.t().is_contiguous()
+        return x.sin()
+
+    def does_not(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    hits = [uses(program, torch.randn(3, 4), dynamic=True)[1] for program in (asks, does_not, asks, does_not)]
+    assert hits == [[False], [False], [True], [True]]

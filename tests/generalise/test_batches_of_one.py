@@ -25,6 +25,8 @@ from fusewright.base.events import (
 from fusewright.capture import batch_of_one as ones
 from tests.generalise.test_small_sizes import SEMANTICS
 
+pytestmark = pytest.mark.usefixtures("verified")
+
 Program = Callable[..., Any]
 
 

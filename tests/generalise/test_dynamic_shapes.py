@@ -15,6 +15,8 @@ from torch.nn import functional
 import fusewright
 from fusewright.base.events import STREAM, Broken, Captured, Compiled, Event, FellBack, InternalError, Skipped
 
+pytestmark = pytest.mark.usefixtures("verified")
+
 
 def compiles(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **how: Any) -> int:
     """How many compiles these calls took; each gave what eager gives, gradients of the floating arguments included."""

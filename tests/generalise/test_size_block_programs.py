@@ -12,6 +12,8 @@ import fusewright
 from fusewright.base.events import STREAM, Event, FellBack, InternalError
 from tests.generalise.size_block_programs import program
 
+pytestmark = pytest.mark.usefixtures("verified")
+
 CASES_A_PROGRAM = 6
 SWEEP = 1670  # programs: 10,000 cases
 

@@ -9,6 +9,8 @@ import fusewright
 from fusewright.base.events import STREAM, Event, FellBack, InternalError
 from tests.generalise.size_programs import program
 
+pytestmark = pytest.mark.usefixtures("verified")
+
 CASES_A_PROGRAM = 7
 SWEEP = 1430  # programs: 10,000 cases
 

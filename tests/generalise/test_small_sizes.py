@@ -23,6 +23,8 @@ from fusewright.base.events import (
     Skipped,
 )
 
+pytestmark = pytest.mark.usefixtures("verified")
+
 Case = tuple[Any, ...]
 
 

@@ -167,8 +167,9 @@ def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> str | None:
     options = {key: value for key, value in settings.options.items() if key not in IRRELEVANT}
     gpus = cuda_code.machine_text() if "cuda" in text else ""
     env = env_of(graph)
-    shown = "" if env is None else repr(sorted(map(str, env.shown)))  # passes have to do without their being larger
-    parts = (host_text(), gpus, repr(sorted(options.items())), repr(capture_global_state()), shown, text)
+    # What passes may take for granted: sizes that are guarded to be 2 or more, and those that may be 1.
+    granted = "" if env is None else repr([sorted(map(str, symbols)) for symbols in (env.assumed, env.shown)])
+    parts = (host_text(), gpus, repr(sorted(options.items())), repr(capture_global_state()), granted, text)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

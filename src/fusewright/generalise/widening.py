@@ -80,8 +80,10 @@ def widened(
         fixed = serves(general, frame, clean)
     if fixed is None:
         return None
-    relations = [guard for guard in (*general.frame.guards, *general.frame.later_guards()) if _is_kept(guard)]
-    program = build_program((*frame.guards, *frame.later_guards(), *relations), plain_sources(general.frame.inputs)[0])
+    relations = [guard for guard in general.frame.guards if _is_kept(guard)]
+    # What the passes have taken for granted of the general graph was not compared: they are run on both graphs anew.
+    later = (*general.frame.later_guards(), *frame.later_guards())
+    program = build_program((*frame.guards, *relations, *later), plain_sources(general.frame.inputs)[0])
     if not program.check(values, function):
         return None
     return _native.Entry(program, larger.graph, larger.finish)
@@ -152,7 +154,7 @@ def _output(graph: torch.fx.Graph | None) -> torch.fx.Node:
 
 
 def _is_kept(guard: Guard) -> bool:
-    """Whether a guard of the general compile must hold. Strides that matter were shown to be the same (`same_for`)."""
+    """Whether a guard of the general capture must hold. Strides that matter were shown to be the same (`same_for`)."""
     return guard.kind == "SIZE" and guard.why not in (SMALL_SIZES, STRIDE)
 
 

@@ -8,15 +8,19 @@ on their first use, which takes a second).
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from fusewright.base.signals import GraphBreak
 from fusewright.operators.rules.cpu import corrected
+from fusewright.operators.rules.views import NO_VIEW, view_strides
 from fusewright.sizes.expressions import Dim, Expr
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.symfloat import shape_float
@@ -148,7 +152,26 @@ def _constant_pad(self: torch.Tensor, pad: Sequence[int | torch.SymInt], value: 
     return self.as_strided(result.shape, self.stride()).clone()
 
 
-_SYMBOLIC: dict[OpOverload, Callable[..., object]] = {aten.constant_pad_nd.default: _constant_pad}
+def _view(self: torch.Tensor, size: Sequence[int | torch.SymInt]) -> torch.Tensor:
+    shape, total = list(size), self.numel()
+    free = [axis for axis, extent in enumerate(shape) if type(extent) is int and extent == -1]
+    others: Any = math.prod(extent for axis, extent in enumerate(shape) if axis not in free)
+    if len(free) > 1 or (others == 0 or total % others != 0 if free else others != total):
+        raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {total}")
+    for axis in free:
+        shape[axis] = total // others
+    type_ = TensorType(self.shape, self.stride(), self.dtype, self.device)  # type: ignore[arg-type]
+    strides: Any = view_strides(type_, shape, operator.eq, operator.lt)  # type: ignore[arg-type]
+    if strides is None:
+        raise RuntimeError(NO_VIEW)
+    return self.as_strided(shape, strides)
+
+
+_SYMBOLIC: dict[OpOverload, Callable[..., object]] = {
+    aten.constant_pad_nd.default: _constant_pad,
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+}
 """What stands for operators whose Python meta kernel, used over symbolic sizes, differs from C++'s."""
 
 

@@ -27,7 +27,7 @@ from fusewright.graph.known_values import known_value
 from fusewright.graph.nodes import add_call, add_placeholder, leaves
 from fusewright.operators import eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
-from fusewright.operators.overlap import shares_in_part
+from fusewright.operators.overlap import shares_in_part, view_chain
 from fusewright.operators.rules.common import preserved_strides
 from fusewright.operators.schema import OperatorFacts, argument, facts, functional_form
 from fusewright.record import data_sizes, draws, scalar_operands, traced_tensor
@@ -486,8 +486,12 @@ class Recorder:
         """Raises GraphBreak for what cannot be recorded; gives the result types of what is recorded with a shape that nobody knows."""
         for index in facts(func).written:
             target = argument(func, args, kwargs, index)
-            if type(target) is TracedTensor and shares_elements(target.tensor_type):
-                raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
+            if type(target) is TracedTensor:
+                # What is written to a part of a tensor must be seen through all of it.
+                root = view_chain(target.node)[0].meta["type"] if self.level == "aten" else target.tensor_type
+                examples = {} if self.env is None else self.env.examples
+                if shares_elements(target.tensor_type, examples) or shares_elements(root, examples):
+                    raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
             if self.level == "aten" and type(target) is TracedTensor:
                 read = [value.node for value in leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
                 if read and shares_in_part(target.node, read):

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-from fusewright.sizes.expressions import Dim
+from fusewright.sizes.expressions import Dim, Expr, evaluate
 from fusewright.sizes.tensor_type import TensorType
+
+_NO_EXAMPLES: Mapping[Expr, int] = {}
 
 
 def estimate(d: Dim) -> float:
@@ -20,12 +22,16 @@ def estimate(d: Dim) -> float:
     return float(d) if isinstance(d, int) else max(1e6 ** len(monomial) * count for monomial, count in d.terms)
 
 
-def shares_elements(type_: TensorType) -> bool:
+def shares_elements(type_: TensorType, examples: Mapping[Expr, int] = _NO_EXAMPLES) -> bool:
     """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step over each other
-    (eager's answer then depends on the order of its loop)."""
+    (eager's answer then depends on the order of its loop). Symbolic sizes are taken as in `examples`, where these know them: if elements of
+    an input share no memory there, its guards say that they never do."""
     dims = list(zip(type_.shape, type_.stride, strict=True))
     if not all(isinstance(extent, int) for dim in dims for extent in dim):
-        return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
+        try:
+            dims = [(evaluate(size, examples), evaluate(stride, examples)) for size, stride in dims]
+        except KeyError:
+            return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in dims)
     reach = 0
     steps: list[Any] = sorted((stride, size) for size, stride in dims)  # type: ignore[type-var]
     for stride, size in steps:

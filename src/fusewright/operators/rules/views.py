@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -13,6 +14,7 @@ from fusewright.sizes.expressions import Dim, Expr, ceil_div, floor_div, product
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
+NO_VIEW = "view size is not compatible with input tensor's size and stride. Use .reshape(...) instead."
 
 
 def _view(t: TensorType, shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None = None) -> TensorType:
@@ -39,8 +41,11 @@ def full_shape(t: TensorType, size: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(missing if d == -1 else d for d in size)
 
 
-def view_strides(t: TensorType, shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """Strides that show `t` as `shape` without a copy; None when there are none (ATen/TensorUtils.cpp, computeStride)."""
+def view_strides(
+    t: TensorType, shape: Sequence[Dim], same: Callable[[Any, Any], Any] = same, less: Callable[[Any, Any], Any] = less
+) -> tuple[Dim, ...] | None:
+    """Strides that show `t` as `shape` without a copy; None when there are none (ATen/TensorUtils.cpp, computeStride). `same`, `less`: who
+    compares sizes."""
     if any(size == 0 for size in t.shape):
         if same_shape(t.shape, shape):
             return t.stride
@@ -57,7 +62,8 @@ def view_strides(t: TensorType, shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
     shown: Dim = 1
     for old in range(t.ndim - 1, -1, -1):
         have = have * t.shape[old]
-        if old == 0 or (t.shape[old - 1] != 1 and not same(t.stride[old - 1], have * base)):
+        outer = 1 if old == 0 else t.shape[old - 1]
+        if old == 0 or (outer != 1 and not same(t.stride[old - 1], have * base) and not same(outer, 1)):
             while axis >= 0 and (shape[axis] == 1 or less(shown, have)):
                 result[axis] = shown * base
                 shown = shown * shape[axis]
@@ -75,7 +81,9 @@ def _reshape(self: TensorType, size: Sequence[Dim]) -> object:
     if self.stride == contiguous_strides(self.shape) and 0 not in self.shape:  # whatever symbolic sizes are
         return _view(self, shape, contiguous_strides(shape))
     strides = view_strides(self, shape)
-    return NotImplemented if strides is None else _view(self, shape, strides)
+    if strides is None:  # PyTorch's meta kernel over symbolic sizes gives strides all the same
+        raise RuntimeError(NO_VIEW)
+    return _view(self, shape, strides)
 
 
 def _unsafe_view(self: TensorType, size: Sequence[Dim]) -> object:
@@ -95,10 +103,10 @@ def _permute(self: TensorType, dims: Sequence[int]) -> TensorType:
 
 
 def _transpose(self: TensorType, dim0: int, dim1: int) -> TensorType:
+    a, b = axis_of(dim0, self.ndim), axis_of(dim1, self.ndim)
     if not self.shape:
         return _identity(self)
     order = list(range(self.ndim))
-    a, b = axis_of(dim0, self.ndim), axis_of(dim1, self.ndim)
     order[a], order[b] = b, a
     return _permute(self, order)
 

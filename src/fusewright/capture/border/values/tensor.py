@@ -52,11 +52,16 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
         recorder.size_input(step, step.name)
         world.input_sources.append(TensorStride(source, dim))
     traced = recorder.input(real, placeholder_name(source), symbols, steps)
+    type_ = traced.tensor_type
     for dim, inner in free_strides(real).items():
-        if dim in steps:  # elements share no memory
-            type_ = traced.tensor_type
+        below = type_.shape[inner] * type_.stride[inner]
+        if type(below) is not int or dim in steps:  # elements share no memory
             assert recorder.env is not None
-            recorder.env.guard(Relation("<=", type_.shape[inner] * type_.stride[inner], steps[dim]))
+            recorder.env.guard(Relation("<=", below, type_.stride[dim]))
+    for dim, size in symbols.items():
+        if real.stride(dim) == 0:  # kernels read its one element before the loop over it, so there must be one
+            assert recorder.env is not None
+            recorder.env.settle(Relation("<=", 1, size))
     world.input_sources.append(source)
     world.stand_in(real, source, traced)
     world.inputs.append((real, source, traced))

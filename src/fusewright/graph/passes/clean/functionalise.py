@@ -31,6 +31,7 @@ from fusewright.graph.nodes import add_call
 from fusewright.graph.passes.clean.views import PARTS, SCATTERS, ViewStep
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.data_dependent import GIVES
+from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts, functional_form
 from fusewright.sizes.tensor_type import TensorType, same_strides, with_sizes
 
@@ -199,7 +200,7 @@ class _Functionaliser:
 
     def _define(self, node: torch.fx.Node, made: torch.fx.Node) -> None:
         if isinstance(made.meta["type"], TensorType):
-            self._fresh(node, made)
+            self._fresh(node, self._in_order(made, node.meta["type"]))
         else:
             self.plain[node] = made
 
@@ -335,9 +336,17 @@ class _Functionaliser:
             return value
         return self.build.restride(value, like)
 
+    def _in_order(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
+        """`value` with the strides of a copy of `like`: eager lays out by their order what it computes of such a tensor."""
+        type_, like = self._known(value.meta["type"]), self._known(like)
+        if same_strides(type_, like) or is_dense(like):
+            return self._laid_out(value, like)
+        return self._laid_out(value, derive(aten.clone.default, (like,), {}, self.build.env))  # type: ignore[arg-type]
+
     def _write(self, ref: _Ref, value: torch.fx.Node) -> None:
         storage = ref.storage
         if ref.parent is None:
+            value = self._in_order(value, ref.type)
             if self.build.marks.get("keeps_history") and value is not storage.current:
                 value.meta["history_of"] = storage.current
             storage.current = value
