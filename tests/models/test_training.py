@@ -77,6 +77,8 @@ def test_gradients_equal_eager_with_dropout(make: Callable[[float], Case]) -> No
 
 def check_gradients(make: Callable[[float], Case], dropout: float) -> None:
     module, inputs = build(make, dropout)
+    if make is mobilenet_v2:  # in float32, rounding decides on which side of its 6 an element is now and then, in eager too
+        module, inputs = module.double(), {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     reference = copy.deepcopy(module)
     with compiled_both_ways():
         loss = one_step(fusewright.compile(module, fullgraph=True, options={"fallback_random": True}), inputs)
