@@ -76,10 +76,14 @@ def main() -> None:
                 function(x)
             times[key].append((time.perf_counter() - start) / CALLS * 1e6)
     median = {key: statistics.median(values) for key, values in times.items()}
-    print(f"{'':14s} {'no break':>9s} {'1 break':>9s} {'10 breaks':>10s} {'a break':>9s} {'loop of 10':>11s} {'a turn':>8s}   (us)")
+    print(
+        f"{'':14s} {'no break':>9s} {'1 break':>9s} {'10 breaks':>10s} {'a break':>9s} {'loop of 10':>11s} {'a turn':>8s}   (us)"
+    )
     for way in ways:
         none, one, ten, turns = (median[way, case] for case in ("0", "1", "10", "loop"))
-        print(f"{way:14s} {none:9.2f} {one:9.2f} {ten:10.2f} {(ten - none) / 10:9.2f} {turns:11.2f} {(turns - none) / 10:8.2f}")
+        print(
+            f"{way:14s} {none:9.2f} {one:9.2f} {ten:10.2f} {(ten - none) / 10:9.2f} {turns:11.2f} {(turns - none) / 10:8.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,13 @@ def llama() -> tuple[Any, dict[str, Any]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        num_hidden_layers=4, hidden_size=512, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=4, vocab_size=2000, use_cache=False
+        num_hidden_layers=4,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=2000,
+        use_cache=False,
     )
     return LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(0, 2000, (1, 32))}
 
@@ -38,7 +44,9 @@ def bert() -> tuple[Any, dict[str, Any]]:
     import torch
     from transformers import BertConfig, BertModel
 
-    model = BertModel(BertConfig(num_hidden_layers=4, hidden_size=256, intermediate_size=512, num_attention_heads=4)).eval()
+    model = BertModel(
+        BertConfig(num_hidden_layers=4, hidden_size=256, intermediate_size=512, num_attention_heads=4)
+    ).eval()
     return model, {"input_ids": torch.randint(0, 1000, (2, 32)), "attention_mask": torch.ones(2, 32, dtype=torch.long)}
 
 
@@ -57,7 +65,12 @@ def resnet50() -> tuple[Any, dict[str, Any]]:
     return ResNetForImageClassification(ResNetConfig()).eval(), {"pixel_values": torch.randn(1, 3, 64, 64)}
 
 
-MODELS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {"bert": bert, "gpt2": gpt2, "llama": llama, "resnet50": resnet50}
+MODELS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "bert": bert,
+    "gpt2": gpt2,
+    "llama": llama,
+    "resnet50": resnet50,
+}
 
 
 def sample(name: str, engine: str) -> dict[str, float]:
@@ -71,13 +84,18 @@ def sample(name: str, engine: str) -> dict[str, float]:
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     captured: list[float] = []
-    events.STREAM.subscribers.append(lambda event: captured.append(event.seconds) if isinstance(event, events.Captured) else None)
+    events.STREAM.subscribers.append(
+        lambda event: captured.append(event.seconds) if isinstance(event, events.Captured) else None
+    )
     if engine == "torch._dynamo":
         import torch._dynamo
 
         compiled, reset = torch.compile(model, backend="eager"), torch._dynamo.reset
     else:
-        compiled, reset = fusewright.compile(model, fullgraph=True, backend="native" if engine.endswith("aten") else "eager"), fusewright.reset
+        compiled, reset = (
+            fusewright.compile(model, fullgraph=True, backend="native" if engine.endswith("aten") else "eager"),
+            fusewright.reset,
+        )
     seconds = []
     with torch.no_grad():
         model(**inputs)
@@ -109,7 +127,13 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {engine: [] for engine in ENGINES}
         for _ in range(arguments.repeats):
             for engine, samples in found.items():
-                done = subprocess.run([sys.executable, __file__, "--sample", f"{name}:{engine}"], capture_output=True, text=True, cwd=ROOT, check=True)
+                done = subprocess.run(
+                    [sys.executable, __file__, "--sample", f"{name}:{engine}"],
+                    capture_output=True,
+                    text=True,
+                    cwd=ROOT,
+                    check=True,
+                )
                 samples.append(json.loads(done.stdout.strip().splitlines()[-1]))
         for engine, samples in found.items():
             middle = {key: statistics.median(one[key] for one in samples) for key in ("fresh", "again")}

@@ -38,7 +38,12 @@ def ran(caches: Path, *words: str) -> dict[str, Any]:
         "FUSEWRIGHT_CACHE_DIR": str(caches / "fusewright"),
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "worker.py"), *words], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "worker.py"), *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"ended by signal {-done.returncode}"])[-1]}
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -83,7 +88,9 @@ def table(rows: list[Row]) -> str:
     lines = [f"{'model':20} {'dtype':9} {'engine':14} " + " ".join(f"{title:>{widths[title]}}" for title in COLUMNS)]
     for row in rows:
         head = f"{row['model']:20} {row['dtype']:9} {row['engine']:14} "
-        cells = [f"{row[key]:>{form}}" if key in row else f"{'-':>{widths[title]}}" for title, (key, form) in COLUMNS.items()]
+        cells = [
+            f"{row[key]:>{form}}" if key in row else f"{'-':>{widths[title]}}" for title, (key, form) in COLUMNS.items()
+        ]
         lines.append(head + (row["error"][:100] if "error" in row else " ".join(cells)))
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         of_dtype = [row for row in rows if row["dtype"] == dtype and "error" not in row]
@@ -105,7 +112,9 @@ def comparison(ours: dict[str, Row], theirs: dict[str, Row], engine: str) -> lis
     if steady:
         found.append("speed " + spread(steady))
     for title, key in (("cold", "first_call_s"), ("warm", "warm_first_call_s")):
-        ratios = {model: row[key] / ours[model][key] for model, row in theirs.items() if key in row and key in ours[model]}
+        ratios = {
+            model: row[key] / ours[model][key] for model, row in theirs.items() if key in row and key in ours[model]
+        }
         if ratios:
             found.append(f"{title} first call " + spread(ratios))
     return found
@@ -129,14 +138,18 @@ def main() -> None:
     from benchmarks.models import MODELS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help="names, or `architectures`: those of architectures.py; `all`: both")
+    parser.add_argument(
+        "--models", default=",".join(MODELS), help="names, or `architectures`: those of architectures.py; `all`: both"
+    )
     parser.add_argument("--batch", default="1,8", help="batch sizes of the architectures")
     parser.add_argument("--engines", default=",".join(ENGINES), help="eager is always measured beside them")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--seconds", type=float, default=3.0, help="of the steady state, for each engine")
     parser.add_argument("--stages", default="first,steady")
     parser.add_argument("--no-warm", action="store_true", help="leave out the first calls with full caches")
-    parser.add_argument("--caches", type=Path, help="keeps the engines' caches there, a folder for each model; empty at first")
+    parser.add_argument(
+        "--caches", type=Path, help="keeps the engines' caches there, a folder for each model; empty at first"
+    )
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "compare.json")
     parser.add_argument("--slice", default="1/1", help="k/n: every n-th of the (model, dtype), from the k-th on")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the JSON file, and add what they lack")
@@ -154,7 +167,9 @@ def main() -> None:
         rows.setdefault((row["model"], row["dtype"], row["engine"]), {}).update(row)
         arguments.json.write_text(json.dumps(list(rows.values()), indent=1))
 
-    for model, dtype in part([(model, dtype) for model in models for dtype in arguments.dtypes.split(",")], arguments.slice):
+    for model, dtype in part(
+        [(model, dtype) for model in models for dtype in arguments.dtypes.split(",")], arguments.slice
+    ):
         with tempfile.TemporaryDirectory() as temporary:
             caches = (arguments.caches or Path(temporary)) / f"{model}-{dtype}".replace(":", "-")
             measured = [rows.get((model, dtype, engine), {}) for engine in engines]
@@ -165,7 +180,14 @@ def main() -> None:
                 able = [engine for engine in engines if "error" not in rows.get((model, dtype, engine), {})]
                 for row in steady_states(model, dtype, able, caches, arguments.seconds):
                     note(row)
-        print("\n".join(table([rows[model, dtype, engine] for engine in engines if (model, dtype, engine) in rows]).splitlines()[1 : 1 + len(engines)]), flush=True)
+        print(
+            "\n".join(
+                table(
+                    [rows[model, dtype, engine] for engine in engines if (model, dtype, engine) in rows]
+                ).splitlines()[1 : 1 + len(engines)]
+            ),
+            flush=True,
+        )
     print("\n" + table(list(rows.values())))
 
 

@@ -42,7 +42,9 @@ def difference(got: Any, expected: Any) -> float:
         if not expected.is_floating_point():
             return 0.0 if torch.equal(got, expected) else float("inf")
         finite = torch.isfinite(expected)
-        if not torch.equal(got[~finite].nan_to_num(7.0), expected[~finite].nan_to_num(7.0)) or not bool(torch.isfinite(got[finite]).all()):
+        if not torch.equal(got[~finite].nan_to_num(7.0), expected[~finite].nan_to_num(7.0)) or not bool(
+            torch.isfinite(got[finite]).all()
+        ):
             return float("inf")
         scale = expected[finite].double().norm().item()
         return (got[finite].double() - expected[finite].double()).norm().item() / (scale or 1.0)
@@ -56,7 +58,11 @@ def difference(got: Any, expected: Any) -> float:
         return max((difference(one, other) for one, other in zip(got, expected)), default=0.0)
     if isinstance(expected, int | float | str | bytes | type(None) | type):
         return 0.0 if got == expected else float("inf")
-    if hasattr(expected, "__dict__") and not isinstance(expected, torch.nn.Module) and not type(expected).__name__.endswith("Config"):
+    if (
+        hasattr(expected, "__dict__")
+        and not isinstance(expected, torch.nn.Module)
+        and not type(expected).__name__.endswith("Config")
+    ):
         return difference(vars(got), vars(expected))
     return 0.0
 
@@ -115,7 +121,14 @@ def measure(name: str, generate: bool, outermost: bool = True) -> dict[str, Any]
     from benchmarks.zoo import ROWS
 
     row = ROWS[name]
-    record: dict[str, Any] = {"name": name, "family": row.family, "whole": False, "error": None, "breaks": [], "reason": ""}
+    record: dict[str, Any] = {
+        "name": name,
+        "family": row.family,
+        "whole": False,
+        "error": None,
+        "breaks": [],
+        "reason": "",
+    }
     torch.manual_seed(1)
     model, inputs = row.build(), row.inputs()
     with torch.no_grad():
@@ -140,7 +153,9 @@ def measure(name: str, generate: bool, outermost: bool = True) -> dict[str, Any]
                 compiled = fusewright.compile(model)
                 torch.manual_seed(2)
                 got = compiled(**inputs)
-        record.update(graphs=facts.graphs, operators=facts.operators, breaks=facts.breaks, difference=difference(got, expected))
+        record.update(
+            graphs=facts.graphs, operators=facts.operators, breaks=facts.breaks, difference=difference(got, expected)
+        )
         torch.manual_seed(2)
         record["difference"] = max(record["difference"], difference(compiled(**inputs), expected))
         record["share"] = 1.0
@@ -150,9 +165,13 @@ def measure(name: str, generate: bool, outermost: bool = True) -> dict[str, Any]
                 warnings.simplefilter("ignore")
                 record["share"] = captured_share(model, inputs)
         if row.generate_inputs is not None and generate:
-            record["generate"] = through(model, row.generate_inputs(), lambda module: fusewright.compile(module).generate)
+            record["generate"] = through(
+                model, row.generate_inputs(), lambda module: fusewright.compile(module).generate
+            )
         if row.generate_inputs is not None and generate and outermost:
-            record["outermost"] = through(model, row.generate_inputs(), lambda module: fusewright.compile(module.generate))
+            record["outermost"] = through(
+                model, row.generate_inputs(), lambda module: fusewright.compile(module.generate)
+            )
     return record
 
 
@@ -245,7 +264,15 @@ def run(names: list[str], generate: bool, outermost: str) -> list[dict[str, Any]
     records: list[dict[str, Any]] = []
     left = list(names)
     while left:
-        command = [sys.executable, __file__, "--worker", ",".join(left), "--outermost", outermost, *([] if generate else ["--skip-generate"])]
+        command = [
+            sys.executable,
+            __file__,
+            "--worker",
+            ",".join(left),
+            "--outermost",
+            outermost,
+            *([] if generate else ["--skip-generate"]),
+        ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert process.stdout is not None
         current, deadline = None, time.monotonic() + SECONDS_A_MODEL
@@ -271,7 +298,13 @@ def run(names: list[str], generate: bool, outermost: str) -> list[dict[str, Any]
             break
         if left:
             failed = current or left[0]
-            record = {"name": failed, "whole": False, "reason": "the process died or ran out of time", "breaks": [], "difference": None}
+            record = {
+                "name": failed,
+                "whole": False,
+                "reason": "the process died or ran out of time",
+                "breaks": [],
+                "difference": None,
+            }
             records.append(record)
             show(record)
             left.remove(failed)
@@ -349,7 +382,9 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--family", default="")
     parser.add_argument("--skip-generate", action="store_true")
-    parser.add_argument("--outermost", default="gpt2,llama,t5", help="models whose `generate` is compiled itself, too (slow); all: each")
+    parser.add_argument(
+        "--outermost", default="gpt2,llama,t5", help="models whose `generate` is compiled itself, too (slow); all: each"
+    )
     parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", default="")
@@ -359,7 +394,11 @@ def main() -> None:
         return
     from benchmarks.zoo import ROWS
 
-    names = arguments.only.split(",") if arguments.only else [name for name, row in ROWS.items() if arguments.family in row.family]
+    names = (
+        arguments.only.split(",")
+        if arguments.only
+        else [name for name, row in ROWS.items() if arguments.family in row.family]
+    )
     records = run(names, not arguments.skip_generate, arguments.outermost)
     whole = sum(record["whole"] for record in records)
     print(f"{whole} of {len(records)} whole")

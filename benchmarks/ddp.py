@@ -140,7 +140,9 @@ def main() -> None:
     print(f"{'engine':<16}{'first step':>12}{'steady step':>14}{f'against {first}':>18}{'gradient error':>16}")
     for engine, row in rows.items():
         steady = statistics.median(row["times"])
-        print(f"{engine:<16}{row['first']:>10.2f} s{steady * 1e3:>11.2f} ms{base / steady:>17.2f}x{row['error']:>16.1e}")
+        print(
+            f"{engine:<16}{row['first']:>10.2f} s{steady * 1e3:>11.2f} ms{base / steady:>17.2f}x{row['error']:>16.1e}"
+        )
     if options.json:
         Path(options.json).write_text(json.dumps({"options": vars(options), "engines": rows}, indent=1))
 

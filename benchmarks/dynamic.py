@@ -48,12 +48,18 @@ def line(row: Row) -> str:
     if "error" in row:
         return head + row["error"][:140]
     if row["way"] == "cold":
-        return head + f"compile static {row['static_compile_s']:.3f} s, dynamic {row['dynamic_compile_s']:.3f} s: {row['dynamic_over_static']:.2f}"
+        return (
+            head
+            + f"compile static {row['static_compile_s']:.3f} s, dynamic {row['dynamic_compile_s']:.3f} s: {row['dynamic_over_static']:.2f}"
+        )
     steady = "; ".join(
-        f"{case['dynamic_ms']:.2f} ({case['speedup']:.2f}" + (f"; {case['static_over_dynamic']:.0%})" if "static_ms" in case else ")")
+        f"{case['dynamic_ms']:.2f} ({case['speedup']:.2f}"
+        + (f"; {case['static_over_dynamic']:.0%})" if "static_ms" in case else ")")
         for case in row["steady"]
     )
-    return head + f"{row['compiles']:8} {row['fallbacks']:9} {row['stream_s']:9.2f} {row['relative_error']:8.1e}  {steady}"
+    return (
+        head + f"{row['compiles']:8} {row['fallbacks']:9} {row['stream_s']:9.2f} {row['relative_error']:8.1e}  {steady}"
+    )
 
 
 def summary(rows: list[Row]) -> list[str]:
@@ -63,9 +69,13 @@ def summary(rows: list[Row]) -> list[str]:
     found = {(row["stream"], row["way"]): row for row in rows if "error" not in row}
     lines = []
     for way in ("fusewright", "fusewright-dynamic"):
-        shares = [case["static_over_dynamic"] for (_, which), row in found.items() if which == way for case in row["steady"]]
+        shares = [
+            case["static_over_dynamic"] for (_, which), row in found.items() if which == way for case in row["steady"]
+        ]
         if shares:
-            lines.append(f"{way}: share of static's speed: geomean {geometric_mean(shares):.1%}, least {min(shares):.1%} ({len(shares)} cases)")
+            lines.append(
+                f"{way}: share of static's speed: geomean {geometric_mean(shares):.1%}, least {min(shares):.1%} ({len(shares)} cases)"
+            )
     ratios = [row["dynamic_over_static"] for (_, way), row in found.items() if way == "cold"]
     if ratios:
         lines.append(f"dynamic compile over static: geomean {geometric_mean(ratios):.2f}, most {max(ratios):.2f}")
@@ -80,7 +90,10 @@ def summary(rows: list[Row]) -> list[str]:
             ]
             least = min(times, key=lambda name: times[name])
             text = f"over {peer}: stream time 1/{geometric_mean(list(times.values())):.1f} of its (worst 1/{times[least]:.1f}, {least})"
-            lines.append(text + (f"; steady speed geomean {geometric_mean(speeds):.2f}, least {min(speeds):.2f}" if speeds else ""))
+            lines.append(
+                text
+                + (f"; steady speed geomean {geometric_mean(speeds):.2f}, least {min(speeds):.2f}" if speeds else "")
+            )
     return lines
 
 

@@ -46,7 +46,9 @@ def _ids(*shape: int) -> torch.Tensor:
     return torch.randint(1, 1000, shape)
 
 
-def _pairs(count: int, batches: tuple[int, int], lengths: tuple[int, int], fixed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _pairs(
+    count: int, batches: tuple[int, int], lengths: tuple[int, int], fixed: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
     """`fixed` pairs scattered among random ones, `count` in all."""
     rng = random.Random(3)
     pairs = [(rng.randint(*batches), rng.randint(*lengths)) for _ in range(count - len(fixed))]
@@ -64,7 +66,9 @@ def _masked(batch: int, length: int) -> dict[str, torch.Tensor]:
 def _bert_config(**more: Any) -> Any:
     from transformers import BertConfig
 
-    return BertConfig(num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024, vocab_size=1000, **more)
+    return BertConfig(
+        num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024, vocab_size=1000, **more
+    )
 
 
 @stream
@@ -73,7 +77,11 @@ def bert() -> Stream:
 
     pairs = _pairs(40, (1, 12), (1, 128), [(1, 17), (5, 1), (1, 1), (1, 64)])
     calls = [plain(**_masked(*pair)) for pair in pairs]
-    return Stream(BertModel(_bert_config()).eval(), calls, [plain(**_masked(8, 96)), plain(**_masked(3, 37)), plain(**_masked(2, 128))])
+    return Stream(
+        BertModel(_bert_config()).eval(),
+        calls,
+        [plain(**_masked(8, 96)), plain(**_masked(3, 37)), plain(**_masked(2, 128))],
+    )
 
 
 @stream
@@ -173,13 +181,28 @@ def llama_static_cache() -> Stream:
 def vit() -> Stream:
     from transformers import ViTConfig, ViTModel
 
-    config = ViTConfig(num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024, image_size=128)
+    config = ViTConfig(
+        num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024, image_size=128
+    )
 
     def images(batch: int, height: int, width: int) -> Call:
         return plain(torch.randn(batch, 3, height, width), interpolate_pos_encoding=True)
 
-    sizes = [(2, 128, 128), (4, 160, 160), (1, 192, 96), (3, 224, 224), (8, 96, 160), (5, 128, 192), (1, 64, 64), (2, 80, 224), (6, 112, 112), (4, 128, 128)]
-    return Stream(ViTModel(config).eval(), [images(*size) for size in sizes], [images(4, 160, 160), images(2, 128, 128)])
+    sizes = [
+        (2, 128, 128),
+        (4, 160, 160),
+        (1, 192, 96),
+        (3, 224, 224),
+        (8, 96, 160),
+        (5, 128, 192),
+        (1, 64, 64),
+        (2, 80, 224),
+        (6, 112, 112),
+        (4, 128, 128),
+    ]
+    return Stream(
+        ViTModel(config).eval(), [images(*size) for size in sizes], [images(4, 160, 160), images(2, 128, 128)]
+    )
 
 
 @stream
@@ -189,20 +212,55 @@ def resnet50() -> Stream:
     def images(batch: int, height: int, width: int) -> Call:
         return plain(torch.randn(batch, 3, height, width))
 
-    sizes = [(2, 96, 96), (4, 128, 128), (1, 160, 112), (3, 75, 75), (6, 64, 64), (1, 97, 131), (2, 128, 96), (5, 80, 80), (1, 64, 64), (2, 160, 160)]
-    return Stream(ResNetForImageClassification(ResNetConfig()).eval(), [images(*size) for size in sizes], [images(4, 128, 128), images(2, 97, 97)])
+    sizes = [
+        (2, 96, 96),
+        (4, 128, 128),
+        (1, 160, 112),
+        (3, 75, 75),
+        (6, 64, 64),
+        (1, 97, 131),
+        (2, 128, 96),
+        (5, 80, 80),
+        (1, 64, 64),
+        (2, 160, 160),
+    ]
+    return Stream(
+        ResNetForImageClassification(ResNetConfig()).eval(),
+        [images(*size) for size in sizes],
+        [images(4, 128, 128), images(2, 97, 97)],
+    )
 
 
 @stream
 def t5() -> Stream:
     from transformers import T5Config, T5Model
 
-    config = T5Config(num_layers=2, num_decoder_layers=2, d_model=256, d_kv=64, num_heads=4, d_ff=1024, vocab_size=1000, use_cache=False)
+    config = T5Config(
+        num_layers=2,
+        num_decoder_layers=2,
+        d_model=256,
+        d_kv=64,
+        num_heads=4,
+        d_ff=1024,
+        vocab_size=1000,
+        use_cache=False,
+    )
 
     def call(batch: int, source: int, target: int) -> Call:
         return plain(input_ids=_ids(batch, source), decoder_input_ids=_ids(batch, target))
 
-    sizes = [(2, 32, 16), (3, 40, 20), (1, 64, 1), (4, 17, 31), (2, 100, 1), (5, 9, 64), (1, 1, 8), (8, 50, 50), (2, 33, 2), (6, 128, 12)]
+    sizes = [
+        (2, 32, 16),
+        (3, 40, 20),
+        (1, 64, 1),
+        (4, 17, 31),
+        (2, 100, 1),
+        (5, 9, 64),
+        (1, 1, 8),
+        (8, 50, 50),
+        (2, 33, 2),
+        (6, 128, 12),
+    ]
     return Stream(T5Model(config).eval(), [call(*size) for size in sizes], [call(4, 64, 32), call(3, 37, 19)])
 
 
@@ -263,7 +321,21 @@ def gnn() -> Stream:
     def call(nodes: int, edges: int) -> Call:
         return plain(torch.randn(nodes, 64), torch.randint(0, nodes, (2, edges)))
 
-    sizes = [(50, 200), (80, 311), (3, 1), (100, 1000), (7, 0), (64, 512), (1, 5), (37, 101), (500, 4000), (2, 2), (90, 90), (1, 1), (13, 600)]
+    sizes = [
+        (50, 200),
+        (80, 311),
+        (3, 1),
+        (100, 1000),
+        (7, 0),
+        (64, 512),
+        (1, 5),
+        (37, 101),
+        (500, 4000),
+        (2, 2),
+        (90, 90),
+        (1, 1),
+        (13, 600),
+    ]
     return Stream(GraphNet().eval(), [call(*size) for size in sizes], [call(500, 4000), call(97, 401)])
 
 

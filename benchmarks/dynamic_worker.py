@@ -55,7 +55,9 @@ class Facts:
 
         self.compiles[event.function] += isinstance(event, events.Compiled)
         self.reused += isinstance(event, events.Reused)
-        if isinstance(event, events.Skipped | events.Broken | events.FellBack | events.LimitReached | events.InternalError):
+        if isinstance(
+            event, events.Skipped | events.Broken | events.FellBack | events.LimitReached | events.InternalError
+        ):
             self.fallbacks.append(f"{type(event).__name__} {event}"[:400])
 
     def result(self) -> dict[str, Any]:
@@ -67,7 +69,12 @@ class Facts:
                 "fallbacks": sum(counters["graph_break"].values()),
             }
         most = max(self.compiles.values(), default=0)
-        return {"compiles": most, "reused": self.reused, "fallbacks": len(self.fallbacks), "fallback_texts": self.fallbacks[:5]}
+        return {
+            "compiles": most,
+            "reused": self.reused,
+            "fallbacks": len(self.fallbacks),
+            "fallback_texts": self.fallbacks[:5],
+        }
 
 
 def gradients(module: nn.Module) -> list[torch.Tensor]:
@@ -166,7 +173,13 @@ def main() -> None:
             facts = Facts(way)
             module = compiled_copy(stream.module, way, **({"dynamic": True} if way == "fusewright-dynamic" else {}))
             each, error = run_stream(stream, module)
-            row |= {"calls": len(each), "stream_s": sum(each), "each_s": each, "relative_error": error, **facts.result()}
+            row |= {
+                "calls": len(each),
+                "stream_s": sum(each),
+                "each_s": each,
+                "relative_error": error,
+                **facts.result(),
+            }
             row["steady"] = steady(stream, module, way, seconds) if seconds else []
     print(json.dumps(row))
 

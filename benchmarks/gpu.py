@@ -81,7 +81,9 @@ def _mlp() -> tuple[Any, tuple[Any, ...]]:
 
 
 def _attention() -> tuple[Any, tuple[Any, ...]]:
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), tuple(rand(4, 16, 4096, 128) for _ in range(3))
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), tuple(
+        rand(4, 16, 4096, 128) for _ in range(3)
+    )
 
 
 def _labels(rows: int, classes: int) -> torch.Tensor:
@@ -92,14 +94,18 @@ KERNELS: dict[str, Case] = {
     "tiny relu(x + y) * 2": Case(lambda: (lambda x, y: torch.relu(x + y) * 2, (rand(16), rand(16)))),
     "softmax 8192x8192": Case(lambda: (lambda x: torch.softmax(x, -1), (rand(8192, 8192),)), 2 * 8192 * 8192 * 2),
     "layer norm 16384x8192": Case(
-        lambda: (lambda x, w, b: F.layer_norm(x, (8192,), w, b), (rand(16384, 8192), rand(8192), rand(8192))), 2 * 16384 * 8192 * 2
+        lambda: (lambda x, w, b: F.layer_norm(x, (8192,), w, b), (rand(16384, 8192), rand(8192), rand(8192))),
+        2 * 16384 * 8192 * 2,
     ),
-    "residual + rms norm 16384x4096": Case(lambda: (rms_norm, (rand(16384, 4096), rand(16384, 4096), rand(4096))), 4 * 16384 * 4096 * 2),
+    "residual + rms norm 16384x4096": Case(
+        lambda: (rms_norm, (rand(16384, 4096), rand(16384, 4096), rand(4096))), 4 * 16384 * 4096 * 2
+    ),
     "gelu * sigmoid 8192x8192": Case(
         lambda: (lambda x, y: F.gelu(x) * torch.sigmoid(y), (rand(8192, 8192), rand(8192, 8192))), 3 * 8192 * 8192 * 2
     ),
     "cross entropy 8192x32768": Case(
-        lambda: (lambda x, y: F.cross_entropy(x.float(), y), (rand(8192, 32768), _labels(8192, 32768))), 8192 * 32768 * 2
+        lambda: (lambda x, y: F.cross_entropy(x.float(), y), (rand(8192, 32768), _labels(8192, 32768))),
+        8192 * 32768 * 2,
     ),
     "column sum 65536x2048": Case(lambda: (lambda x: x.sum(0), (rand(65536, 2048),)), 65536 * 2048 * 2),
     "sum 16384x16384": Case(lambda: (lambda x: x.float().sum(), (rand(16384, 16384),)), 16384 * 16384 * 2),
@@ -114,9 +120,12 @@ KERNELS: dict[str, Case] = {
         2 * 64 * 256 * 56 * 56 * 2,
     ),
     "embedding 50k x 1024": Case(
-        lambda: (lambda i, w: F.embedding(i, w) * 32.0, (_labels(65536, 50000), rand(50000, 1024))), 2 * 65536 * 1024 * 2
+        lambda: (lambda i, w: F.embedding(i, w) * 32.0, (_labels(65536, 50000), rand(50000, 1024))),
+        2 * 65536 * 1024 * 2,
     ),
-    "cumsum 4096x4096": Case(lambda: (lambda x: x.cumsum(-1), (rand(4096, 4096, dtype=torch.float32),)), 2 * 4096 * 4096 * 4),
+    "cumsum 4096x4096": Case(
+        lambda: (lambda x: x.cumsum(-1), (rand(4096, 4096, dtype=torch.float32),)), 2 * 4096 * 4096 * 4
+    ),
     "argmax 8192x8192": Case(lambda: (lambda x: x.argmax(-1), (rand(8192, 8192),)), 8192 * 8192 * 2),
     "layer norm backward 16384x4096": Case(
         lambda: (
@@ -419,11 +428,24 @@ def first_calls(cases: dict[str, Case], ways: list[str]) -> list[FirstCall]:
         for way in ways:
             seconds = []
             with tempfile.TemporaryDirectory() as folder:
-                caches = {key: f"{folder}/{key}" for key in ("FUSEWRIGHT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+                caches = {
+                    key: f"{folder}/{key}"
+                    for key in ("FUSEWRIGHT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+                }
                 for path in caches.values():
                     os.mkdir(path, 0o700)
                 for _ in range(2):
-                    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", "first-worker", "--only", name, "--ways", way]
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "benchmarks.gpu",
+                        "--stage",
+                        "first-worker",
+                        "--only",
+                        name,
+                        "--ways",
+                        way,
+                    ]
                     done = subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True)
                     if done.returncode:
                         print(done.stderr[-2000:])
@@ -457,7 +479,9 @@ def call_times(ways: list[str]) -> dict[str, tuple[float, float]]:
     watched, mine = Watched(), function()
     whole = fusewright.compile(mine)
     whole(x, y)
-    fusewright.compile(function(), backend=Backend("watched", "aten", watched.compile, follows_autograd=False, trains=True))(x, y)
+    fusewright.compile(
+        function(), backend=Backend("watched", "aten", watched.compile, follows_autograd=False, trains=True)
+    )(x, y)
     program, plan, inputs = whole.entries[0].program, watched.plan, watched.inputs
     calls["  guards"] = lambda: program.check((x, y), mine)
     calls["  plan"] = lambda: plan(*inputs)
@@ -485,7 +509,9 @@ def table(results: list[Result], cases: dict[str, Case], bandwidth: float) -> st
     ]
     for r in results:
         share = (
-            cases[r.case].bytes / (r.kernels / 1e3) / bandwidth * 100 if cases[r.case].bytes and r.kernels == r.kernels else float("nan")
+            cases[r.case].bytes / (r.kernels / 1e3) / bandwidth * 100
+            if cases[r.case].bytes and r.kernels == r.kernels
+            else float("nan")
         )
         lines.append(
             f"{r.case:34} {r.way:19} {r.error:7.0e} {r.first:8.2f} {r.wall:9.4f} {r.kernels:9.4f} {share:7.1f} {r.launches:6d} {r.cpu:9.1f} {r.peak:6.2f} {r.note[:60]}"
@@ -495,7 +521,9 @@ def table(results: list[Result], cases: dict[str, Case], bandwidth: float) -> st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", choices=("check", "kernels", "models", "calls", "first", "first-worker"), default="check")
+    parser.add_argument(
+        "--stage", choices=("check", "kernels", "models", "calls", "first", "first-worker"), default="check"
+    )
     parser.add_argument("--only", default="", help="comma-separated parts of case names")
     parser.add_argument("--ways", default="", help=f"comma-separated, of: {', '.join(WAYS)}")
     parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, for each case and way")
@@ -520,8 +548,12 @@ def main() -> int:
 
     if options.stage == "calls":
         with torch.no_grad():
-            times = call_times(options.ways.split(",") if options.ways else [way for way in WAYS if "max-autotune" not in way])
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; microseconds to issue a call: CPU time, wall time")
+            times = call_times(
+                options.ways.split(",") if options.ways else [way for way in WAYS if "max-autotune" not in way]
+            )
+        print(
+            f"{torch.cuda.get_device_name()}, torch {torch.__version__}; microseconds to issue a call: CPU time, wall time"
+        )
         for name, (cpu, wall) in times.items():
             print(f"{name:20} {cpu:8.2f} {wall:8.2f}")
         if options.json:

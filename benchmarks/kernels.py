@@ -101,13 +101,20 @@ def residual_rms_norm(m: int, n: int, dtype: torch.dtype) -> Program:
         total = x + y
         return total, F.rms_norm(total, (total.shape[-1],), w)
 
-    return run, (_matrix(m * (n // 1024), 1024, dtype), _matrix(m * (n // 1024), 1024, dtype), _matrix(1, 1024, dtype)[0])
+    return run, (
+        _matrix(m * (n // 1024), 1024, dtype),
+        _matrix(m * (n // 1024), 1024, dtype),
+        _matrix(1, 1024, dtype)[0],
+    )
 
 
 @row
 def batch_norm_relu(m: int, n: int, dtype: torch.dtype) -> Program:
     x = torch.randn(m * n // (64 * 56 * 56), 64, 56, 56).to(dtype)
-    return lambda x, a, b, c, d: torch.relu(F.batch_norm(x, a, b, c, d)), (x, *(torch.rand(64).to(dtype) + 0.5 for _ in range(4)))
+    return lambda x, a, b, c, d: torch.relu(F.batch_norm(x, a, b, c, d)), (
+        x,
+        *(torch.rand(64).to(dtype) + 0.5 for _ in range(4)),
+    )
 
 
 @row
@@ -147,7 +154,10 @@ def cross_entropy(m: int, n: int, dtype: torch.dtype) -> Program:
 
 @row
 def embedding(m: int, n: int, dtype: torch.dtype) -> Program:
-    return lambda w, i: F.embedding(i, w) * 2.0, (_matrix(m * (n // 1024), 1024, dtype), torch.randperm(m * (n // 1024)))
+    return lambda w, i: F.embedding(i, w) * 2.0, (
+        _matrix(m * (n // 1024), 1024, dtype),
+        torch.randperm(m * (n // 1024)),
+    )
 
 
 def _keep_memory() -> None:
@@ -172,7 +182,10 @@ def measure(name: str, dtype: torch.dtype, mib: int, seconds: float) -> dict[str
     with torch.no_grad():
         compiled = fusewright.compile(function)
         expected, got = _tensors(function(*inputs)), _tensors(compiled(*inputs))
-        error = max((a.double() - b.double()).norm().item() / max(b.double().norm().item(), 1e-30) for a, b in zip(got, expected))
+        error = max(
+            (a.double() - b.double()).norm().item() / max(b.double().norm().item(), 1e-30)
+            for a, b in zip(got, expected)
+        )
         moved = sum(t.nbytes for t in (*inputs, *got))
         source = torch.randn((mib << 20) // 4)
         target = torch.empty_like(source)

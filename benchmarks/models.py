@@ -89,7 +89,11 @@ def resnet50(dtype: torch.dtype) -> Case:
 def convnext(dtype: torch.dtype) -> Case:
     from transformers import ConvNextConfig, ConvNextModel
 
-    return _ready(ConvNextModel(ConvNextConfig(depths=[2, 2, 3, 2])), dtype), (torch.randn(1, 3, 224, 224, dtype=dtype),), {}
+    return (
+        _ready(ConvNextModel(ConvNextConfig(depths=[2, 2, 3, 2])), dtype),
+        (torch.randn(1, 3, 224, 224, dtype=dtype),),
+        {},
+    )
 
 
 @model
@@ -104,7 +108,11 @@ def t5(dtype: torch.dtype) -> Case:
 def mobilenet_v2(dtype: torch.dtype) -> Case:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
-    return _ready(MobileNetV2ForImageClassification(MobileNetV2Config()), dtype), (torch.randn(2, 3, 224, 224, dtype=dtype),), {}
+    return (
+        _ready(MobileNetV2ForImageClassification(MobileNetV2Config()), dtype),
+        (torch.randn(2, 3, 224, 224, dtype=dtype),),
+        {},
+    )
 
 
 @model

@@ -99,7 +99,9 @@ def ptx_of(text: str, arch: str) -> str:
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=arch, opt=3)
     module = llvm.parse_assembly(text)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    llvm.create_pass_builder(machine, options).getModulePassManager().run(module, llvm.create_pass_builder(machine, options))
+    llvm.create_pass_builder(machine, options).getModulePassManager().run(
+        module, llvm.create_pass_builder(machine, options)
+    )
     return str(machine.emit_assembly(module))
 
 
@@ -137,10 +139,28 @@ def main() -> None:
     a, b = torch.randn(rows * width, device="cuda"), torch.randn(rows * width, device="cuda")
     matrix = a.view(rows, width)
     cases: list[tuple[str, str, int, list[torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor], int]] = [
-        ("pointwise", POINTWISE, rows * width // 1024, [a, b, torch.empty_like(a)], lambda x, y: torch.relu(x + y) * 2, [a, b], 12 * rows * width),
-        ("row_sums", _row_sums(width), rows, [a, torch.empty(rows, device="cuda")], lambda x: x.sum(1), [matrix], 4 * rows * width),
+        (
+            "pointwise",
+            POINTWISE,
+            rows * width // 1024,
+            [a, b, torch.empty_like(a)],
+            lambda x, y: torch.relu(x + y) * 2,
+            [a, b],
+            12 * rows * width,
+        ),
+        (
+            "row_sums",
+            _row_sums(width),
+            rows,
+            [a, torch.empty(rows, device="cuda")],
+            lambda x: x.sum(1),
+            [matrix],
+            4 * rows * width,
+        ),
     ]
-    print(f"{'kernel':12} {'way':10} {'emit ms':>8} {'load ms':>8} {'first ms':>9} {'GPU ms':>8} {'copy %':>7} {'error':>8}")
+    print(
+        f"{'kernel':12} {'way':10} {'emit ms':>8} {'load ms':>8} {'first ms':>9} {'GPU ms':>8} {'copy %':>7} {'error':>8}"
+    )
     for name, text, grid, tensors, function, inputs, moved in cases:
         started = time.perf_counter()
         ptx = ptx_of(text, arch)
@@ -152,7 +172,9 @@ def main() -> None:
         error = float((tensors[-1] - expected).norm() / expected.norm())
         milliseconds = profiled(partial(driver.launch, kernel, grid, 256, tensors), 20)[0]
         share = moved / milliseconds * 1e3 / bandwidth * 100
-        print(f"{name:12} {'NVPTX':10} {(emitted - started) * 1e3:8.1f} {(loaded - emitted) * 1e3:8.1f} {'':9} {milliseconds:8.4f} {share:7.1f} {error:8.0e}")
+        print(
+            f"{name:12} {'NVPTX':10} {(emitted - started) * 1e3:8.1f} {(loaded - emitted) * 1e3:8.1f} {'':9} {milliseconds:8.4f} {share:7.1f} {error:8.0e}"
+        )
         compiled = fusewright.compile(function)
         started = time.perf_counter()
         result = compiled(*inputs)

@@ -79,7 +79,11 @@ class Watched:
 
     def computing(self) -> float:
         """Microseconds that the kernels and operators of one call take together."""
-        plan, inputs = (self.plan.plan, (*self.inputs, *self.plan.values)) if hasattr(self.plan, "values") else (self.plan, self.inputs)
+        plan, inputs = (
+            (self.plan.plan, (*self.inputs, *self.plan.values))
+            if hasattr(self.plan, "values")
+            else (self.plan, self.inputs)
+        )
         return sum(nanoseconds for _, nanoseconds in plan.timed(*inputs)[1]) / 1e3
 
 
@@ -92,7 +96,9 @@ def model(rounds: int, torch_compile: bool) -> dict[str, float]:
     arguments = {"input_ids": torch.tensor([[5]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
     compiled, watched = fusewright.compile(net), Watched()
     compiled(**arguments)
-    fusewright.compile(net, backend=Backend("watched", "aten", watched.compile, follows_autograd=False, trains=True))(**arguments)
+    fusewright.compile(net, backend=Backend("watched", "aten", watched.compile, follows_autograd=False, trains=True))(
+        **arguments
+    )
     ways: dict[str, Way] = {"eager": lambda: net(**arguments), "fusewright": lambda: compiled(**arguments)}
     if torch_compile:
         peer = torch.compile(net)
@@ -105,7 +111,11 @@ def model(rounds: int, torch_compile: bool) -> dict[str, float]:
         compiled(**arguments)
         calls.append((time.perf_counter() - started) * 1e6)
         sums.append(watched.computing())
-    return {**found, "kernels": statistics.median(sums), "beyond kernels": statistics.median(a - b for a, b in zip(calls, sums))}
+    return {
+        **found,
+        "kernels": statistics.median(sums),
+        "beyond kernels": statistics.median(a - b for a, b in zip(calls, sums)),
+    }
 
 
 def main() -> None:

@@ -52,7 +52,13 @@ def measure(model: str, engine: str, repeat: int) -> Row:
         return statistics.median(row["import_s"] + row["first_call_s"] for row in rows)
 
     again = [row["again_s"] for row in cold if "again_s" in row]
-    found = {"model": model, "engine": engine, "cold_s": median(cold), "warm_s": median(warm), "processes": len(cold) + len(warm)}
+    found = {
+        "model": model,
+        "engine": engine,
+        "cold_s": median(cold),
+        "warm_s": median(warm),
+        "processes": len(cold) + len(warm),
+    }
     return found | ({"again_s": statistics.median(again)} if again else {})
 
 
@@ -67,7 +73,9 @@ def table(rows: list[Row]) -> str:
     from benchmarks.compare import geometric_mean
 
     by = {(row["model"], row["engine"]): row for row in rows}
-    lines = [f"{'model':18} {'cold: ours':>10} {'peer':>8} {'ratio':>7} {'warm: ours':>10} {'peer':>8} {'ratio':>7} {'again':>7}  (seconds)"]
+    lines = [
+        f"{'model':18} {'cold: ours':>10} {'peer':>8} {'ratio':>7} {'warm: ours':>10} {'peer':>8} {'ratio':>7} {'again':>7}  (seconds)"
+    ]
     cold: list[float] = []
     warm: list[float] = []
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -81,7 +89,9 @@ def table(rows: list[Row]) -> str:
             f" {f'1/{warm[-1]:.1f}':>7} {ours['again_s']:7.3f}"
         )
     if cold:
-        lines.append(f"geometric means: cold 1/{geometric_mean(cold):.1f} of torch.compile's, warm 1/{geometric_mean(warm):.1f}")
+        lines.append(
+            f"geometric means: cold 1/{geometric_mean(cold):.1f} of torch.compile's, warm 1/{geometric_mean(warm):.1f}"
+        )
     xla, ours = by.get(("six", "jax")), by.get(("six", "fusewright"))
     if xla and ours:
         lines.append(

@@ -51,8 +51,14 @@ def deep_bert(layers: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[st
     import torch
     from transformers import BertConfig, BertModel
 
-    net = BertModel(BertConfig(num_hidden_layers=layers, hidden_size=256, intermediate_size=1024, num_attention_heads=4)).eval()
-    return net, (), {"input_ids": torch.randint(0, 1000, (1, 32)), "attention_mask": torch.ones(1, 32, dtype=torch.long)}
+    net = BertModel(
+        BertConfig(num_hidden_layers=layers, hidden_size=256, intermediate_size=1024, num_attention_heads=4)
+    ).eval()
+    return (
+        net,
+        (),
+        {"input_ids": torch.randint(0, 1000, (1, 32)), "attention_mask": torch.ones(1, 32, dtype=torch.long)},
+    )
 
 
 def case(model: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

@@ -38,10 +38,23 @@ def measure(model: str, engine: str, dtype: str, seconds: float, what: str) -> R
         }
         if what == "memory":
             environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-        command = [sys.executable, str(ROOT / "benchmarks" / "train_worker.py"), model, engine, dtype, str(seconds), what]
+        command = [
+            sys.executable,
+            str(ROOT / "benchmarks" / "train_worker.py"),
+            model,
+            engine,
+            dtype,
+            str(seconds),
+            what,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        return {"model": model, "engine": engine, "dtype": dtype, "error": (done.stderr.strip().splitlines() or ["?"])[-1]}
+        return {
+            "model": model,
+            "engine": engine,
+            "dtype": dtype,
+            "error": (done.stderr.strip().splitlines() or ["?"])[-1],
+        }
     row: Row = json.loads(done.stdout.strip().splitlines()[-1])
     return row
 
@@ -79,10 +92,16 @@ def summary(rows: list[Row]) -> list[str]:
             difference = max(row["loss_difference"] for row in checks)
             lines.append(f"{'':14} worst gradient error {worst}, loss difference over {STEPS} steps {difference:.1e}")
         for peer in ("torch.compile", "eager"):
-            pairs = [(row, by_engine[key]) for row in mine if (key := (row["model"], row["dtype"], peer)) in by_engine and peer != engine]
+            pairs = [
+                (row, by_engine[key])
+                for row in mine
+                if (key := (row["model"], row["dtype"], peer)) in by_engine and peer != engine
+            ]
             memory = [a["step_mib"] / b["step_mib"] for a, b in pairs if "step_mib" in a and "step_mib" in b]
             if memory:
-                lines.append(f"{'':14} memory of a step over {peer}: geomean {geometric_mean(memory):.2f}, most {max(memory):.2f}")
+                lines.append(
+                    f"{'':14} memory of a step over {peer}: geomean {geometric_mean(memory):.2f}, most {max(memory):.2f}"
+                )
             pairs = [pair for pair in pairs if all("speedup" in row for row in pair)]
             if pairs and peer != "eager":
                 cold = [b["first_step_s"] / a["first_step_s"] for a, b in pairs]
@@ -119,7 +138,9 @@ def main() -> None:
     for model in models:
         for dtype in dtypes:
             for engine in arguments.engines.split(","):
-                known = next((row for row in rows if (row["model"], row["engine"], row["dtype"]) == (model, engine, dtype)), {})
+                known = next(
+                    (row for row in rows if (row["model"], row["engine"], row["dtype"]) == (model, engine, dtype)), {}
+                )
                 row = {name: value for name, value in known.items() if name != "error"}
                 for what in arguments.what.split(","):
                     if not (engine == "eager" and what == "check"):

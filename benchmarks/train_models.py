@@ -45,7 +45,11 @@ def bert() -> Case:
     from transformers import BertConfig, BertForMaskedLM
 
     net = BertForMaskedLM(BertConfig(num_hidden_layers=4, vocab_size=8000))
-    return LossOf(net), {"input_ids": _ids(4, 128), "attention_mask": torch.ones(4, 128, dtype=torch.long), "labels": _ids(4, 128)}
+    return LossOf(net), {
+        "input_ids": _ids(4, 128),
+        "attention_mask": torch.ones(4, 128, dtype=torch.long),
+        "labels": _ids(4, 128),
+    }
 
 
 @model

@@ -70,7 +70,9 @@ def _status(key: str) -> int:
     return int(line.split()[1])
 
 
-def timed(engine: str, module: torch.nn.Module, inputs: dict[str, Any], autocast: bool, seconds: float) -> dict[str, Any]:
+def timed(
+    engine: str, module: torch.nn.Module, inputs: dict[str, Any], autocast: bool, seconds: float
+) -> dict[str, Any]:
     reference = copy.deepcopy(module)
     eager = stepper(reference, reference, inputs, autocast)
     started = time.perf_counter()
@@ -104,7 +106,9 @@ def without_dropout(module: torch.nn.Module) -> None:
     """Sets every probability of dropping something to zero."""
     for part in module.modules():
         for name, value in vars(part).items():
-            if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(part, torch.nn.modules.dropout._DropoutNd))):
+            if isinstance(value, float) and (
+                "drop" in name or (name == "p" and isinstance(part, torch.nn.modules.dropout._DropoutNd))
+            ):
                 setattr(part, name, 0.0)
 
 
@@ -127,7 +131,9 @@ def checked(engine: str, module: torch.nn.Module, inputs: dict[str, Any], autoca
     compiled, _ = compile_with(engine, module)
     got, expected = gradients(compiled, module, inputs, autocast), gradients(reference, reference, inputs, autocast)
     largest = max(value.norm().item() for value in expected)
-    sizes = [norm if (norm := value.norm().item()) > 1e-6 * largest else largest for value in expected]  # some are zero but for rounding
+    sizes = [
+        norm if (norm := value.norm().item()) > 1e-6 * largest else largest for value in expected
+    ]  # some are zero but for rounding
     worst = max((mine - value).norm().item() / size for mine, value, size in zip(got, expected, sizes))
     module.load_state_dict(reference.state_dict())  # running statistics
     curves = zip(losses(compiled, module, inputs, autocast), losses(reference, reference, inputs, autocast))
@@ -172,7 +178,10 @@ def main() -> None:
     row = {"model": name, "engine": engine, "dtype": dtype}
     autocast = dtype == "bfloat16"
     if dtype == "float64":
-        module, inputs = module.double(), {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+        module, inputs = (
+            module.double(),
+            {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()},
+        )
     if what == "check":
         row |= checked(engine, module, inputs, autocast)
     elif what == "time":

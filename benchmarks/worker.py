@@ -39,7 +39,9 @@ def relative_error(got: Any, expected: Any) -> float:
     worst = 0.0
     for a, b in pairs:
         finite = torch.isfinite(b)
-        if not torch.equal(a[~finite].nan_to_num(7.0), b[~finite].nan_to_num(7.0)) or not bool(torch.isfinite(a[finite]).all()):
+        if not torch.equal(a[~finite].nan_to_num(7.0), b[~finite].nan_to_num(7.0)) or not bool(
+            torch.isfinite(a[finite]).all()
+        ):
             return float("inf")
         difference, scale = (a[finite].double() - b[finite].double()).norm().item(), b[finite].double().norm().item()
         worst = max(worst, difference / scale if scale else difference)
@@ -105,7 +107,10 @@ def compile_with(
 
         events.STREAM.subscribers.append(listen)
         return fusewright.compile(function), lambda: facts
-    settings: dict[str, Any] = {"freezing": {"options": {"freezing": True}}, "max-autotune": {"mode": "max-autotune"}}.get(engine, {})
+    settings: dict[str, Any] = {
+        "freezing": {"options": {"freezing": True}},
+        "max-autotune": {"mode": "max-autotune"},
+    }.get(engine, {})
     return torch.compile(function, **settings), dict
 
 
@@ -139,7 +144,9 @@ def steady(name: str, engines: list[str], dtype: torch.dtype, seconds: float) ->
             call, _ = compile_with(engine, own_copy(function), args, kwargs)
             error = relative_error(call(*args, **kwargs), function(*args, **kwargs))
         except Exception as problem:  # an engine that can't run this model leaves the others to be measured
-            found[engine] = {"error": f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"}
+            found[engine] = {
+                "error": f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+            }
             continue
         calls[engine] = call
         found[engine] = {"relative_error": error}
@@ -168,7 +175,11 @@ def steady(name: str, engines: list[str], dtype: torch.dtype, seconds: float) ->
                 "steady_ms": statistics.median(one[engine] for one in rounds) * 1e3,
                 "eager_ms": statistics.median(one["eager"] for one in rounds) * 1e3,
                 "speedup": statistics.median(one["eager"] / one[engine] for one in rounds),
-                "over": {other: statistics.median(one[other] / one[engine] for one in rounds) for other in calls if other != engine},
+                "over": {
+                    other: statistics.median(one[other] / one[engine] for one in rounds)
+                    for other in calls
+                    if other != engine
+                },
                 "samples": len(rounds),
             }
         )
@@ -180,7 +191,11 @@ def main() -> None:
     torch.manual_seed(0)
     dtype = getattr(torch, dtype_name)
     with torch.no_grad():
-        found = first_call(name, engines, dtype) if stage == "first" else steady(name, engines.split(","), dtype, float(seconds))
+        found = (
+            first_call(name, engines, dtype)
+            if stage == "first"
+            else steady(name, engines.split(","), dtype, float(seconds))
+        )
     print(json.dumps(found))
 
 

@@ -85,7 +85,11 @@ def sound(length: int = 2000) -> Callable[[], Inputs]:
 
 
 def add(
-    name: str, family: str, build: Callable[[], nn.Module], inputs: Callable[[], Inputs], generate: Callable[[], Inputs] | None
+    name: str,
+    family: str,
+    build: Callable[[], nn.Module],
+    inputs: Callable[[], Inputs],
+    generate: Callable[[], Inputs] | None,
 ) -> None:
     ROWS[name] = Row(name, family, build, inputs, generate)
 
@@ -123,7 +127,15 @@ def encoders() -> None:
     hf("albert", family, "AlbertConfig", "AlbertModel", text, embedding_size=16)
     hf("electra", family, "ElectraConfig", "ElectraModel", text, embedding_size=16)
     hf("deberta", family, "DebertaConfig", "DebertaModel", text, relative_attention=True, pos_att_type=["c2p", "p2c"])
-    hf("deberta-v2", family, "DebertaV2Config", "DebertaV2Model", text, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    hf(
+        "deberta-v2",
+        family,
+        "DebertaV2Config",
+        "DebertaV2Model",
+        text,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+    )
     hf("mpnet", family, "MPNetConfig", "MPNetModel", text)
     hf("modernbert", family, "ModernBertConfig", "ModernBertModel", text, sep_token_id=3, cls_token_id=4)
     hf("xlnet", family, "XLNetConfig", "XLNetModel", text, base=NO_LENGTH, d_model=32, n_layer=2, n_head=4, d_inner=64)
@@ -162,7 +174,15 @@ def encoders() -> None:
     hf("layoutlm", family, "LayoutLMConfig", "LayoutLMModel", text)
     hf("perceiver", family, "PerceiverConfig", "PerceiverForMaskedLM", lambda: {"inputs": ids(2, 64)}, base={"vocab_size": 99, "max_position_embeddings": 64}, d_model=32, d_latents=32, num_latents=8,
        num_self_attends_per_block=1, num_self_attention_heads=4, num_cross_attention_heads=4, qk_channels=32, v_channels=32)  # fmt: skip
-    hf("canine", family, "CanineConfig", "CanineModel", lambda: {"input_ids": ids(2, 16)}, local_transformer_stride=8, downsampling_rate=4)
+    hf(
+        "canine",
+        family,
+        "CanineConfig",
+        "CanineModel",
+        lambda: {"input_ids": ids(2, 16)},
+        local_transformer_stride=8,
+        downsampling_rate=4,
+    )
 
 
 def decoders() -> None:
@@ -176,7 +196,18 @@ def decoders() -> None:
     hf("opt", family, "OPTConfig", "OPTForCausalLM", text, prompt, ffn_dim=64, word_embed_proj_dim=32)
     hf("bloom", family, "BloomConfig", "BloomForCausalLM", text, prompt, n_layer=2, n_head=4)
     hf("codegen", family, "CodeGenConfig", "CodeGenForCausalLM", text, prompt, rotary_dim=4, n_ctx=64, **n)
-    hf("xglm", family, "XGLMConfig", "XGLMForCausalLM", text, prompt, d_model=32, ffn_dim=64, num_layers=2, attention_heads=4)
+    hf(
+        "xglm",
+        family,
+        "XGLMConfig",
+        "XGLMForCausalLM",
+        text,
+        prompt,
+        d_model=32,
+        ffn_dim=64,
+        num_layers=2,
+        attention_heads=4,
+    )
     hf("mpt", family, "MptConfig", "MptForCausalLM", text, prompt, d_model=32, n_heads=4, n_layers=2, max_seq_len=64)
     for name, config, model, sizes in (
         ("llama", "LlamaConfig", "LlamaForCausalLM", {}),
@@ -248,11 +279,38 @@ def vision() -> None:
     hf("ijepa", family, "IJepaConfig", "IJepaModel", image(), base=small)
     hf("swin", family, "SwinConfig", "SwinModel", image(), base={}, image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4)  # fmt: skip
     hf("swinv2", family, "Swinv2Config", "Swinv2Model", image(), base={}, image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4)  # fmt: skip
-    hf("convnext", family, "ConvNextConfig", "ConvNextModel", image(64), base={}, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 2, 1])
-    hf("convnextv2", family, "ConvNextV2Config", "ConvNextV2Model", image(64), base={}, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 2, 1])
+    hf(
+        "convnext",
+        family,
+        "ConvNextConfig",
+        "ConvNextModel",
+        image(64),
+        base={},
+        hidden_sizes=[8, 16, 16, 32],
+        depths=[1, 1, 2, 1],
+    )
+    hf(
+        "convnextv2",
+        family,
+        "ConvNextV2Config",
+        "ConvNextV2Model",
+        image(64),
+        base={},
+        hidden_sizes=[8, 16, 16, 32],
+        depths=[1, 1, 2, 1],
+    )
     hf("resnet", family, "ResNetConfig", "ResNetForImageClassification", image(64), base={}, embedding_size=8, hidden_sizes=[16, 32, 32, 64], depths=[1, 1, 2, 1])  # fmt: skip
     hf("regnet", family, "RegNetConfig", "RegNetModel", image(64), base={}, embedding_size=8, hidden_sizes=[16, 32, 32, 64], depths=[1, 1, 2, 1], groups_width=8)  # fmt: skip
-    hf("mobilenet-v1", family, "MobileNetV1Config", "MobileNetV1Model", image(64), base={}, image_size=64, depth_multiplier=0.25)
+    hf(
+        "mobilenet-v1",
+        family,
+        "MobileNetV1Config",
+        "MobileNetV1Model",
+        image(64),
+        base={},
+        image_size=64,
+        depth_multiplier=0.25,
+    )
     hf(
         "mobilenet-v2",
         family,
@@ -267,7 +325,16 @@ def vision() -> None:
     hf("segformer", family, "SegformerConfig", "SegformerForSemanticSegmentation", image(64), base={}, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
        num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16)  # fmt: skip
     hf("mobilevit", family, "MobileViTConfig", "MobileViTModel", image(64), base={}, image_size=64, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32])  # fmt: skip
-    hf("poolformer", family, "PoolFormerConfig", "PoolFormerModel", image(64), base={}, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1])
+    hf(
+        "poolformer",
+        family,
+        "PoolFormerConfig",
+        "PoolFormerModel",
+        image(64),
+        base={},
+        hidden_sizes=[8, 16, 16, 32],
+        depths=[1, 1, 1, 1],
+    )
     hf("pvt", family, "PvtConfig", "PvtModel", image(64), base={}, image_size=64, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4])  # fmt: skip
     hf("focalnet", family, "FocalNetConfig", "FocalNetModel", image(32), base={}, image_size=32, embed_dim=16, depths=[1, 1], focal_levels=[2, 2], focal_windows=[3, 3])  # fmt: skip
     hf(
@@ -372,12 +439,25 @@ def multimodal() -> None:
 def _llava_inputs() -> Inputs:
     tokens = ids(2, 22)
     tokens[:, 2:18] = 98
-    return {"input_ids": tokens, "attention_mask": torch.ones(2, 22, dtype=torch.long), "pixel_values": torch.randn(2, 3, 32, 32)}
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones(2, 22, dtype=torch.long),
+        "pixel_values": torch.randn(2, 3, 32, 32),
+    }
 
 
 def experts() -> None:
     family = "mixture of experts"
-    hf("mixtral", family, "MixtralConfig", "MixtralForCausalLM", text, prompt, num_local_experts=4, num_experts_per_tok=2)
+    hf(
+        "mixtral",
+        family,
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        text,
+        prompt,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
     hf("qwen2-moe", family, "Qwen2MoeConfig", "Qwen2MoeForCausalLM", text, prompt, num_experts=4, num_experts_per_tok=2,
        moe_intermediate_size=16, shared_expert_intermediate_size=32)  # fmt: skip
     hf("qwen3-moe", family, "Qwen3MoeConfig", "Qwen3MoeForCausalLM", text, prompt, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)  # fmt: skip
@@ -395,7 +475,16 @@ def experts() -> None:
         head_dim=8,
         sliding_window=4,
     )
-    hf("granitemoe", family, "GraniteMoeConfig", "GraniteMoeForCausalLM", text, prompt, num_local_experts=4, num_experts_per_tok=2)
+    hf(
+        "granitemoe",
+        family,
+        "GraniteMoeConfig",
+        "GraniteMoeForCausalLM",
+        text,
+        prompt,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
     hf("switch-transformers", family, "SwitchTransformersConfig", "SwitchTransformersForConditionalGeneration", pair, prompt, d_model=32, d_kv=8,
        d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
        decoder_start_token_id=0)  # fmt: skip
@@ -434,7 +523,13 @@ def torch_modules() -> None:
     family = "torch.nn"
     sequence = lambda: {"input": torch.randn(2, 7, 16)}  # noqa: E731
     add("lstm", family, lambda: nn.LSTM(16, 24, 2, batch_first=True).eval(), sequence, None)
-    add("lstm-bidirectional", family, lambda: nn.LSTM(16, 24, 2, batch_first=True, bidirectional=True).eval(), sequence, None)
+    add(
+        "lstm-bidirectional",
+        family,
+        lambda: nn.LSTM(16, 24, 2, batch_first=True, bidirectional=True).eval(),
+        sequence,
+        None,
+    )
     add("gru", family, lambda: nn.GRU(16, 24, 2, batch_first=True).eval(), sequence, None)
     add("rnn", family, lambda: nn.RNN(16, 24, 2, batch_first=True).eval(), sequence, None)
     add("transformer", family, lambda: nn.Transformer(32, 4, 2, 2, 64, batch_first=True).eval(),
@@ -453,7 +548,13 @@ def timm_models() -> None:
         ("eva02_tiny_patch14_224", 224), ("maxvit_rmlp_pico_rw_256", 256), ("edgenext_xx_small", 64), ("ghostnet_050", 64), ("xcit_nano_12_p16_224", 224),
         ("levit_128s", 224), ("coat_lite_tiny", 224), ("poolformer_s12", 64), ("repvgg_a0", 64), ("beit_base_patch16_224", 224),
     ):  # fmt: skip
-        add(f"timm/{name}", "timm", lambda name=name: _timm(name), lambda size=size: {"x": torch.randn(1, 3, size, size)}, None)  # type: ignore[misc]
+        add(
+            f"timm/{name}",
+            "timm",
+            lambda name=name: _timm(name),
+            lambda size=size: {"x": torch.randn(1, 3, size, size)},
+            None,
+        )  # type: ignore[misc]
 
 
 def _timm(name: str) -> nn.Module:
@@ -463,5 +564,16 @@ def _timm(name: str) -> nn.Module:
     return timm.create_model(name, pretrained=False).eval()
 
 
-for fill in (encoders, decoders, encoder_decoders, vision, audio, multimodal, experts, state_space, torch_modules, timm_models):
+for fill in (
+    encoders,
+    decoders,
+    encoder_decoders,
+    vision,
+    audio,
+    multimodal,
+    experts,
+    state_space,
+    torch_modules,
+    timm_models,
+):
     fill()

@@ -210,7 +210,9 @@ def test_assume_constant_result_calls_once(api: Any) -> None:
 
 @OURS_AND_TORCHS
 def test_substitute_in_graph_captures_another_function(api: Any) -> None:
-    original = itertools.compress if api is fusewright else itertools.filterfalse  # a registration lasts as long as the process
+    original = (
+        itertools.compress if api is fusewright else itertools.filterfalse
+    )  # a registration lasts as long as the process
     function = getattr(__import__("_bisect"), "bisect_right" if api is fusewright else "bisect_left")
     assert original
 
@@ -247,7 +249,9 @@ def test_substitute_in_graph_checks_its_arguments() -> None:
         fusewright.substitute_in_graph(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("cut", [fusewright.graph_break, lambda reason: torch._dynamo.graph_break(reason)], ids=["fusewright", "torch"])
+@pytest.mark.parametrize(
+    "cut", [fusewright.graph_break, lambda reason: torch._dynamo.graph_break(reason)], ids=["fusewright", "torch"]
+)
 def test_graph_break_cuts_and_gives_its_reason(cut: Any) -> None:
     import torch._dynamo
 
@@ -375,7 +379,9 @@ def test_a_range_that_the_program_does_not_take_whole_is_an_error_that_names_the
 
     x = torch.randn(16, 4)
     fusewright.mark_dynamic(x, 0, min=2, max=64)
-    with pytest.raises(fusewright.DynamicMarkError, match=rf"at most 32 at .*:{f.__code__.co_firstlineno + 1} in .*max=32"):
+    with pytest.raises(
+        fusewright.DynamicMarkError, match=rf"at most 32 at .*:{f.__code__.co_firstlineno + 1} in .*max=32"
+    ):
         fusewright.compile(f)(x)
     fusewright.reset()
     x = torch.randn(16, 4)

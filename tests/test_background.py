@@ -342,7 +342,9 @@ def test_an_interrupt_that_is_handled_leaves_the_compile_alone(monkeypatch: pyte
 def test_a_thread_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, done = Worker(), []
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        patched.setattr(
+            threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("can't start new thread"))
+        )
         with pytest.raises(RuntimeError, match="new thread"):
             worker.submit(lambda: done.append(1))
     assert worker.wait(0)

@@ -81,7 +81,11 @@ def test_every_break_code_is_in_the_catalogue() -> None:
     missing = set()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("GraphBreak", "SkipFrame") and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func).split(".")[-1] in ("GraphBreak", "SkipFrame")
+                and node.args
+            ):
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value not in BREAKS:
                     missing.add(f"{first.value} ({relative(path)}:{node.lineno})")
@@ -98,5 +102,7 @@ with torch.no_grad():
 for name in ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.fx.experimental.symbolic_shapes", "sympy"):
     assert name not in sys.modules, name
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)})
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}
+    )
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,9 @@ from fusewright.tools import logs
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md"))]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-EXAMPLES = [(page.name, number, text) for page in PAGES for number, text in enumerate(EXAMPLE.findall(page.read_text()))]
+EXAMPLES = [
+    (page.name, number, text) for page in PAGES for number, text in enumerate(EXAMPLE.findall(page.read_text()))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,10 @@ def test_tables_list_what_there_is() -> None:
     assert set(rows("backends.md", "# Backends")) == set(registry.BUILT_IN)
     treatment = (ROOT / "docs" / "compile.md").read_text()
     for name in (*STANCES, *(name for name in fusewright.__all__ if name.islower())):
-        documented = any(f"`{name}" in page.read_text() or f"fusewright.{name}" in page.read_text() or f'"{name}"' in treatment for page in PAGES)
+        documented = any(
+            f"`{name}" in page.read_text() or f"fusewright.{name}" in page.read_text() or f'"{name}"' in treatment
+            for page in PAGES
+        )
         assert documented, name
 
 

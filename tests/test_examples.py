@@ -39,7 +39,9 @@ def test_1_add_mul_is_two_call_function_nodes() -> None:
     assert len(graphs) == 1
 
 
-def test_2_disabled_function_in_the_middle_gives_two_graphs_and_prints_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_2_disabled_function_in_the_middle_gives_two_graphs_and_prints_every_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     @fusewright.disable

@@ -66,7 +66,11 @@ def program(x: torch.Tensor, log: list[int]) -> torch.Tensor:
     return y
 
 
-CALLS = [lambda: torch.arange(6.0).reshape(2, 3) - 2, lambda: torch.arange(9.0).reshape(3, 3) - 2, lambda: torch.ones(1, 3, requires_grad=True)]
+CALLS = [
+    lambda: torch.arange(6.0).reshape(2, 3) - 2,
+    lambda: torch.arange(9.0).reshape(3, 3) - 2,
+    lambda: torch.ones(1, 3, requires_grad=True),
+]
 
 
 def observe(function: Any) -> list[Any]:
@@ -90,7 +94,9 @@ def place(path: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def failing(monkeypatch: pytest.MonkeyPatch, path: str, failure: Callable[[], BaseException], always: bool = True) -> Iterator[None]:
+def failing(
+    monkeypatch: pytest.MonkeyPatch, path: str, failure: Callable[[], BaseException], always: bool = True
+) -> Iterator[None]:
     owner, name = place(path)
     raised = []
 
@@ -154,7 +160,10 @@ def test_a_defect_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (file,) = tmp_path.rglob("*_internal_error.txt")
     assert "KeyError" in file.read_text()
     debug_folder.of_process.cache_clear()
-    with failing(monkeypatch, "capture.border.world:World.binary", lambda: KeyError("injected")), pytest.raises(FusewrightError, match="injected"):
+    with (
+        failing(monkeypatch, "capture.border.world:World.binary", lambda: KeyError("injected")),
+        pytest.raises(FusewrightError, match="injected"),
+    ):
         fusewright.compile(lambda x: x + 1, fullgraph=True)(torch.ones(3))
 
 
@@ -210,6 +219,8 @@ def test_little_room_on_the_stack() -> None:
             most = deepest(function, x)
             for depth in range(most - 90, most + 1):
                 fusewright.reset()
-                torch.testing.assert_close(at(depth, fusewright.compile(function), x), function(x), msg=f"{most - depth} frames left")
+                torch.testing.assert_close(
+                    at(depth, fusewright.compile(function), x), function(x), msg=f"{most - depth} frames left"
+                )
     finally:
         sys.setrecursionlimit(limit)

@@ -66,7 +66,9 @@ def arguments(program: Callable[..., Any]) -> tuple[torch.Tensor, Box]:
     return torch.ones(4, requires_grad=program is trained), Box()
 
 
-@pytest.mark.parametrize(("backend", "dynamic"), [("eager", None), ("aot_eager", None), ("native", None), ("native", True)])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("eager", None), ("aot_eager", None), ("native", None), ("native", True)]
+)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_arguments_die_at_once(program: Callable[..., Any], backend: str, dynamic: bool | None) -> None:
     """Without help from the cycle collector: activations are large."""

@@ -231,20 +231,30 @@ def test_a_parametrization_that_comes_later_is_seen(on: str) -> None:
     for module in (given, plain):
         parametrize.register_parametrization(module, "weight", Doubled())
     assert torch.equal(compiled.weight, plain.weight) and compiled.parametrizations is net.parametrizations
-    assert parametrize.is_parametrized(compiled) and type(net).__name__ == compiled.__class__.__name__ == "ParametrizedLinear"
+    assert (
+        parametrize.is_parametrized(compiled)
+        and type(net).__name__ == compiled.__class__.__name__ == "ParametrizedLinear"
+    )
     assert isinstance(compiled, nn.Linear) and not hasattr(compiled, "no_such_thing")
     same(plain, compiled, X)
     with parametrize.cached():
         same(plain, compiled, X)
     entries = dict(compiled.state_dict())
-    assert entries.keys() == net.state_dict().keys() == plain.state_dict().keys() == {"bias", "parametrizations.weight.original"}
+    assert (
+        entries.keys()
+        == net.state_dict().keys()
+        == plain.state_dict().keys()
+        == {"bias", "parametrizations.weight.original"}
+    )
     compiled.load_state_dict({name: value + 1 for name, value in entries.items()})
     plain.load_state_dict({name: value + 1 for name, value in plain.state_dict().items()})
     same(plain, compiled, X)
     for module in (compiled, plain):
         with torch.no_grad():
             module.weight = torch.arange(16.0).view(4, 4)  # by the property: `right_inverse` halves it
-    assert "weight" not in vars(net) and torch.equal(net.parametrizations.weight.original, torch.arange(16.0).view(4, 4) / 2)
+    assert "weight" not in vars(net) and torch.equal(
+        net.parametrizations.weight.original, torch.arange(16.0).view(4, 4) / 2
+    )
     same(plain, compiled, X)
     compiled.note = 5
     assert net.note == 5

@@ -16,7 +16,9 @@ NAMES = "breaks_and_effects,control_flow,products_of_few_rows,residual_block,sgd
 
 def record(folder: Path, seed: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.replay", "record", str(folder), "--only", NAMES]
-    return subprocess.Popen(command, cwd=replay.ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=replay.ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_two_records_are_equal_and_a_change_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

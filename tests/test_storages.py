@@ -419,7 +419,9 @@ def test_the_call_is_repeated_eagerly_with_a_reason() -> None:
 def plan(slots: list[tuple[Any, ...]], inputs: str = "t", **other: Any) -> Any:
     """A plan of these slots that does nothing."""
     fixed = {"values": (0, 4, 1), "symbols": (), "instructions": (), "steps": (), "outputs": (), "constants": ()}
-    return _native.Plan(name="p", inputs=inputs, slots=tuple(slots), arena=0, single=False, arena_limit=0, **fixed | other)
+    return _native.Plan(
+        name="p", inputs=inputs, slots=tuple(slots), arena=0, single=False, arena_limit=0, **fixed | other
+    )
 
 
 def slot(kind: str, pointer: bool = True, where: int = 0) -> tuple[Any, ...]:
@@ -453,7 +455,8 @@ def test_a_plan_looks_at_the_storages_of_all_inputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "size", "other"), [(0, 1 << 62, 1 << 62), (1, 1 << 62, 4), (2, -(1 << 63), -1), (3, -(1 << 63), -1), (2, 5, 0)]
+    ("operation", "size", "other"),
+    [(0, 1 << 62, 1 << 62), (1, 1 << 62, 4), (2, -(1 << 63), -1), (3, -(1 << 63), -1), (2, 5, 0)],
 )
 def test_sizes_that_int64_cannot_hold(operation: int, size: int, other: int) -> None:
     """Instructions: 0 adds, 1 multiplies, 2 divides, 3 gives the rest."""

@@ -202,12 +202,19 @@ def collate(batch: list[torch.Tensor]) -> torch.Tensor:
     return module_level(torch.stack(batch), by=0.5)
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.sweep)])  # spawning imports torch: 8 s
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.sweep)]
+)  # spawning imports torch: 8 s
 def test_workers_of_a_data_loader(method: str) -> None:
     module_level(torch.ones(2, 3))
-    loader = torch.utils.data.DataLoader(Numbers(), batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method)
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method
+    )
     got = list(loader)
-    expected = [scale(torch.stack([scale(torch.full((2, 3), float(i))) for i in group]), by=0.5) for group in ((0, 1, 2), (3, 4, 5))]
+    expected = [
+        scale(torch.stack([scale(torch.full((2, 3), float(i))) for i in group]), by=0.5)
+        for group in ((0, 1, 2), (3, 4, 5))
+    ]
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -265,7 +272,12 @@ def test_a_signal_handler_that_runs_during_capture_is_no_part_of_the_program() -
         assert intercept(handler, (signal.SIGUSR1, frame)) is False
         signal.signal(signal.SIGUSR1, method)
         assert intercept(Handler.handle, (method.__self__, signal.SIGUSR1, frame)) is False
-        for other, values in ((handler, (signal.SIGUSR1, frame)), (handler, (-5, frame)), (handler, (signal.SIGUSR1, None)), (handler, (frame,))):
+        for other, values in (
+            (handler, (signal.SIGUSR1, frame)),
+            (handler, (-5, frame)),
+            (handler, (signal.SIGUSR1, None)),
+            (handler, (frame,)),
+        ):
             assert intercept(other, values) == (None,)
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -27,7 +27,11 @@ def captured() -> Iterator[list[events.Event]]:
 
 
 def kinds(seen: list[events.Event]) -> list[str]:
-    return [type(event).__name__ for event in seen if isinstance(event, events.Captured | events.Broken | events.Skipped | events.FellBack)]
+    return [
+        type(event).__name__
+        for event in seen
+        if isinstance(event, events.Captured | events.Broken | events.Skipped | events.FellBack)
+    ]
 
 
 @pytest.fixture
@@ -53,7 +57,13 @@ def test_mlp_trains_and_sizes_become_symbolic(backend: Any, captured: list[event
 
 def test_bert_in_inference_and_training(backend: Any, captured: list[events.Event]) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "vocab_size": 100,
+    }
     config = transformers.BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = transformers.BertForSequenceClassification(config)
     reference = copy.deepcopy(model)

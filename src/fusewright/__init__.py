@@ -12,7 +12,14 @@ from fusewright.base.errors import (
     RecompileError,
     RecompileLimitWarning,
 )
-from fusewright.decorators import allow_in_graph, assume_constant_result, disable, graph_break, is_compiling, substitute_in_graph
+from fusewright.decorators import (
+    allow_in_graph,
+    assume_constant_result,
+    disable,
+    graph_break,
+    is_compiling,
+    substitute_in_graph,
+)
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """The public functions: `compile` and what stands around it.
 
-Takes what users write; gives compiled functions and modules. The compiler itself (`driver`) is imported by the first `compile` call,
-so that `import fusewright` stays cheap.
+Takes what users write; gives compiled functions and modules. The compiler itself (`driver`) is imported by the first
+`compile` call, so that `import fusewright` stays cheap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def _driver() -> Any:
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """The compiler's import makes 100,000 objects that stay, on whose account Python's collector would walk the whole heap (0.1 s)."""
+    """The compiler's import makes 100,000 objects that stay, on whose account Python's collector would walk the whole
+    heap (0.1 s)."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -53,8 +54,8 @@ def compile(
 ) -> Any:
     """Compiles a function, a method or an nn.Module; without `model`, gives a decorator.
 
-    Lazy: nothing is compiled before the first call. A module comes back as a module that shares the original's state; a function as
-    a function. What cannot be compiled runs eagerly with the same result.
+    Lazy: nothing is compiled before the first call. A module comes back as a module that shares the original's state; a
+    function as a function. What cannot be compiled runs eagerly with the same result.
 
     fullgraph   raise GraphBreakError at the first graph break, instead of running that part eagerly
     dynamic     None: sizes are static until they change; True: symbolic from the start; False: never symbolic
@@ -68,7 +69,13 @@ def compile(
     Raises OptionError for a wrong argument, naming the value and the choices.
     """
     settings = option_tables.settings(
-        fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, name=name, recompile_limit=recompile_limit
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        backend=backend,
+        mode=mode,
+        options=options,
+        name=name,
+        recompile_limit=recompile_limit,
     )
     if model is None:
         return functools.partial(
@@ -83,9 +90,13 @@ def compile(
             recompile_limit=recompile_limit,
         )
     if isinstance(model, type):
-        raise OptionError(f"compile takes an instance or a function, got the class {model.__qualname__}: compile an instance of it")
+        raise OptionError(
+            f"compile takes an instance or a function, got the class {model.__qualname__}: compile an instance of it"
+        )
     if not (callable(model) or isinstance(model, classmethod)):
-        raise OptionError(f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}")
+        raise OptionError(
+            f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}"
+        )
     with _no_collections():
         driver = _driver()
         _subscribe()
@@ -116,7 +127,9 @@ def _listener(settings: Any) -> Any:
 def _compile_callable(model: Any, compiler: Any) -> Any:
     model = _original(model)
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        compiler.skip(getattr(model, "original_name", None) or model.name, "torchscript", "it is compiled by TorchScript already")
+        compiler.skip(
+            getattr(model, "original_name", None) or model.name, "torchscript", "it is compiled by TorchScript already"
+        )
         return model
     if isinstance(model, torch.nn.Module):
         module = importlib.import_module("fusewright.module")
@@ -127,7 +140,9 @@ def _compile_callable(model: Any, compiler: Any) -> Any:
         return type(model)(_compile_callable(model.__func__, compiler))
     if isinstance(model, functools.partial):
         return functools.partial(_compile_callable(model.func, compiler), *model.args, **model.keywords)
-    method, owner = (model.__func__, model.__self__) if isinstance(model, types.MethodType) else (type(model).__call__, model)
+    method, owner = (
+        (model.__func__, model.__self__) if isinstance(model, types.MethodType) else (type(model).__call__, model)
+    )
     method = _original(method)
     if isinstance(method, types.FunctionType):
         return types.MethodType(compiler.wrap(method), owner)
@@ -146,7 +161,11 @@ def _original(model: Any) -> Any:
         if isinstance(model, _driver().CompiledFunction) or marks.DISABLED in namespace:
             model = model.__wrapped__
         elif type(model).__module__ == "torch._dynamo.eval_frame" or "_torchdynamo_orig_callable" in namespace:
-            model = namespace["_torchdynamo_orig_callable"] if "_torchdynamo_orig_callable" in namespace else model._orig_mod
+            model = (
+                namespace["_torchdynamo_orig_callable"]
+                if "_torchdynamo_orig_callable" in namespace
+                else model._orig_mod
+            )
         elif hasattr(type(model), "_fusewright_original"):
             model = model._fusewright_original
         else:
@@ -158,7 +177,8 @@ def _recompile(settings: Any, model: Any) -> Any:
 
 
 def compile_again(model: Any) -> Any:
-    """A compile of its own of what `compile` takes, or of something compiled, under the settings of that (breaks are no errors)."""
+    """A compile of its own of what `compile` takes, or of something compiled, under the settings of that (breaks are no
+    errors)."""
     settings = _settings_of(model)
     return compile(model) if settings is None else _recompile(dataclasses.replace(settings, fullgraph=False), model)
 
@@ -166,7 +186,9 @@ def compile_again(model: Any) -> Any:
 def _settings_of(model: Any) -> Any:
     caller = getattr(model, "_fusewright_caller", None) or getattr(model, "__dict__", {}).get("_compiled_call_impl")
     if caller is not None:
-        compiler = getattr(getattr(caller, "wrap", None), "__self__", None)  # PyTorch keeps its own compiled call in that slot
+        compiler = getattr(
+            getattr(caller, "wrap", None), "__self__", None
+        )  # PyTorch keeps its own compiled call in that slot
         return getattr(compiler, "settings", None)
     function = model.__func__ if isinstance(model, types.MethodType) else model
     return function.miss.__self__.settings if isinstance(function, _driver().CompiledFunction) else None
@@ -175,8 +197,8 @@ def _settings_of(model: Any) -> Any:
 def compile_(module: torch.nn.Module, **arguments: Any) -> None:
     """Compiles `module` in place: its own calls run compiled code from now on (as `torch.nn.Module.compile` does).
 
-    Takes the arguments of `compile`. The module keeps its identity, class and state. Copies of it, and what is unpickled, are not
-    compiled. Raises OptionError when `module` is not an nn.Module.
+    Takes the arguments of `compile`. The module keeps its identity, class and state. Copies of it, and what is
+    unpickled, are not compiled. Raises OptionError when `module` is not an nn.Module.
     """
     if not isinstance(module, torch.nn.Module):
         raise OptionError(f"compile_ takes an nn.Module, got {type(module).__name__}")
@@ -192,8 +214,8 @@ def reset() -> None:
 
 
 class set_stance:
-    """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use what is compiled,
-    run new cases eagerly); "fail_on_recompile" (raise RecompileError).
+    """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use
+    what is compiled, run new cases eagerly); "fail_on_recompile" (raise RecompileError).
 
     As a function it lasts until the next call; as a context manager or a decorator it is undone at the end.
     """
@@ -238,15 +260,18 @@ def register_backend(compiler: Any = None, name: str | None = None) -> Any:
 
 
 def aot(fw_compiler: Any, bw_compiler: Any = None, partition: Any = None) -> Any:
-    """A backend for `compile(backend=...)` made of compilers of functional ATen graphs: fw_compiler(gm, example_inputs) for the forward,
-    bw_compiler for the backward (default: the same), and a partition of the joint graph; see backends.aot.aot."""
+    """A backend for `compile(backend=...)` made of compilers of functional ATen graphs: fw_compiler(gm, example_inputs)
+    for the forward, bw_compiler for the backward (default: the same), and a partition of the joint graph; see
+    backends.aot.aot."""
     return importlib.import_module("fusewright.backends.aot").aot(fw_compiler, bw_compiler, partition)
 
 
 def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
-    """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that prints as a table.
+    """What compiling `f` gives: `explain(f)(*args)` or `explain(f, *args)` runs it once and returns a report that
+    prints as a table.
 
-    `f` is what `compile` takes; something compiled is explained under its own settings. See fusewright.tools.explain.Report.
+    `f` is what `compile` takes; something compiled is explained under its own settings. See
+    fusewright.tools.explain.Report.
     """
     report = importlib.import_module("fusewright.tools.explain")
     if args or kwargs:
@@ -255,7 +280,8 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def set_logs(**artifacts: Any) -> None:
-    """Turns log artifacts on or off: `set_logs(graph_breaks=True, recompiles=True)`; a logging level may be given instead of True.
+    """Turns log artifacts on or off: `set_logs(graph_breaks=True, recompiles=True)`; a logging level may be given
+    instead of True.
 
     Artifacts: see fusewright.tools.logs.ARTIFACTS. Records go to loggers `fusewright.<artifact>`.
     """

@@ -1,9 +1,9 @@
 """Compiling on another thread: calls run eagerly until the compiled version is ready (option `background`).
 
 Takes work that was captured on the caller's thread; runs it on one worker thread under the caller's PyTorch settings.
-Always holds: one compile at a time (the driver's lock is held while the worker compiles); results of work submitted before a reset are
-dropped; the process waits for work in progress before it ends, unless it ends by an interrupt (Ctrl-C): then the work is given up, and
-the process ends as an interrupted one does without us.
+Always holds: one compile at a time (the driver's lock is held while the worker compiles); results of work submitted
+before a reset are dropped; the process waits for work in progress before it ends, unless it ends by an interrupt
+(Ctrl-C): then the work is given up, and the process ends as an interrupted one does without us.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ class Abandoned(BaseException):
 def _died_of_interrupt() -> bool:
     """Whether an interrupt that the main program did not handle is what ends this process."""
     trace = getattr(sys, "last_traceback", None)  # of what the interpreter printed last
-    uncaught = getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")  # a prompt goes on after one
-    # An extension may have printed one as well, from a callback; the main program's begins in a module, or in what runs modules (-m).
+    uncaught = getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(
+        sys, "ps1"
+    )  # a prompt goes on after one
+    # An extension may have printed one as well, from a callback; the main program's begins in a module, or in what runs
+    # modules (-m).
     return uncaught and trace is not None and trace.tb_frame.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
 def _note_interrupt() -> None:
-    """The process shall end by SIGINT. CPython remembers that it has to in a flag, which each `exec` of a string writes anew (imports of
-    dataclasses do that on the worker thread): so it is written once more, by the same means."""
+    """The process shall end by SIGINT. CPython remembers that it has to in a flag, which each `exec` of a string writes
+    anew (imports of dataclasses do that on the worker thread): so it is written once more, by the same means."""
     with contextlib.suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
 
@@ -47,7 +50,9 @@ def _under(state: GlobalState) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(state.inference_mode))
         stack.enter_context(torch.set_grad_enabled(state.grad_enabled))
         for device, enabled, dtype in state.autocast:
-            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=state.autocast_cache))
+            stack.enter_context(
+                torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=state.autocast_cache)
+            )
         if torch.get_num_threads() != state.num_threads:
             torch.set_num_threads(state.num_threads)
         yield
@@ -60,7 +65,8 @@ class Worker:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Forgets all work. (In the child of a fork: the thread is not there, and the parent compiles what it was given.)"""
+        """Forgets all work. (In the child of a fork: the thread is not there, and the parent compiles what it was
+        given.)"""
         self._work: queue.SimpleQueue[tuple[GlobalState, Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
@@ -90,7 +96,8 @@ class Worker:
         return self._idle.wait(timeout)
 
     def finish(self) -> None:
-        """Waits for the work, on the main thread, as the process ends. Gives it up instead after an interrupt, or when one comes now."""
+        """Waits for the work, on the main thread, as the process ends. Gives it up instead after an interrupt, or when
+        one comes now."""
         if self.wait(0):
             return
         interrupted = _died_of_interrupt()
@@ -111,7 +118,9 @@ class Worker:
     def _abandon(self) -> None:
         with self._lock:  # the thread cannot end its last work now, so the exception finds it in `_run`
             if self._waiting and self._thread is not None and self._thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Abandoned))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._thread.ident), ctypes.py_object(Abandoned)
+                )
 
     def _run(self) -> None:
         try:
@@ -144,7 +153,8 @@ def _watch_end(worker: Worker) -> None:
     """Has `worker.finish` called before the process waits for its threads."""
     if worker not in _watched:
         _watched.append(worker)
-        # Python calls what `atexit` has only after its threads have ended. This is where concurrent.futures is called as well.
+        # Python calls what `atexit` has only after its threads have ended. This is where concurrent.futures is called
+        # as well.
         with contextlib.suppress(RuntimeError):  # the main thread has ended already: nobody interrupts it any more
             threading._register_atexit(worker.finish)  # type: ignore[attr-defined]
 

@@ -1,7 +1,8 @@
 """The driver: what happens when a compiled function meets a call that no cache entry fits.
 
-Takes one `compile` call's settings; captures the frame, hands its graph to the backend, and gives the native entry that serves
-such calls from then on. Always holds: whatever goes wrong in here, the call still gives what eager gives, and an event says so.
+Takes one `compile` call's settings; captures the frame, hands its graph to the backend, and gives the native entry that
+serves such calls from then on. Always holds: whatever goes wrong in here, the call still gives what eager gives, and an
+event says so.
 """
 
 from __future__ import annotations
@@ -81,9 +82,14 @@ TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transfo
 """Reasons to run one call eagerly that say nothing about the next one."""
 
 IDLE_VERSIONS = 3
-"""Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it) is let alone."""
+"""Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it)
+is let alone."""
 
-_TOLD = (FusewrightError, CacheWarning, RecompileLimitWarning)  # warnings are raised where the user has made errors of them
+_TOLD = (
+    FusewrightError,
+    CacheWarning,
+    RecompileLimitWarning,
+)  # warnings are raised where the user has made errors of them
 _NOT_TOLD = (RuntimeFallback, CannotFunctionalise)
 
 
@@ -114,7 +120,8 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def call_with_locals(function: types.FunctionType, values: tuple[Any, ...]) -> Any:
-    """Calls `function` with the argument slots of its frame (positional, keyword-only, *args, **kwargs as its code orders them)."""
+    """Calls `function` with the argument slots of its frame (positional, keyword-only, *args, **kwargs as its code
+    orders them)."""
     code = function.__code__
     keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     positional = list(values[: code.co_argcount])
@@ -147,7 +154,8 @@ def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -
 
 
 class FrameTable(dict[int, Any]):
-    """What one compiler has decided about the functions that its eager runs call: each compiles them by its own settings."""
+    """What one compiler has decided about the functions that its eager runs call: each compiles them by its own
+    settings."""
 
     __slots__ = ("compiler",)
     compiler: weakref.ref[Compiler]
@@ -199,12 +207,16 @@ class Compiler:
 
         Raises what `base/errors.py` lists for users and nothing else: GraphBreakError under fullgraph,
         BackendError when the backend failed,
-        RecompileError under that stance. What else goes wrong in capture or compilation ends here, and the call runs eagerly.
+        RecompileError under that stance. What else goes wrong in capture or compilation ends here, and the call runs
+        eagerly.
         """
-        # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it and noting so.
+        # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it
+        # and noting so.
         if not _lock.acquire(blocking=not self.settings["background"]):
             return None  # something is being compiled in the background: this call does not wait for it
-        watcher = _set_eval_frame(None)  # torch.compile, where it calls what fusewright compiles, does not trace the compiler
+        watcher = _set_eval_frame(
+            None
+        )  # torch.compile, where it calls what fusewright compiles, does not trace the compiler
         try:
             return self._miss(compiled, function, values)
         except (Exception, Signal) as error:
@@ -233,10 +245,17 @@ class Compiler:
         blame = [entry.program.failure(values, function) for entry in entries]
         failures = tuple(text for _, text in blame)
         if entries and now == "fail_on_recompile":
-            raise RecompileError(f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}")
+            raise RecompileError(
+                f"{name} needs a recompile, and the stance is 'fail_on_recompile': {'; '.join(failures)}"
+            )
         if len(entries) >= IDLE_VERSIONS and not state.works and type(compiled) is _native.FrameCache:
             state.skipped = True
-            self.notify(Hint(name, f"{IDLE_VERSIONS} versions have no tensor operation: it runs eagerly for new cases from now on"))
+            self.notify(
+                Hint(
+                    name,
+                    f"{IDLE_VERSIONS} versions have no tensor operation: it runs eagerly for new cases from now on",
+                )
+            )
             return None
         if len(entries) + len(state.pending) >= self.settings.recompile_limit:
             blamed = [guard for guard, _ in blame if guard is not None]
@@ -256,8 +275,11 @@ class Compiler:
             compiled.append(made)  # before the lock is free: who waits for it finds the entry
         return made
 
-    def _limit_reached(self, state: FunctionState, name: str, failures: tuple[str, ...], guards: list[Guard], quiet: bool) -> None:
-        """An event, and a warning; not about a part of a loop (`quiet`), whose Python values change by nature: the loop runs on eagerly."""
+    def _limit_reached(
+        self, state: FunctionState, name: str, failures: tuple[str, ...], guards: list[Guard], quiet: bool
+    ) -> None:
+        """An event, and a warning; not about a part of a loop (`quiet`), whose Python values change by nature: the loop
+        runs on eagerly."""
         if state.warned:
             return
         state.warned = True
@@ -275,7 +297,9 @@ class Compiler:
             stacklevel=4,
         )
 
-    def _compile(self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    def _compile(
+        self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]
+    ) -> Any:
         started = time.perf_counter()
 
         def capture(several: bool) -> CapturedFrame:
@@ -302,7 +326,9 @@ class Compiler:
             report = describe_break(signal.code, signal.detail, signal.stack)
             self.notify(Skipped(name, report))
             if self.settings.fullgraph and signal.code not in TRANSIENT_SKIPS:
-                raise GraphBreakError(f"fullgraph=True, but {name} cannot be captured whole.\n{report}", signal.code) from None
+                raise GraphBreakError(
+                    f"fullgraph=True, but {name} cannot be captured whole.\n{report}", signal.code
+                ) from None
             return None
         except GraphBreak as signal:
             if not self.settings.fullgraph:
@@ -318,7 +344,9 @@ class Compiler:
             compiled.append(served.other)
         return served.entry
 
-    def _compile_later(self, compiled: Any, state: FunctionState, function: types.FunctionType, frame: CapturedFrame) -> None:
+    def _compile_later(
+        self, compiled: Any, state: FunctionState, function: types.FunctionType, frame: CapturedFrame
+    ) -> None:
         """Compiles a captured frame on the worker thread. Until it is ready, calls that it will serve run eagerly."""
         name = self._name(function)
         pending = build_program(frame.guards, plain_sources(frame.inputs)[0])
@@ -354,8 +382,8 @@ class Compiler:
         return entry
 
     def _failed(self, compiled: Any, function: types.FunctionType, error: BaseException) -> None:
-        """A compile has ended with `error`, which is being handled: raises on what users are told; anything else is a defect of ours. Under
-        fullgraph the user asked to know of it, otherwise the function runs eagerly."""
+        """A compile has ended with `error`, which is being handled: raises on what users are told; anything else is a
+        defect of ours. Under fullgraph the user asked to know of it, otherwise the function runs eagerly."""
         if isinstance(error, _TOLD) and not isinstance(error, _NOT_TOLD):
             raise error
         state, name = _states.setdefault(compiled, FunctionState()), self._name(function)
@@ -387,7 +415,9 @@ class Compiler:
             self.notify(Broken(name, describe_break(item.code, item.detail, item.stack)))
         texts = functools.partial(_guard_texts, frame.guards)
         inputs = tuple(source.text() for source in frame.inputs)
-        self.notify(Captured(name, frame.graph, texts, inputs, frame.finish_text, frame.op_count, seconds, frame.replayed))
+        self.notify(
+            Captured(name, frame.graph, texts, inputs, frame.finish_text, frame.op_count, seconds, frame.replayed)
+        )
         if frame.graph is not None:
             for hint in unrolled_loops(frame.graph):
                 self.notify(Hint(name, hint))
@@ -446,31 +476,38 @@ def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
         if count > LOOP_TURNS:
             most[stack[-1]] = max(count, most.get(stack[-1], 0))
     return [
-        f"a loop is unrolled {count} times at {line}: compile its body, or write it as one tensor operation or torch.while_loop"
+        f"a loop is unrolled {count} times at {line}: compile its body, or write it as one tensor operation or "
+        "torch.while_loop"
         for line, count in most.items()
     ]
 
 
 NEVER_COMPILED = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__, os.__file__, np.__file__) if path is not None
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, __file__, os.__file__, np.__file__)
+    if path is not None
 )
-"""Code under these folders (PyTorch, fusewright, the standard library, NumPy) runs eagerly when it is reached through a graph break."""
+"""Code under these folders (PyTorch, fusewright, the standard library, NumPy) runs eagerly when it is reached through a
+graph break."""
 DISTRIBUTED_DATA_PARALLEL = "torch.nn.parallel.distributed"
 """Its forward, which talks to the reducer, runs eagerly; the module inside is compiled as a frame that it reaches."""
 OPTIMIZER_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 """What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step)."""
-PEER = tuple(os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), name) + os.sep for name in ("_dynamo", "_inductor"))
+PEER = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), name) + os.sep for name in ("_dynamo", "_inductor")
+)
 """PyTorch's own compiler: what it calls while it works is no part of the program."""
 SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
-# torch.utils.checkpoint runs the user's functions again in the backward, where no frame is compiled, and they must save the same tensors
-# both times; so nothing is compiled below it the first time either.
+# torch.utils.checkpoint runs the user's functions again in the backward, where no frame is compiled, and they must save
+# the same tensors both times; so nothing is compiled below it the first time either.
 CHECKPOINT_FILE = torch.utils.checkpoint.__file__
 
 
 def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:
-    """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames, or never."""
+    """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames,
+    or never."""
     try:
         return _decided(code, function, table)
     except (Exception, Signal):  # the frame belongs to the user, who has not asked for anything here
@@ -491,7 +528,9 @@ def _decided(code: types.CodeType, function: types.FunctionType, table: FrameTab
         return _native.FrameCache(_run_paused)
     if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
         return None
-    theirs = any(file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED)
+    theirs = any(
+        file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED
+    )
     if theirs and code is not OPTIMIZER_STEP:
         return None
     cache = _native.FrameCache(compiler.miss)
@@ -509,8 +548,8 @@ _FIND_AND_LOAD = sys.modules["importlib._bootstrap"]._find_and_load.__code__
 
 
 def _run_paused(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
-    """Every call of this code object runs without compiling what it calls: an import, which runs modules once, and the wrappers of
-    torch.compiler.disable, which share one code object."""
+    """Every call of this code object runs without compiling what it calls: an import, which runs modules once, and the
+    wrappers of torch.compiler.disable, which share one code object."""
     return _native.Entry(build_program((), ()), None, _paused_finish)
 
 
@@ -536,7 +575,12 @@ _native.hook_set_policy(_policy)
 
 
 def _fell_back(function: types.FunctionType, error: BaseException | None) -> None:
-    STREAM.emit(FellBack(function_name(function), str(error) if error is not None else "the guards of a new compile fail on its own call"))
+    STREAM.emit(
+        FellBack(
+            function_name(function),
+            str(error) if error is not None else "the guards of a new compile fail on its own call",
+        )
+    )
 
 
 _native.set_fell_back(_fell_back)
@@ -552,7 +596,8 @@ _native.set_left_alone(_left_alone)
 
 
 FORK_PATIENCE = 2.0
-"""Seconds that a fork waits for a compile of another thread: the child has the compiler as it is then, better not in the middle of one."""
+"""Seconds that a fork waits for a compile of another thread: the child has the compiler as it is then, better not in
+the middle of one."""
 
 
 _forking: set[int] = set()
@@ -589,7 +634,8 @@ def _restore(function: types.FunctionType, settings: Settings) -> Any:
 
 
 def _reduce(compiled: Any) -> Any:
-    """Pickling: by its name where the compiled function stands under it, as plain functions do; else what to compile again."""
+    """Pickling: by its name where the compiled function stands under it, as plain functions do; else what to compile
+    again."""
     found: Any = sys.modules.get(compiled.__module__)
     for part in compiled.__qualname__.split("."):
         found = getattr(found, part, None)

@@ -1,6 +1,8 @@
-"""Decorators that tell capture how to treat a function: run it eagerly, run it natively, take its answer as fixed, capture another one.
+"""Decorators that tell capture how to treat a function: run it eagerly, run it natively, take its answer as fixed,
+capture another one.
 
-Takes the user's functions; gives functions that do the same outside of compiled code. Always holds: nothing here imports the compiler.
+Takes the user's functions; gives functions that do the same outside of compiled code. Always holds: nothing here
+    imports the compiler.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from fusewright.base.errors import OptionError
 
 
 def disable(fn: Any = None, recursive: bool = True, reason: str | None = None) -> Any:
-    """Runs `fn` eagerly inside compiled code: a function, a method, an nn.Module, a class, or nothing (decorator with arguments).
+    """Runs `fn` eagerly inside compiled code: a function, a method, an nn.Module, a class, or nothing (decorator with
+    arguments).
 
-    recursive: the functions that it calls run eagerly too; False compiles those. `reason` appears in reports of graph breaks. A module
-    comes back as a module that shares its state and whose calls are eager; the original is left as it was. A class is changed in
-    place: the construction and the calls of its instances are eager. Raises OptionError for anything else.
+    recursive: the functions that it calls run eagerly too; False compiles those. `reason` appears in reports of graph
+    breaks. A module comes back as a module that shares its state and whose calls are eager; the original is left as it
+    was. A class is changed in place: the construction and the calls of its instances are eager. Raises OptionError for
+    anything else.
     """
     if fn is None:
         return functools.partial(disable, recursive=recursive, reason=reason)
@@ -67,10 +71,11 @@ def _original(fn: Any) -> Any:
 
 
 def allow_in_graph(fn: Any) -> Any:
-    """Runs `fn` natively on traced tensors instead of interpreting its Python code: its tensor operators are captured, its other
-    effects happen once, while capturing. At torch level the call is one node of the graph.
+    """Runs `fn` natively on traced tensors instead of interpreting its Python code: its tensor operators are captured,
+    its other effects happen once, while capturing. At torch level the call is one node of the graph.
 
-    Takes a callable, or a list or tuple of them, and gives it back. Tensors that it reads from globals or closures count as constants.
+    Takes a callable, or a list or tuple of them, and gives it back. Tensors that it reads from globals or closures
+        count as constants.
     Raises OptionError for what is not callable.
     """
     if isinstance(fn, (list, tuple)):
@@ -85,7 +90,8 @@ def allow_in_graph(fn: Any) -> Any:
 def assume_constant_result(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Says that `fn` always gives the same result: capture calls it once, really, and keeps what it gave as a constant.
 
-    Its arguments must be values from outside of the compiled function or constants. Raises OptionError for what is not a function.
+    Its arguments must be values from outside of the compiled function or constants. Raises OptionError for what is not
+    a function.
     """
     function = getattr(fn, "__func__", fn)
     if not callable(fn) or not hasattr(function, "__dict__"):
@@ -100,9 +106,9 @@ def substitute_in_graph(
     """Decorator: capture follows the decorated Python function wherever `original_fn` (a C function, say) is called.
 
     The two must give the same results and have the same parameters (`skip_signature_check` leaves that to you).
-    `can_constant_fold_through` is taken for compatibility and not needed: constants are always folded. The decorated function, called
-    outside of compiled code, calls `original_fn`. Raises OptionError when `original_fn` is not callable or substituted already, TypeError
-    when the parameters differ.
+    `can_constant_fold_through` is taken for compatibility and not needed: constants are always folded. The decorated
+    function, called outside of compiled code, calls `original_fn`. Raises OptionError when `original_fn` is not
+    callable or substituted already, TypeError when the parameters differ.
     """
     if not callable(original_fn) or isinstance(original_fn, (type, torch.nn.Module)):
         raise OptionError(f"substitute_in_graph takes a function, got {original_fn!r}")
@@ -132,7 +138,10 @@ def _check_parameters(original: Callable[..., Any], traceable: Callable[..., Any
     except (TypeError, ValueError):  # many C functions do not tell
         return
     shapes = [
-        [(p.kind, p.name if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) else "") for p in signature.parameters.values()]
+        [
+            (p.kind, p.name if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) else "")
+            for p in signature.parameters.values()
+        ]
         for signature in (theirs, ours)
     ]
     open_kinds = [{inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}] * 2

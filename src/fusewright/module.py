@@ -1,8 +1,9 @@
 """Compiled modules: a module that behaves as the original in everything, except that calling it runs compiled code.
 
-Takes an nn.Module; gives an instance of a subclass of its class that *shares the original's `__dict__`*: parameters, buffers, submodules,
-hooks, `training` and every other attribute are the same objects under the same names, so `state_dict` keys, `train()`, `to()`,
-attribute access and `isinstance` need no forwarding. Always holds: the two modules have one state, whichever is used to change it.
+Takes an nn.Module; gives an instance of a subclass of its class that *shares the original's `__dict__`*: parameters,
+buffers, submodules, hooks, `training` and every other attribute are the same objects under the same names, so
+`state_dict` keys, `train()`, `to()`, attribute access and `isinstance` need no forwarding. Always holds: the two
+modules have one state, whichever is used to change it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 class ModuleCaller:
-    """What a compiled module calls: `forward` compiled directly while there are no hooks, all that a call of the module does otherwise.
+    """What a compiled module calls: `forward` compiled directly while there are no hooks, all that a call of the module
+    does otherwise.
 
-    A `forward` that is replaced later, on the class or on the instance, is noticed and compiled anew. Where the class has a `__call__` of
-    its own, that is compiled.
+    A `forward` that is replaced later, on the class or on the instance, is noticed and compiled anew. Where the class
+    has a `__call__` of its own, that is compiled.
     """
 
     __slots__ = ("_fast", "_forward", "_slow", "module", "wrap")
@@ -54,13 +56,19 @@ class ModuleCaller:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         entry = type(module).__call__
-        plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)  # whose __call__ adds error reports
+        plain = entry is torch.nn.Module.__call__ or isinstance(
+            module, torch.fx.GraphModule
+        )  # whose __call__ adds error reports
         if plain and not has_hooks(module):
             forward = module.forward
             function = getattr(forward, "__func__", None)
             if function is self._forward and self._fast is not None:
                 return self._fast(module, *args, **kwargs)
-            if isinstance(forward, types.MethodType) and isinstance(function, types.FunctionType) and forward.__self__ is module:
+            if (
+                isinstance(forward, types.MethodType)
+                and isinstance(function, types.FunctionType)
+                and forward.__self__ is module
+            ):
                 self._forward, self._fast = function, self.wrap(function)
                 self._fast.plainly = torch.nn.Module._call_impl  # type: ignore[attr-defined]
                 return self._fast(module, *args, **kwargs)
@@ -77,11 +85,12 @@ class ModuleCaller:
 
 
 class TwinBase:
-    """What a module that stands for another one needs besides its `__dict__`: the original's class, should that be another one since.
+    """What a module that stands for another one needs besides its `__dict__`: the original's class, should that be
+    another one since.
 
-    `register_parametrization` gives a module a class with properties in place of parameters: the twin, whose class was made from the former
-    one, asks the original for what it does not find, and leaves it to store and delete. The attribute `__class__` is the original's, so
-    that such functions may be given either of the two.
+    `register_parametrization` gives a module a class with properties in place of parameters: the twin, whose class was
+    made from the former one, asks the original for what it does not find, and leaves it to store and delete. The
+    attribute `__class__` is the original's, so that such functions may be given either of the two.
     """
 
     __slots__ = ()
@@ -121,7 +130,8 @@ class CompiledModuleBase(TwinBase):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _native.modes_known():
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]  # a tracer looks for this module, not for the original
+            # a tracer looks for this module, not for the original
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
         return self._fusewright_caller(*args, **kwargs)
 
     # The same without Python, while a call comes to the compiled `forward`.
@@ -137,9 +147,11 @@ class CompiledModuleBase(TwinBase):
         return self._fusewright_recompile, (self._fusewright_original,)
 
     def _replicate_for_data_parallel(self) -> torch.nn.Module:
-        # DataParallel makes new modules, with parameters of their own, at each call: compiled code would be for none but the last.
+        # DataParallel makes new modules, with parameters of their own, at each call: compiled code would be for none
+        # but the last.
         warnings.warn(
-            f"nn.DataParallel copies {type(self).__name__} at every call, and the copies run eagerly; nn.parallel.DistributedDataParallel, "
+            f"nn.DataParallel copies {type(self).__name__} at every call, and the copies run eagerly; "
+            "nn.parallel.DistributedDataParallel, "
             "one process a GPU, runs compiled modules",
             UserWarning,
             stacklevel=2,
@@ -184,7 +196,11 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
         "__doc__": original.__doc__,
         "__class__": property(_class_of, _set_class),  # a class statement with this name in it has no `super()`
         # torch.jit.script would compile them, and needs a list
-        "__jit_unused_properties__": [*getattr(original, "__jit_unused_properties__", ()), "__class__", "_fusewright_original"],
+        "__jit_unused_properties__": [
+            *getattr(original, "__jit_unused_properties__", ()),
+            "__class__",
+            "_fusewright_original",
+        ],
     }
     cls: Any = type(original.__name__, (base, original), body)
     twin = object.__new__(cls)  # GraphModule's own __new__ would make yet another class
@@ -194,8 +210,11 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
     return twin
 
 
-def compiled_module(module: torch.nn.Module, wrap: Wrap, recompile: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
-    """The compiled twin of `module`. `recompile(m)` compiles another module the same way (copies and unpickling use it)."""
+def compiled_module(
+    module: torch.nn.Module, wrap: Wrap, recompile: Callable[[torch.nn.Module], torch.nn.Module]
+) -> torch.nn.Module:
+    """The compiled twin of `module`. `recompile(m)` compiles another module the same way (copies and unpickling use
+    it)."""
     caller = ModuleCaller(module, wrap)
     return _twin(module, CompiledModuleBase, _fusewright_caller=caller, _fusewright_recompile=recompile)
 

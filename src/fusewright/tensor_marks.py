@@ -1,6 +1,7 @@
 """mark_dynamic, maybe_mark_dynamic, mark_static: which sizes of a tensor are expected to change from call to call.
 
-Takes tensors; leaves the attributes that PyTorch's functions of these names leave, so that either compiler honours either's marks.
+Takes tensors; leaves the attributes that PyTorch's functions of these names leave, so that either compiler honours
+    either's marks.
 Always holds: a dimension is given from either end, and one that the tensor does not have is an IndexError.
 """
 
@@ -15,12 +16,14 @@ from fusewright.base import marks
 from fusewright.base.errors import OptionError
 
 
-def mark_dynamic(t: torch.Tensor, index: int | Sequence[int], *, min: int | None = None, max: int | None = None) -> None:
+def mark_dynamic(
+    t: torch.Tensor, index: int | Sequence[int], *, min: int | None = None, max: int | None = None
+) -> None:
     """Marks dimension `index` (or several) of `t` as changing: compiled code takes it as symbolic from the first call.
 
-    `min` and `max` bound the sizes that the compiled code has to serve; they are guarded. If the program fixes the size after all,
-    the call raises DynamicMarkError, which names the line. Sizes 0 and 1 are compiled apart from larger ones. Raises OptionError for
-    empty ranges and wrong types, IndexError for a dimension that `t` does not have.
+    `min` and `max` bound the sizes that the compiled code has to serve; they are guarded. If the program fixes the size
+    after all, the call raises DynamicMarkError, which names the line. Sizes 0 and 1 are compiled apart from larger
+    ones. Raises OptionError for empty ranges and wrong types, IndexError for a dimension that `t` does not have.
     """
     for bound in (min, max):
         if bound is not None and (type(bound) is not int or bound < 0):
@@ -43,9 +46,11 @@ def maybe_mark_dynamic(t: torch.Tensor, index: int | Sequence[int]) -> None:
 
 
 def mark_static(t: Any, index: int | Sequence[int] | None = None) -> Any:
-    """Marks dimension `index` (several; None: all) of `t` as fixed: never symbolic, whatever `dynamic=` says; mark_dynamic prevails.
+    """Marks dimension `index` (several; None: all) of `t` as fixed: never symbolic, whatever `dynamic=` says;
+    mark_dynamic prevails.
 
-    Also takes a subclass of nn.Module, which is returned unchanged: attributes of modules are always taken as fixed, and guarded.
+    Also takes a subclass of nn.Module, which is returned unchanged: attributes of modules are always taken as fixed,
+    and guarded.
     """
     if isinstance(t, type) and issubclass(t, torch.nn.Module):
         t._dynamo_marked_static = True  # type: ignore[attr-defined]

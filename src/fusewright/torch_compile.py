@@ -1,7 +1,8 @@
 """fusewright as a backend of PyTorch's own compiler: `torch.compile(model, backend="fusewright")`.
 
-Takes the graph that torch.compile captured; gives a callable over its flat inputs, compiled at its first call. Always holds: a size that
-torch.compile passes as an argument is read from the tensor that has it, so that it can stay symbolic here as well.
+Takes the graph that torch.compile captured; gives a callable over its flat inputs, compiled at its first call. Always
+holds: a size that torch.compile passes as an argument is read from the tensor that has it, so that it can stay symbolic
+here as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from fusewright import api
 
 
 def backend(
-    gm: torch.fx.GraphModule, example_inputs: list[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+    gm: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compiles `gm`, a torch-level graph; entry point "fusewright" of the group torch_dynamo_backends.
 
@@ -32,7 +37,9 @@ def backend(
 def _read_sizes_from_tensors(graph: torch.fx.Graph, example_inputs: list[Any]) -> bool:
     """Replaces the uses of size arguments by `tensor.size(dim)`; gives whether the graph has any symbolic size."""
     placeholders = list(graph.find_nodes(op="placeholder"))
-    values = [node.meta.get("example_value", value) for node, value in zip(placeholders, example_inputs)]  # these know their symbols
+    values = [
+        node.meta.get("example_value", value) for node, value in zip(placeholders, example_inputs)
+    ]  # these know their symbols
     homes: dict[Any, tuple[torch.fx.Node, int]] = {}
     dynamic = False
     for node, value in zip(placeholders, values):

@@ -21,11 +21,15 @@ Backward = Callable[[list[Any], tuple[Any, ...], tuple[Any, ...]], None]
 def watched(index: int, tensor: torch.Tensor, log: list[Any]) -> torch.Tensor:
     """`tensor` with a hook that logs what it is called with."""
     if tensor.requires_grad:
-        tensor.register_hook(lambda gradient: log.extend((index, None if gradient is None else gradient.detach().clone())))
+        tensor.register_hook(
+            lambda gradient: log.extend((index, None if gradient is None else gradient.detach().clone()))
+        )
     return tensor
 
 
-def family(name: str, function: Callable[..., Any], inputs: Callable[[int], tuple[Any, ...]], backward: Backward) -> None:
+def family(
+    name: str, function: Callable[..., Any], inputs: Callable[[int], tuple[Any, ...]], backward: Backward
+) -> None:
     """Adds the program that calls `function` on `inputs(call)`, hooks on all of them, and then `backward(log, inputs, outputs)`."""
 
     def run(compiled: Compiled) -> list[Any]:
@@ -82,11 +86,23 @@ def _views() -> None:
     for name, view in VIEWS.items():
         for of, base in {"result": lambda a: a * 2, "leaf": lambda a: a, "written": lambda a: (a * 2).mul_(3)}.items():
             family(f"{name}_of_{of}", lambda a, view=view, base=base: view(base(a)), leaves((6,)), everything)
-        family(f"{name}_beside_its_base", lambda a, view=view: (lambda b: (b, view(b)))(a * 2), leaves((6,)), everything)
+        family(
+            f"{name}_beside_its_base", lambda a, view=view: (lambda b: (b, view(b)))(a * 2), leaves((6,)), everything
+        )
         family(f"{name}_hooked", lambda a, view=view: hooked(view(a * 2)), leaves((6,)), everything)
-        family(f"{name}_hooked_beside_its_base", lambda a, view=view: (lambda b: (b, hooked(view(b))))(a * 2), leaves((6,)), everything)
+        family(
+            f"{name}_hooked_beside_its_base",
+            lambda a, view=view: (lambda b: (b, hooked(view(b))))(a * 2),
+            leaves((6,)),
+            everything,
+        )
         family(f"{name}_hooked_of_leaf", lambda a, view=view: hooked(view(a)), leaves((6,)), everything)
-        family(f"{name}_of_hooked_view", lambda a, view=view: (lambda b: (b, view(hooked(b.view(-1)))))(a * 2), leaves((6,)), everything)
+        family(
+            f"{name}_of_hooked_view",
+            lambda a, view=view: (lambda b: (b, view(hooked(b.view(-1)))))(a * 2),
+            leaves((6,)),
+            everything,
+        )
 
 
 _views()
@@ -103,13 +119,19 @@ SEVERAL: dict[str, Callable[..., Any]] = {
     "one_operator": lambda a, b, c: (torch.stack([a, b, c]).sin() * c).unbind(0),
     "one_detached": lambda a, b, c: (a * b, (a * b).detach(), (b * c).sum()),
     "cache": lambda a, b, c: (lambda t: tuple(t := (t * one).tanh() for one in (a, b, c, b, a, c, b, a, c, b)))(a),
-    "twelve": lambda *abc: tuple(function(t) for t in abc for function in (torch.sin, torch.cos, torch.exp, torch.tanh)),
+    "twelve": lambda *abc: tuple(
+        function(t) for t in abc for function in (torch.sin, torch.cos, torch.exp, torch.tanh)
+    ),
 }
 
 
 IMPOSSIBLE = {
     "one_detached": {"1", "012"},  # eager raises
-    "cache": {"02", "012", "hooked"},  # eager fails half way; hooks of an output that another is made of (docs/architecture.md)
+    "cache": {
+        "02",
+        "012",
+        "hooked",
+    },  # eager fails half way; hooks of an output that another is made of (docs/architecture.md)
 }
 
 
@@ -135,7 +157,9 @@ def of_gradients(log: list[Any], inputs: tuple[Any, ...], outputs: tuple[Any, ..
     first = torch.autograd.grad(outputs[0].sum() + outputs[2].sum(), inputs, create_graph=True, allow_unused=True)
     before = len(log)
     sum(gradient.square().sum() for gradient in first if gradient is not None).backward()
-    called = sorted(zip(log[before::2], log[before + 1 :: 2]), key=lambda one: one[0])  # the operators run again, in an order of theirs
+    called = sorted(
+        zip(log[before::2], log[before + 1 :: 2]), key=lambda one: one[0]
+    )  # the operators run again, in an order of theirs
     log[before:] = [part for one in called for part in one]
 
 
@@ -143,8 +167,15 @@ def _several() -> None:
     orders: dict[str, Backward] = {
         "".join(map(str, order)): one_by_one(*order) for order in ((0,), (1,), (2,), (0, 2), (2, 0), (0, 1, 2), (0, 0))
     }
-    orders |= {"kept": one_by_one(2, 0, 2, keep=True), "hooked": of_hooked_outputs, "inputs": of_some_inputs, "twice": of_gradients}
-    of_results: Callable[[int], tuple[Any, ...]] = lambda call: tuple(leaf * 1.5 for leaf in leaves((3,), (3,), (3,))(call))
+    orders |= {
+        "kept": one_by_one(2, 0, 2, keep=True),
+        "hooked": of_hooked_outputs,
+        "inputs": of_some_inputs,
+        "twice": of_gradients,
+    }
+    of_results: Callable[[int], tuple[Any, ...]] = lambda call: tuple(
+        leaf * 1.5 for leaf in leaves((3,), (3,), (3,))(call)
+    )
     for name, function in SEVERAL.items():
         for order, backward in orders.items():
             if order not in IMPOSSIBLE.get(name, ()):
@@ -179,12 +210,19 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any]]] = {
     "dict": (dict, lambda kept, t: kept.update(k=t)),
     "dict_of_lists": (lambda: collections.defaultdict(list), lambda kept, t: kept["k"].append(t)),
     "attribute": (types.SimpleNamespace, lambda kept, t: setattr(kept, "k", t)),
-    "attribute_of_the_last": (lambda: types.SimpleNamespace(k=torch.zeros(4)), lambda kept, t: setattr(kept, "k", kept.k * 0.5 + t)),
+    "attribute_of_the_last": (
+        lambda: types.SimpleNamespace(k=torch.zeros(4)),
+        lambda kept, t: setattr(kept, "k", kept.k * 0.5 + t),
+    ),
 }
 
 
 def _contents(kept: Any) -> list[Any]:
-    values = list(vars(kept).values()) if isinstance(kept, types.SimpleNamespace) else list(kept.values() if isinstance(kept, dict) else kept)
+    values = (
+        list(vars(kept).values())
+        if isinstance(kept, types.SimpleNamespace)
+        else list(kept.values() if isinstance(kept, dict) else kept)
+    )
     return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
@@ -215,6 +253,7 @@ _stores()
 
 
 # --- operators that only write, in the forward and in the backward
+
 
 @torch.library.custom_op("fusewright_tests::triple_into", mutates_args={"out"})
 def triple_into(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -307,7 +346,12 @@ def _writes() -> None:
         applied = _function_of(lambda a: a * 2, write)
         family(f"function_writes_{name}", lambda a, applied=applied: applied.apply(a).sin(), leaves((4,)), everything)
         applied = _function_of(write, lambda g: g)
-        family(f"function_forward_writes_{name}", lambda a, applied=applied: applied.apply(a).sin(), leaves((4,)), everything)
+        family(
+            f"function_forward_writes_{name}",
+            lambda a, applied=applied: applied.apply(a).sin(),
+            leaves((4,)),
+            everything,
+        )
         family(f"forward_writes_{name}", lambda a, write=write: a.sin() * write(a.detach()), leaves((4,)), everything)
         again = lambda a, write=write: checkpoint(lambda a: a.sin() * write(a.detach()), a, use_reentrant=False)
         family(f"checkpoint_writes_{name}", again, leaves((4,)), everything)
@@ -336,7 +380,9 @@ def _write_outside() -> None:
         outputs[0].backward(weight)
         log.append(weight)
 
-    family("hook_writes_argument", argument, lambda call: (random(4, seed=call), random(4, g=False, seed=call)), everything)
+    family(
+        "hook_writes_argument", argument, lambda call: (random(4, seed=call), random(4, g=False, seed=call)), everything
+    )
     family("hook_writes_result", result, leaves((4,)), everything)
     family("hook_writes_tangent", tangent, leaves((4,)), given)
     partly = lambda a, b: (lambda h: ((h * 2).sin(), _with_hook(h, _numbers)))(a * b)

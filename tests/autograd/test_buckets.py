@@ -26,7 +26,8 @@ def random_graph(seed: int) -> tuple[torch.fx.Graph, int]:
     for _ in range(20):
         nodes.append(
             graph.call_function(
-                choose.choice((operator.add, operator.mul, operator.sub)), (choose.choice(nodes), choose.choice(nodes[-6:]))
+                choose.choice((operator.add, operator.mul, operator.sub)),
+                (choose.choice(nodes), choose.choice(nodes[-6:])),
             )
         )
     for node in nodes:

@@ -48,7 +48,11 @@ def test_a_reduction_is_saved_rather_than_computed_again() -> None:
     x = torch.randn(64, 32, requires_grad=True)
     saved, halves = saved_by(lambda x: (x / x.norm(dim=1, keepdim=True)).exp(), x)
     assert 0 < saved <= 64 * 4
-    assert not any("norm" in str(node.target) for node in halves.backward.nodes if node.op == "call_function" and "div" not in str(node.target))
+    assert not any(
+        "norm" in str(node.target)
+        for node in halves.backward.nodes
+        if node.op == "call_function" and "div" not in str(node.target)
+    )
 
 
 def test_of_equal_cuts_the_one_that_computes_least_again() -> None:
@@ -91,7 +95,9 @@ def test_a_checkpoint_is_computed_again() -> None:
 
 def test_a_budget_bounds_what_is_saved() -> None:
     # In float64: the softmax of such numbers turns a product's last bit in float32 into 1e-5.
-    inputs = tuple(torch.randn(*shape, requires_grad=True, dtype=torch.float64) for shape in ((100, 64), (64, 64), (64, 64)))
+    inputs = tuple(
+        torch.randn(*shape, requires_grad=True, dtype=torch.float64) for shape in ((100, 64), (64, 64), (64, 64))
+    )
     full = saved_by(block, *inputs)[0]
     assert saved_by(block, *inputs, budget=0.5)[0] <= full / 2
     assert saved_by(block, *inputs, budget=0.0)[0] == 0
@@ -112,7 +118,9 @@ def test_a_budget_bounds_what_is_saved() -> None:
         (lambda x: x.sin().topk(3, dim=1).values, (4, 100, 3), torch.int8),
     ],
 )
-def test_positions_are_saved_as_small_integers(pick: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_positions_are_saved_as_small_integers(
+    pick: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     _, halves = saved_by(pick, torch.randn(shape, requires_grad=True))
     saved = {node.meta["type"].dtype for node in halves.backward.nodes if node.op == "placeholder"}
     assert dtype in saved and torch.int64 not in saved

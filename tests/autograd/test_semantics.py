@@ -46,7 +46,14 @@ BREAKS: dict[str, set[str]] = {
 
 
 # A view with a hook is made at a break where it shares memory with another result; so is a hook that writes to what it did not make.
-HOOKED = ("_hooked_beside_its_base", "_hooked_of_leaf", "_of_hooked_view", "_writes_argument", "_writes_result", "_writes_tangent")
+HOOKED = (
+    "_hooked_beside_its_base",
+    "_hooked_of_leaf",
+    "_of_hooked_view",
+    "_writes_argument",
+    "_writes_result",
+    "_writes_tangent",
+)
 BREAKS |= {name: {"autograd-call"} for name in PROGRAMS if name.endswith(HOOKED) or name.startswith("hook_draws_")}
 
 
@@ -74,7 +81,9 @@ def check(name: str, backend: str, expected_breaks: set[str] | None) -> None:
         expected = program(lambda function: function)
         events: list[Event] = []
         with STREAM.listening(events.append):
-            got = program(lambda function: fusewright.compile(function, backend=backend, options={"fallback_random": True}))
+            got = program(
+                lambda function: fusewright.compile(function, backend=backend, options={"fallback_random": True})
+            )
     assert len(got) == len(expected)
     for index, (mine, theirs) in enumerate(zip(got, expected)):
         assert not difference(mine, theirs), f"result {index}: {difference(mine, theirs)}"

@@ -74,7 +74,9 @@ def test_the_forward_compiler_serves_both_directions_and_any_size() -> None:
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager"])
 def test_a_backward_gets_the_sizes_that_no_saved_tensor_has(backend: str) -> None:
-    compiled = fusewright.compile(lambda x: (x.view(-1) * x.shape[0]).expand(3, -1).sum(), backend=backend, dynamic=True, fullgraph=True)
+    compiled = fusewright.compile(
+        lambda x: (x.view(-1) * x.shape[0]).expand(3, -1).sum(), backend=backend, dynamic=True, fullgraph=True
+    )
     for rows in (3, 5):
         x = torch.randn(rows, 2, requires_grad=True)
         compiled(x).backward()
@@ -100,7 +102,9 @@ def test_a_partition_of_ones_own() -> None:
         return split(joint, recompute=False)
 
     x = torch.randn(8, requires_grad=True)
-    compiled = fusewright.compile(lambda x: x.sin().cos().exp(), backend=fusewright.aot(Printing(), partition=save_everything))
+    compiled = fusewright.compile(
+        lambda x: x.sin().cos().exp(), backend=fusewright.aot(Printing(), partition=save_everything)
+    )
     compiled(x).sum().backward()
     (expected,) = torch.autograd.grad(x.sin().cos().exp().sum(), x)
     torch.testing.assert_close(x.grad, expected)
@@ -115,7 +119,9 @@ def test_errors_name_the_compiler() -> None:
         raise ValueError("no")
 
     with pytest.raises(BackendError, match=r"backward compiler given to aot failed.*ValueError: no"):
-        fusewright.compile(layer, backend=fusewright.aot(Printing(), fails))(torch.randn(2, 2, requires_grad=True), torch.randn(2, 2))
+        fusewright.compile(layer, backend=fusewright.aot(Printing(), fails))(
+            torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)
+        )
     with pytest.raises(BackendError, match="must return a callable"):
         fusewright.compile(layer, backend=fusewright.aot(lambda gm, inputs: None))(torch.randn(2, 2), torch.randn(2, 2))
 
@@ -129,5 +135,9 @@ def test_joint_forward_and_backward_graphs_are_logged(backend: str, caplog: pyte
     finally:
         fusewright.set_logs(aot_graphs=False)
     titles = [record.getMessage().splitlines()[0] for record in caplog.records]
-    assert [title.partition(" of ")[0] for title in titles if "graph" in title] == ["joint graph", "forward graph", "backward graph"]
+    assert [title.partition(" of ")[0] for title in titles if "graph" in title] == [
+        "joint graph",
+        "forward graph",
+        "backward graph",
+    ]
     assert "threshold_backward" in caplog.records[-1].getMessage()

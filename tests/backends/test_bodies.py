@@ -74,7 +74,9 @@ def outline(plan: Plan) -> list[object]:
     return rows
 
 
-def check(plans: Plans, module: nn.Module, *args: Any, repeats: bool = True, tolerance: float = 2e-5, **options: Any) -> None:
+def check(
+    plans: Plans, module: nn.Module, *args: Any, repeats: bool = True, tolerance: float = 2e-5, **options: Any
+) -> None:
     """`module` compiled by bodies gives what it gives in eager, and its plan is the one of the whole graph."""
     module.eval()
     with torch.no_grad():
@@ -87,7 +89,9 @@ def check(plans: Plans, module: nn.Module, *args: Any, repeats: bool = True, tol
             return
         plans.allowed = False
         fusewright.reset()
-        torch.testing.assert_close(fusewright.compile(module, **options)(*args), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            fusewright.compile(module, **options)(*args), expected, rtol=tolerance, atol=tolerance
+        )
         plans.allowed = True
         ours, whole = plans.plans
         assert outline(ours) == outline(whole)
@@ -104,7 +108,9 @@ class Attention(nn.Module):
         self.heads = heads
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
@@ -112,7 +118,9 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """One of a transformer. `first`: norms stand in front."""
 
-    def __init__(self, width: int, first: bool = False, activation: Callable[..., torch.Tensor] = nn.functional.gelu) -> None:
+    def __init__(
+        self, width: int, first: bool = False, activation: Callable[..., torch.Tensor] = nn.functional.gelu
+    ) -> None:
         super().__init__()
         self.attention = Attention(width, 2)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -200,7 +208,9 @@ class Chained(nn.Module):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_layers_that_share_weights_with_the_next(plans: Plans, last: bool) -> None:
-    check(plans, Chained(last), torch.randn(20, 16), repeats=not last)  # with few rows each layer has turned weights of its own
+    check(
+        plans, Chained(last), torch.randn(20, 16), repeats=not last
+    )  # with few rows each layer has turned weights of its own
 
 
 def test_layers_of_few_rows_that_share_weights(plans: Plans) -> None:

@@ -199,7 +199,11 @@ def test_another_kind_of_host_is_another_entry(monkeypatch: pytest.MonkeyPatch) 
             host.host_text.cache_clear()
             assert uses(f, x)[1] == [False]
         host.host_text.cache_clear()
-    for module, attribute in ((torch, "__version__"), (torch.version, "git_version"), (sys.implementation, "cache_tag")):
+    for module, attribute in (
+        (torch, "__version__"),
+        (torch.version, "git_version"),
+        (sys.implementation, "cache_tag"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(module, attribute, "another")
             host.host_text.cache_clear()
@@ -262,7 +266,13 @@ PROGRAM = """
 def test_a_warm_process_imports_no_compiler(folder: Path) -> None:
     def run() -> Any:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return json.loads(done.stdout)
 
     cold, warm = run(), run()
@@ -271,7 +281,9 @@ def test_a_warm_process_imports_no_compiler(folder: Path) -> None:
     assert cold[3] == warm[3] == []  # what GPUs, buckets and training need
 
 
-def test_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return x.sin() * 2
 

@@ -25,7 +25,9 @@ def test_dynamically_quantised_layers_are_one_graph(dtype: torch.dtype) -> None:
             x = torch.randn(shape)
             torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=0)
         if dtype is torch.qint8:
-            net[2].set_weight_bias(torch.quantize_per_tensor(torch.randn(32, 128), 0.1, 0, torch.qint8), torch.randn(32))
+            net[2].set_weight_bias(
+                torch.quantize_per_tensor(torch.randn(32, 128), 0.1, 0, torch.qint8), torch.randn(32)
+            )
         torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=0)
 
 

@@ -122,7 +122,9 @@ def test_what_a_backend_raises_names_it() -> None:
     def moody(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         raise KeyError("not today")
 
-    with pytest.raises(fusewright.BackendError, match=r"backend 'moody' failed on the graph of f .*KeyError: 'not today'") as error:
+    with pytest.raises(
+        fusewright.BackendError, match=r"backend 'moody' failed on the graph of f .*KeyError: 'not today'"
+    ) as error:
         fusewright.compile(f, backend=moody)(torch.ones(2))
     assert isinstance(error.value.__cause__, KeyError)
     with pytest.raises(fusewright.BackendError, match=r"returned int for f .*must return a callable"):
@@ -158,7 +160,10 @@ def test_options_reach_the_backend_and_names_are_registered() -> None:
         fusewright.compile(f, backend="doubling", options={"level": 3})(torch.ones(2))
         fusewright.compile(f, backend="doubling")(torch.ones(2))
         assert seen == [{"level": 3}, None]
-        for wrong in (lambda: fusewright.register_backend(doubling, name="eager"), lambda: fusewright.register_backend(3)):
+        for wrong in (
+            lambda: fusewright.register_backend(doubling, name="eager"),
+            lambda: fusewright.register_backend(3),
+        ):
             with pytest.raises(fusewright.OptionError):
                 wrong()
     finally:
@@ -191,7 +196,9 @@ def test_retired_names_say_what_became_of_them(name: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "package"), [("onnxrt", "onnxruntime"), ("xla", "torch_xla")])
-def test_backends_without_their_packages_say_what_to_install(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_without_their_packages_say_what_to_install(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda module: None)
     registry._backends.pop(name, None)
     monkeypatch.delitem(__import__("sys").modules, registry.BUILT_IN[name], raising=False)

@@ -60,7 +60,10 @@ def test_equality_hash_and_text(module: Any) -> None:
     assert base(1) == base(1) != base(2) and base(1) != derived(1) and derived(1, c=1) == derived(1, c=2)
     assert hash(base(1)) == hash(base(1)) and hash(derived(1, c=1)) == hash(derived(1, c=2))
     assert opened(1) == opened(1) and opened.__hash__ is None
-    assert [repr(base(1)).split(".")[-1], repr(derived(1)).split(".")[-1]] == ["Base(a=1, b=(1, 2))", "Derived(a=1, b=(1, 2))"]
+    assert [repr(base(1)).split(".")[-1], repr(derived(1)).split(".")[-1]] == [
+        "Base(a=1, b=(1, 2))",
+        "Derived(a=1, b=(1, 2))",
+    ]
     looped = opened(1)
     looped.items.append(looped)  # type: ignore[arg-type]
     assert "..." in repr(looped)
@@ -71,7 +74,10 @@ def test_frozen_and_slotted(module: Any) -> None:
     base, derived, opened = classes(module)
     for record in (base(1), derived(1)):
         for change in (lambda: setattr(record, "a", 2), lambda: delattr(record, "a"), lambda: setattr(record, "z", 2)):
-            assert outcome(change) in ("FrozenInstanceError", "TypeError")  # the standard one trips over slots in a subclass, on 3.11
+            assert outcome(change) in (
+                "FrozenInstanceError",
+                "TypeError",
+            )  # the standard one trips over slots in a subclass, on 3.11
         assert not hasattr(record, "__dict__")
     changed = opened(1)
     changed.a = 7
@@ -124,7 +130,11 @@ def test_what_the_class_defines_is_kept() -> None:
 @BOTH
 def test_what_the_standard_library_asks_of_them(module: Any) -> None:
     base, derived, opened = classes(module)
-    assert dataclasses.is_dataclass(base(1)) and [field.name for field in dataclasses.fields(derived)] == ["a", "b", "c"]
+    assert dataclasses.is_dataclass(base(1)) and [field.name for field in dataclasses.fields(derived)] == [
+        "a",
+        "b",
+        "c",
+    ]
     assert dataclasses.asdict(base(1)) == {"a": 1, "b": (1, 2)} and dataclasses.replace(opened(1), a=5).total == 5
     assert base.__match_args__ == ("a", "b") and opened.__match_args__ == ("a", "items")
     assert pprint.pformat(base(1)) == repr(base(1))

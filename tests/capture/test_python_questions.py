@@ -158,8 +158,14 @@ STOOD_FOR: dict[str, Callable[[], Any]] = {
     "array": lambda: np.ones(2),
     "int": lambda: 3,
     "float": lambda: 2.5,
-    **{f"in {kind.__name__}": lambda kind=kind: kind([{"a": {"b": 1}}]) for kind in (list, tuple, collections.deque, SubList, Alone._make)},
-    **{f"below {kind.__name__}": lambda kind=kind: kind({"a": {"b": 1}}) for kind in (dict, collections.OrderedDict, SubDict, types.MappingProxyType)},
+    **{
+        f"in {kind.__name__}": lambda kind=kind: kind([{"a": {"b": 1}}])
+        for kind in (list, tuple, collections.deque, SubList, Alone._make)
+    },
+    **{
+        f"below {kind.__name__}": lambda kind=kind: kind({"a": {"b": 1}})
+        for kind in (dict, collections.OrderedDict, SubDict, types.MappingProxyType)
+    },
     "in a default": lambda: collections.defaultdict(list, a={"b": 1}),
     "deep": lambda: functools.reduce(lambda inner, _: {"a": inner}, range(12), {}),
 }
@@ -304,7 +310,10 @@ def check(question: Callable[[Any], Any], objects: dict[str, Callable[[], Any]])
     defects: list[str] = []
     fusewright.reset()
     compiled = fusewright.compile(function, backend="eager", recompile_limit=2 * len(OBJECTS))
-    with warnings.catch_warnings(), STREAM.listening(lambda event: defects.append(event.trace) if isinstance(event, InternalError) else None):
+    with (
+        warnings.catch_warnings(),
+        STREAM.listening(lambda event: defects.append(event.trace) if isinstance(event, InternalError) else None),
+    ):
         warnings.simplefilter("ignore")
         for name, make in objects.items():
             for _ in range(2):

@@ -35,7 +35,11 @@ def fenced(tensor: Tensor, at_end: bool) -> Tensor:
         if _LIBC.mprotect(ctypes.c_void_p(border), ctypes.c_size_t(page), 0):
             raise OSError(ctypes.get_errno(), "mprotect")
     offset = page + (room - size if at_end else 0)
-    made = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset).view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
+    made = (
+        torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset)
+        .view(tensor.dtype)[: tensor.numel()]
+        .view(tensor.shape)
+    )
     made.copy_(tensor)
     return made.requires_grad_(tensor.requires_grad)
 
@@ -87,7 +91,10 @@ def run_programs() -> None:
                     compiled = fusewright.compile(program, fullgraph=True, dynamic=False)
                     with torch.no_grad():
                         error = (compiled(*fence((x, y), at_end)).double() - program(x, y).double()).norm()
-                        assert error <= (1e-2 if dtype == torch.bfloat16 else 1e-6) * program(x, y).double().norm(), (program, dtype)
+                        assert error <= (1e-2 if dtype == torch.bfloat16 else 1e-6) * program(x, y).double().norm(), (
+                            program,
+                            dtype,
+                        )
                 fusewright.reset()
     print("in bounds")
 

@@ -34,7 +34,16 @@ def run_table(table: ValueTable, inputs: dict[tuple[int, int], int]) -> list[int
 def test_value_table_computes_what_the_algebra_says() -> None:
     n, m = symbol("n"), symbol("m")
     table = ValueTable({n: (0, 1), m: (2, -1)})
-    dims: list[Dim] = [7, n, n * m + 3, (n + 5) // 4, (n * 3) % (m + 1), minimum(n, m), maximum(n * 2, m), (n + 5) // 4 * 64]
+    dims: list[Dim] = [
+        7,
+        n,
+        n * m + 3,
+        (n + 5) // 4,
+        (n * 3) % (m + 1),
+        minimum(n, m),
+        maximum(n * 2, m),
+        (n + 5) // 4 * 64,
+    ]
     entries = [table.of(dim) for dim in dims]
     first = table.run(dims)
     assert table.run(dims) == first and [table.of(dim) for dim in dims] == entries

@@ -125,7 +125,19 @@ WRITES = (
 )
 KINDS = ((POINTWISE, 0.3), (REDUCTIONS, 0.5), (VIEWS, 0.75), (PRODUCTS, 0.83), (ASKED, 0.9), (WRITES, 1.0))
 
-LAYOUTS = ("contiguous", "contiguous", "cache", "cache", "rows", "offset", "transposed", "expanded", "steps", "last", "windows")
+LAYOUTS = (
+    "contiguous",
+    "contiguous",
+    "cache",
+    "cache",
+    "rows",
+    "offset",
+    "transposed",
+    "expanded",
+    "steps",
+    "last",
+    "windows",
+)
 """How a tensor lies in its memory: as it is by default; the first columns, or rows, of something larger; behind other elements; with dimensions
 exchanged; one element for a whole dimension; every second element; channels last; with elements in common."""
 
@@ -161,7 +173,12 @@ class Place:
             case "last" if rank == 4:
                 return self._filled(shape).contiguous(memory_format=torch.channels_last)
             case "windows" if rank > 1:
-                return self._filled((shape[0] + shape[1],)).as_strided(shape[:2], (1, 1)).reshape(shape[:2] + (1,) * (rank - 2)).expand(shape)
+                return (
+                    self._filled((shape[0] + shape[1],))
+                    .as_strided(shape[:2], (1, 1))
+                    .reshape(shape[:2] + (1,) * (rank - 2))
+                    .expand(shape)
+                )
             case _:
                 return self._filled(shape)
 

@@ -112,7 +112,11 @@ def program(seed: int) -> tuple[Callable[..., Any], list[tuple[int, int]], str]:
 
 
 def statements(
-    rng: random.Random, arguments: str, count: int, vocabulary: tuple[Sequence[str], ...], odds: tuple[float, float, float]
+    rng: random.Random,
+    arguments: str,
+    count: int,
+    vocabulary: tuple[Sequence[str], ...],
+    odds: tuple[float, float, float],
 ) -> tuple[list[str], str]:
     """(the lines of a program without its return, the last name). `vocabulary`: templates that keep the shape, change it, take two values;
     `odds`: up to where a random number chooses the first and the second kind, and how often a pair is of values of the inputs' shape."""
@@ -163,6 +167,8 @@ def shapes(rng: random.Random) -> list[tuple[int, int]]:
         rows, columns = size(rng), size(rng)
         if found and rng.random() < 0.3:
             rows, columns = rng.choice(((found[0][0], columns), (rows, found[0][1]), (rows, rows)))
-        if rows * columns <= MOST and max(rows * rows, columns * columns) <= (MOST << 6 if min(rows, columns) < 8 else MOST << 3):
+        if rows * columns <= MOST and max(rows * rows, columns * columns) <= (
+            MOST << 6 if min(rows, columns) < 8 else MOST << 3
+        ):
             found.append((rows, columns))
     return found

@@ -190,7 +190,10 @@ class Block(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.view(x.shape[0], x.shape[1], 2, -1).transpose(1, 2) for t in self.project(self.norm(x)).split(x.shape[2], 2))
+        q, k, v = (
+            t.view(x.shape[0], x.shape[1], 2, -1).transpose(1, 2)
+            for t in self.project(self.norm(x)).split(x.shape[2], 2)
+        )
         k, v = torch.cat((past, k), 2), torch.cat((past, v), 2)
         attended = functional.scaled_dot_product_attention(q.contiguous(), k, v)
         return x + self.output(attended.transpose(1, 2).reshape(x.shape))
@@ -212,7 +215,9 @@ def heard(function: Program, calls: list[tuple[torch.Tensor, ...]], reference: P
     with torch.no_grad(), STREAM.listening(events.append):
         for args in calls:
             torch.testing.assert_close(function(*args), reference(*args))
-    assert not [event for event in events if isinstance(event, Broken | Skipped | FellBack | InternalError | LimitReached)]
+    assert not [
+        event for event in events if isinstance(event, Broken | Skipped | FellBack | InternalError | LimitReached)
+    ]
     return events
 
 
@@ -222,7 +227,9 @@ def test_a_step_is_captured_and_compiled_once(monkeypatch: pytest.MonkeyPatch) -
     capture = fusewright.compiler.capture_frame
     monkeypatch.setattr(fusewright.compiler, "capture_frame", lambda *args: captures.append(args) or capture(*args))
     net = Net().eval()
-    calls = [(torch.randn(batch, 1, 16), torch.randn(batch, 2, past, 8)) for batch, past in ((1, 5), (3, 6), (1, 9), (2, 7))]
+    calls = [
+        (torch.randn(batch, 1, 16), torch.randn(batch, 2, past, 8)) for batch, past in ((1, 5), (3, 6), (1, 9), (2, 7))
+    ]
     events = heard(fusewright.compile(net, dynamic=True), calls, net)
     assert sum(isinstance(event, Compiled) for event in events) == 1
     assert len(captures) == 1

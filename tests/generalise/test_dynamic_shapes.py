@@ -24,7 +24,10 @@ def compiles(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **h
     compiled = fusewright.compile(function, **how)
     with STREAM.listening(events.append):
         for args in calls:
-            mine, theirs = ([a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args] for _ in range(2))
+            mine, theirs = (
+                [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+                for _ in range(2)
+            )
             got, want = compiled(*mine), function(*theirs)
             torch.testing.assert_close(got, want)
             assert got.stride() == want.stride()
@@ -74,9 +77,19 @@ def test_changing_sizes_of_operators(how: dict[str, Any]) -> None:
     """Operators whose symbolic form once failed to compile."""
     most = 1 if how else 2
     x = lambda *shape: torch.randn(shape, requires_grad=True)
-    assert compiles(lambda x: functional.instance_norm(x, torch.zeros(3), torch.ones(3)), [(x(*s),) for s in IMAGES], **how) <= most
+    assert (
+        compiles(
+            lambda x: functional.instance_norm(x, torch.zeros(3), torch.ones(3)), [(x(*s),) for s in IMAGES], **how
+        )
+        <= most
+    )
     assert compiles(lambda x: functional.glu(x, 0), [(x(n),) for n in (8, 12, 22)], **how) <= most
-    assert compiles(lambda x, y: torch.slice_scatter(x, y, 0, 0, None, 2), [(x(n, 8), x(n // 2, 8)) for n in (8, 12, 20)], **how) <= most
+    assert (
+        compiles(
+            lambda x, y: torch.slice_scatter(x, y, 0, 0, None, 2), [(x(n, 8), x(n // 2, 8)) for n in (8, 12, 20)], **how
+        )
+        <= most
+    )
 
 
 def test_half_of_two_is_one() -> None:
@@ -86,7 +99,9 @@ def test_half_of_two_is_one() -> None:
 
 def test_dropout_that_drops_nothing_gives_the_tensor_itself() -> None:
     for p, training in ((0.5, False), (0.0, True)):
-        compiled = fusewright.compile(lambda x, p=p, training=training: functional.dropout(x, p, training), dynamic=True)
+        compiled = fusewright.compile(
+            lambda x, p=p, training=training: functional.dropout(x, p, training), dynamic=True
+        )
         x = torch.randn(5)
         assert compiled(x) is x
 
@@ -127,7 +142,9 @@ def test_a_batch_of_one_stands_for_larger_ones(how: dict[str, Any]) -> None:
     assert sum(isinstance(event, Compiled) for event in events) == 2
 
 
-def attend(x: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+def attend(
+    x: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor] | None
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """A cache that is handed over, as functional code has it."""
     keys, values = x.sin(), x.cos()
     if cache is not None:
@@ -165,7 +182,9 @@ def test_windows_on_tensors_of_changing_sizes(how: dict[str, Any], most: int) ->
 
 
 def test_elements_that_share_memory_are_told_from_windows() -> None:
-    calls = [(torch.randn(n).unfold(0, 4, 2),) for n in (10, 14, 20)] + [(torch.randn(n * 3, 8)[::3, ::2],) for n in (4, 7, 9)]
+    calls = [(torch.randn(n).unfold(0, 4, 2),) for n in (10, 14, 20)] + [
+        (torch.randn(n * 3, 8)[::3, ::2],) for n in (4, 7, 9)
+    ]
     assert compiles(lambda x: x * 2 + x.mT.mT, calls, dynamic=True) <= 2
 
 
@@ -197,9 +216,21 @@ def test_a_window_beyond_its_tensor_raises_as_eager_does() -> None:
 def test_images_of_changing_sizes_through_windows_of_one_pixel() -> None:
     """Such convolutions are matrix products of any number of rows; those with steps keep the user's weights."""
     torch.manual_seed(0)
-    parts = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 1), nn.BatchNorm2d(128), nn.ReLU()]
-    net = nn.Sequential(*parts, nn.Conv2d(128, 96, 1, stride=2, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    images = [(torch.randn(b, 3, h, w),) for b, h, w in ((2, 16, 16), (3, 17, 13), (1, 9, 21), (4, 32, 8), (1, 1, 1), (5, 7, 7))]
+    parts = [
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Conv2d(64, 128, 1),
+        nn.BatchNorm2d(128),
+        nn.ReLU(),
+    ]
+    net = nn.Sequential(
+        *parts, nn.Conv2d(128, 96, 1, stride=2, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).eval()
+    images = [
+        (torch.randn(b, 3, h, w),)
+        for b, h, w in ((2, 16, 16), (3, 17, 13), (1, 9, 21), (4, 32, 8), (1, 1, 1), (5, 7, 7))
+    ]
     with torch.no_grad():
         assert compiles(net, images) <= 3
         assert compiles(net, images, dynamic=True) <= 2
@@ -245,7 +276,9 @@ def test_what_keeps_its_sizes_stays_static() -> None:
             x = torch.randn(2, 8)
             assert torch.equal(compiled(x, mine), step(x, theirs))
     (graph,) = [event.graph for event in events if isinstance(event, Captured)]
-    assert all(isinstance(size, int) for node in graph.nodes if node.op == "placeholder" for size in node.meta["type"].shape)
+    assert all(
+        isinstance(size, int) for node in graph.nodes if node.op == "placeholder" for size in node.meta["type"].shape
+    )
 
 
 def test_broadcasting_batch_of_one_is_compiled_apart() -> None:
@@ -256,7 +289,9 @@ def test_broadcasting_batch_of_one_is_compiled_apart() -> None:
 
 
 NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "slopes": lambda x, n: functional.softplus(x, n, n) + functional.leaky_relu(x, n) + functional.elu(x, n) + functional.celu(x, n),
+    "slopes": lambda x, n: (
+        functional.softplus(x, n, n) + functional.leaky_relu(x, n) + functional.elu(x, n) + functional.celu(x, n)
+    ),
     "triangles": lambda x, n: x.tril(n) - x.triu(n),
     "deviation": lambda x, n: x.std(1, correction=n),
     "filled": lambda x, n: x.scatter(1, torch.zeros(4, 1, dtype=torch.long), n).index_fill(1, torch.tensor([2]), n),
@@ -297,11 +332,27 @@ def test_linspace_over_a_size(dtype: torch.dtype) -> None:
 
     def grid(x: torch.Tensor) -> torch.Tensor:
         height, width = x.shape
-        return torch.linspace(0.5, height - 0.5, height, dtype=x.dtype)[:, None] / height + torch.linspace(-1, 1, width, dtype=x.dtype)
+        return torch.linspace(0.5, height - 0.5, height, dtype=x.dtype)[:, None] / height + torch.linspace(
+            -1, 1, width, dtype=x.dtype
+        )
 
-    assert compiles(grid, [(torch.randn(s, dtype=dtype),) for s in ((5, 7), (8, 3), (2, 2), (33, 4), (100, 257))], dynamic=True) == 1
-    assert compiles(lambda x: torch.linspace(2, -3, steps=x.shape[0] - 2) * 2, [(torch.randn(n),) for n in (9, 4, 12)], dynamic=True) == 1
-    ends = fusewright.compile(lambda x: torch.linspace(0.1, 0.7, x.shape[0], dtype=dtype), dynamic=True)(torch.randn(11))
+    assert (
+        compiles(
+            grid, [(torch.randn(s, dtype=dtype),) for s in ((5, 7), (8, 3), (2, 2), (33, 4), (100, 257))], dynamic=True
+        )
+        == 1
+    )
+    assert (
+        compiles(
+            lambda x: torch.linspace(2, -3, steps=x.shape[0] - 2) * 2,
+            [(torch.randn(n),) for n in (9, 4, 12)],
+            dynamic=True,
+        )
+        == 1
+    )
+    ends = fusewright.compile(lambda x: torch.linspace(0.1, 0.7, x.shape[0], dtype=dtype), dynamic=True)(
+        torch.randn(11)
+    )
     assert ends[0] == torch.tensor(0.1, dtype=dtype) and ends[-1] == torch.tensor(0.7, dtype=dtype)
     with pytest.raises(RuntimeError, match="must be non-negative"):
         fusewright.compile(lambda x: torch.linspace(0, 1, x.shape[0] - 5), dynamic=True)(torch.randn(3))
@@ -313,7 +364,10 @@ def test_recurrent_layers_over_any_length(kind: type[nn.RNNBase], batch_first: b
     """One operator, not a step for each element of the sequence."""
     net = kind(6, 5, 2, batch_first=batch_first, bidirectional=True).eval()
     with torch.no_grad():
-        assert compiles(lambda x: net(x)[0] * 2, [(torch.randn(b, t, 6),) for b, t in ((4, 5), (3, 7), (8, 19), (2, 2))]) == 2
+        assert (
+            compiles(lambda x: net(x)[0] * 2, [(torch.randn(b, t, 6),) for b, t in ((4, 5), (3, 7), (8, 19), (2, 2))])
+            == 2
+        )
         last = fusewright.compile(lambda x: net(x)[1], dynamic=True)
         for b, t in ((4, 5), (3, 7)):
             x = torch.randn(b, t, 6)
@@ -344,7 +398,16 @@ PADDED: tuple[Callable[..., Any], ...] = (
 @pytest.mark.parametrize("how", [{}, {"dynamic": True}], ids=str)
 def test_padding_and_cropping(how: dict[str, Any], order: tuple[int, ...]) -> None:
     """Where nothing is added, the result lies as the input does; what takes away more than there is raises."""
-    calls = [((5, 6, 7), -1), ((5, 8, 7), 0), ((4, 8, 3), 2), ((5, 6, 7), 0), ((5, 7, 3), -2), ((5, 8, 7), -3), ((2, 8, 7), -3), ((2, 2, 2), 2)]
+    calls = [
+        ((5, 6, 7), -1),
+        ((5, 8, 7), 0),
+        ((4, 8, 3), 2),
+        ((5, 6, 7), 0),
+        ((5, 7, 3), -2),
+        ((5, 8, 7), -3),
+        ((2, 8, 7), -3),
+        ((2, 2, 2), 2),
+    ]
     for padded in PADDED:
         compiled = fusewright.compile(padded, recompile_limit=32, **how)
         for shape, n in calls:
@@ -365,7 +428,10 @@ def test_strides_of_the_gradient_of_a_padded_transform(name: str) -> None:
     compiled = fusewright.compile(lambda x: transform(x, n=8, dim=1), dynamic=True)
     for shape in ((5, 6, 7), (3, 5, 4), (2, 9, 3)):
         x = torch.randn(shape, requires_grad=True)
-        found = [torch.autograd.grad(run(x).abs().square().sum(), x)[0] for run in (compiled, lambda x: transform(x, n=8, dim=1))]
+        found = [
+            torch.autograd.grad(run(x).abs().square().sum(), x)[0]
+            for run in (compiled, lambda x: transform(x, n=8, dim=1))
+        ]
         torch.testing.assert_close(*found)
         assert found[0].stride() == found[1].stride()
 

@@ -71,7 +71,14 @@ def described(value: Any, known: list[torch.Tensor]) -> Any:
     shared = layout = None
     if value.numel():
         address = value.untyped_storage().data_ptr()
-        shared = next((place for place, other in enumerate(known) if other.numel() and other.untyped_storage().data_ptr() == address), None)
+        shared = next(
+            (
+                place
+                for place, other in enumerate(known)
+                if other.numel() and other.untyped_storage().data_ptr() == address
+            ),
+            None,
+        )
         layout = [stride for size, stride in zip(value.shape, value.stride()) if size != 1]
         layout = (layout, value.storage_offset()) if shared is not None else layout
     known.append(value)
@@ -117,7 +124,13 @@ def compare(function: Any, calls: Sequence[Callable[[], Sequence[torch.Tensor]]]
             assert found == expected, f"{here}: expected {expected}, found {found}"
             for place, (one, other) in enumerate(zip(mine, elements, strict=True)):
                 torch.testing.assert_close(
-                    one, other, rtol=1e-4, atol=1e-4, equal_nan=True, check_stride=False, msg=lambda text: f"{here}: tensor {place}: {text}"
+                    one,
+                    other,
+                    rtol=1e-4,
+                    atol=1e-4,
+                    equal_nan=True,
+                    check_stride=False,
+                    msg=lambda text: f"{here}: tensor {place}: {text}",
                 )
     bad = [event for event in events if isinstance(event, InternalError)]
     assert not bad, f"{where}: {bad}"
@@ -126,7 +139,12 @@ def compare(function: Any, calls: Sequence[Callable[[], Sequence[torch.Tensor]]]
 def check(seed: int) -> None:
     function, cases, source = program(seed)
     texts = "\n".join(map(str, cases))
-    compare(function, [case.tensors for case in cases], f"seed {seed}:\n{source}{texts}\n", dynamic=True if seed % 3 == 0 else None)
+    compare(
+        function,
+        [case.tensors for case in cases],
+        f"seed {seed}:\n{source}{texts}\n",
+        dynamic=True if seed % 3 == 0 else None,
+    )
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

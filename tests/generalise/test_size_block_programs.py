@@ -24,7 +24,12 @@ def _close(got: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     relative, absolute = (1e-7, 1e-7) if expected.dtype == torch.float64 else (1e-3, 2e-3)
     scale = float(expected.detach().double().nan_to_num(0, 0, 0).abs().max()) if expected.numel() else 0.0
     torch.testing.assert_close(
-        got, expected, rtol=relative, atol=absolute * max(scale, 1.0), equal_nan=True, msg=lambda text: f"{what}: {text}"
+        got,
+        expected,
+        rtol=relative,
+        atol=absolute * max(scale, 1.0),
+        equal_nan=True,
+        msg=lambda text: f"{what}: {text}",
     )
 
 
@@ -49,7 +54,9 @@ def check(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.set_grad_enabled(trains), STREAM.listening(events.append):
         for shape, count in stream:
-            inputs = tuple(torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(trains) for _ in range(2))
+            inputs = tuple(
+                torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(trains) for _ in range(2)
+            )
             what = f"seed {seed}, shape {shape}, {count}\n{source}"
             try:
                 expected = function(*inputs, count)
@@ -57,7 +64,9 @@ def check(seed: int) -> None:
             except (RuntimeError, IndexError, ValueError) as error:
                 with pytest.raises(type(error)):
                     _gradients(compiled(*inputs, count), inputs)
-                events[:] = [event for event in events if not isinstance(event, FellBack)]  # that is how the error is eager's own
+                events[:] = [
+                    event for event in events if not isinstance(event, FellBack)
+                ]  # that is how the error is eager's own
                 continue
             try:
                 got = compiled(*inputs, count)

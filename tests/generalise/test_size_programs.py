@@ -33,11 +33,18 @@ def check(seed: int) -> None:
             try:
                 got = compiled(x, y)
             except Exception as error:
-                raise AssertionError(f"seed {seed}, shape {shape}: {type(error).__name__}: {error}\n{source}") from error
+                raise AssertionError(
+                    f"seed {seed}, shape {shape}: {type(error).__name__}: {error}\n{source}"
+                ) from error
             assert len(got) == len(expected) and got[-1] == expected[-1] and type(got[-1]) is int
             for index, (mine, theirs) in enumerate(zip(got[:-1], expected[:-1])):
                 torch.testing.assert_close(
-                    mine, theirs, rtol=2e-4, atol=2e-4, equal_nan=True, msg=lambda text: f"seed {seed}, shape {shape}, output {index}: {text}\n{source}"
+                    mine,
+                    theirs,
+                    rtol=2e-4,
+                    atol=2e-4,
+                    equal_nan=True,
+                    msg=lambda text: f"seed {seed}, shape {shape}, output {index}: {text}\n{source}",
                 )
     bad = [event for event in events if isinstance(event, FellBack | InternalError)]
     assert not bad, f"seed {seed}: {bad}\n{source}"

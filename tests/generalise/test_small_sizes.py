@@ -36,7 +36,9 @@ def stream(function: Callable[..., Any], inputs: Sequence[Case], **options: Any)
         for args in inputs:
             expected, got = function(*args), compiled(*args)
             torch.testing.assert_close(got, expected, equal_nan=True)
-    assert not [event for event in events if isinstance(event, Broken | Skipped | FellBack | InternalError | LimitReached)]
+    assert not [
+        event for event in events if isinstance(event, Broken | Skipped | FellBack | InternalError | LimitReached)
+    ]
     return sum(isinstance(event, Compiled) for event in events), sum(isinstance(event, Reused) for event in events)
 
 
@@ -57,7 +59,12 @@ def test_a_linear_layer_takes_two_compiles() -> None:
 
 
 def test_pointwise_and_reductions() -> None:
-    assert stream(lambda x, y: x * y + x.mean(-1, keepdim=True), grids((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (0, 5), (2, 2)))[0] == 2
+    assert (
+        stream(
+            lambda x, y: x * y + x.mean(-1, keepdim=True), grids((3, 4), (5, 6), (1, 6), (6, 1), (1, 1), (0, 5), (2, 2))
+        )[0]
+        == 2
+    )
 
 
 def test_attention() -> None:
@@ -67,7 +74,14 @@ def test_attention() -> None:
 
 
 def test_convolutions() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
     inputs = [(torch.randn(b, 3, h, w),) for b, h, w in ((2, 8, 8), (2, 9, 7), (3, 8, 8), (1, 12, 5), (4, 5, 12))]
     assert stream(net.eval(), inputs)[0] == 2
 
@@ -155,8 +169,14 @@ def test_a_defect_in_what_serves_several_cases_is_no_crash(name: str, monkeypatc
 
 
 NEEDS_ELEMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
-    **{name: lambda x, f=getattr(torch, name): f(x) for name in ("amax", "amin", "argmax", "argmin", "max", "min", "aminmax", "median")},
-    **{f"{name} of dim 1": lambda x, f=getattr(torch, name): f(x, dim=1) for name in ("amax", "argmin", "max", "median", "mode", "aminmax")},
+    **{
+        name: lambda x, f=getattr(torch, name): f(x)
+        for name in ("amax", "amin", "argmax", "argmin", "max", "min", "aminmax", "median")
+    },
+    **{
+        f"{name} of dim 1": lambda x, f=getattr(torch, name): f(x, dim=1)
+        for name in ("amax", "argmin", "max", "median", "mode", "aminmax")
+    },
     "amax of two": lambda x: x.amax((0, 2), keepdim=True),
     "kthvalue": lambda x: x.kthvalue(1, 2),
     "maximum norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=2),

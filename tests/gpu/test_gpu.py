@@ -47,7 +47,9 @@ def test_a_transformer_block(dtype: torch.dtype, mode: str) -> None:
     with torch.no_grad(), events.STREAM.listening(heard.append):
         for _ in range(5):
             x = torch.randn(2, 16, 64, device="cuda", dtype=dtype)
-            torch.testing.assert_close(compiled(x), model(x), rtol=2e-2 if dtype is not torch.float32 else 1e-4, atol=2e-2)
+            torch.testing.assert_close(
+                compiled(x), model(x), rtol=2e-2 if dtype is not torch.float32 else 1e-4, atol=2e-2
+            )
     quiet(heard)
 
 
@@ -119,7 +121,14 @@ def test_sizes_that_change() -> None:
 
 def test_gathers_scatters_and_scans() -> None:
     def function(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x[index], x.index_add(0, index, x[index]), x.cumsum(0), x.argmax(-1), F.embedding(index, x), x.sort(-1)[0]
+        return (
+            x[index],
+            x.index_add(0, index, x[index]),
+            x.cumsum(0),
+            x.argmax(-1),
+            F.embedding(index, x),
+            x.sort(-1)[0],
+        )
 
     x, index = torch.randn(40, 9, device="cuda"), torch.randint(0, 40, (40,), device="cuda")
     torch.testing.assert_close(fusewright.compile(function)(x, index), function(x, index))

@@ -22,7 +22,9 @@ def r(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=dtype)
 
 
-def tuned(function: Callable[..., object], mode: str = "max-autotune-no-cudagraphs", **options: object) -> Callable[..., object]:
+def tuned(
+    function: Callable[..., object], mode: str = "max-autotune-no-cudagraphs", **options: object
+) -> Callable[..., object]:
     return fusewright.compile(function, fullgraph=True, mode=mode, options=options)
 
 
@@ -114,13 +116,17 @@ COMPUTED: dict[str, Program] = {
 def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> None:
     heard = raced(COMPUTED[name], dtype)
     asked = [race for race in heard if " behind " in race.question]
-    assert len(asked) == 1 and sum("computed" in contender for contender in asked[0].times) > 0, [race.text for race in heard]
+    assert len(asked) == 1 and sum("computed" in contender for contender in asked[0].times) > 0, [
+        race.text for race in heard
+    ]
 
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_computed_operands_that_win(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan without the kernels in front, whatever is quickest here."""
-    monkeypatch.setattr("fusewright.select.autotune.race", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0)))
+    monkeypatch.setattr(
+        "fusewright.select.autotune.race", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0))
+    )
     heard = raced(COMPUTED[name], torch.bfloat16)
     assert ["computed" in race.winner for race in heard if " behind " in race.question] == [True]
 
@@ -131,7 +137,11 @@ def test_convolutions() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.down, self.wide, self.up = nn.Conv2d(128, 64, 1), nn.Conv2d(64, 64, 3, padding=1, stride=2), nn.Conv2d(64, 128, 1)
+            self.down, self.wide, self.up = (
+                nn.Conv2d(128, 64, 1),
+                nn.Conv2d(64, 64, 3, padding=1, stride=2),
+                nn.Conv2d(64, 128, 1),
+            )
             self.side = nn.Conv2d(128, 128, 1, stride=2)
             self.norm, self.last = nn.BatchNorm2d(64), nn.BatchNorm2d(128)
 
@@ -161,7 +171,9 @@ def test_answers_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_no_time_leaves_the_default_and_says_so() -> None:
     heard = check(lambda x, w: torch.cos(x @ w), [r(512, 264), r(264, 512)], autotune_seconds=0.0)
-    assert not races(heard) and any("autotune_seconds" in event.text for event in heard if isinstance(event, events.Hint))
+    assert not races(heard) and any(
+        "autotune_seconds" in event.text for event in heard if isinstance(event, events.Hint)
+    )
 
 
 def test_a_search_that_had_no_time_goes_on_in_the_next_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -110,7 +110,9 @@ def test_two_forwards_a_kept_graph_and_accumulation(made: list[TrainingGraphs]) 
 def test_other_recordings_run_between_forward_and_backward(made: list[TrainingGraphs]) -> None:
     def program(run: Any, model: nn.Module) -> Any:
         other = torch.nn.functional.softmax
-        scale = fusewright.compile(lambda x: other(x * 3, -1) @ x.mT, mode="reduce-overhead") if run is not model else None
+        scale = (
+            fusewright.compile(lambda x: other(x * 3, -1) @ x.mT, mode="reduce-overhead") if run is not model else None
+        )
         found = []
         for k in range(6):
             y = run(batch(k, 2, 16, 64))

@@ -49,7 +49,9 @@ def test_nothing_is_kept_while_a_graph_is_recorded(gpu: torch.Generator, monkeyp
     assert generators.states_of((CPU, GPU)) is None and generators.states_of((CPU,)) is not None
 
 
-def test_gradients_of_gradients_ask_the_generators_of_the_graphs_devices(gpu: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_gradients_ask_the_generators_of_the_graphs_devices(
+    gpu: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if the graph's dropout drew on a GPU: the stand-in's state is that of the forward while the operators run again."""
     monkeypatch.setattr("fusewright.backends.joint.drawing_devices", lambda graph: (CPU, GPU))
     seen: list[torch.Tensor] = []

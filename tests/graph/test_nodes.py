@@ -12,8 +12,31 @@ from fusewright.graph import nodes
 from fusewright.graph.nodes import add_call, add_placeholder
 
 aten = torch.ops.aten
-NAMES = ["x", "weight", "weight", "layers_0_weight", "Weight", "_hidden", "__call__", "sum", "class", "torch", "bias_1", "bias", "bias", "x_1", "x"]
-TARGETS = [aten.add.Tensor, aten.add.Tensor, operator.getitem, aten._unsafe_view.default, aten.native_layer_norm.default, aten.add.Tensor]
+NAMES = [
+    "x",
+    "weight",
+    "weight",
+    "layers_0_weight",
+    "Weight",
+    "_hidden",
+    "__call__",
+    "sum",
+    "class",
+    "torch",
+    "bias_1",
+    "bias",
+    "bias",
+    "x_1",
+    "x",
+]
+TARGETS = [
+    aten.add.Tensor,
+    aten.add.Tensor,
+    operator.getitem,
+    aten._unsafe_view.default,
+    aten.native_layer_norm.default,
+    aten.add.Tensor,
+]
 
 
 def by_fx(names: list[str]) -> torch.fx.Graph:
@@ -35,7 +58,18 @@ def by_us(names: list[str]) -> torch.fx.Graph:
 
 
 def described(graph: torch.fx.Graph) -> list[object]:
-    return [(n.name, n.op, n.target, str(n.args), str(n.kwargs), [u.name for u in n.users], [i.name for i in n.all_input_nodes]) for n in graph.nodes]
+    return [
+        (
+            n.name,
+            n.op,
+            n.target,
+            str(n.args),
+            str(n.kwargs),
+            [u.name for u in n.users],
+            [i.name for i in n.all_input_nodes],
+        )
+        for n in graph.nodes
+    ]
 
 
 @pytest.mark.parametrize("quick", [True, False])

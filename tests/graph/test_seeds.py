@@ -34,7 +34,12 @@ def test_seeds_become_inputs() -> None:
 def test_attention_draws_inside() -> None:
     """Every call of fused attention counts as a draw, with or without dropout."""
     made, seeds = seeds_outside(graph_with(aten._scaled_dot_product_flash_attention.default), "cuda")
-    assert len(seeds) == 1 and [node.op for node in made.nodes] == ["placeholder", "placeholder", "call_function", "output"]
+    assert len(seeds) == 1 and [node.op for node in made.nodes] == [
+        "placeholder",
+        "placeholder",
+        "call_function",
+        "output",
+    ]
 
 
 def test_another_draw_keeps_all_inside() -> None:

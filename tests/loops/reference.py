@@ -68,7 +68,9 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift,
 }
-PREDICATES = frozenset("eq ne lt le gt ge isnan isinf isfinite signbit logical_and logical_or logical_xor logical_not".split())
+PREDICATES = frozenset(
+    "eq ne lt le gt ge isnan isinf isfinite signbit logical_and logical_or logical_xor logical_not".split()
+)
 
 
 def index_value(dim: Dim, values: Mapping[Expr, Index]) -> Index:
@@ -110,10 +112,16 @@ class Memory:
     def window(self, ref: BufferRef) -> Tensor:
         flat = self.buffers[ref.buffer]
         assert flat.dtype == ref.dtype, f"{ref.buffer} read as {ref.dtype}"
-        shape, stride, offset = [self.size(n) for n in ref.shape], [self.size(n) for n in ref.stride], self.size(ref.offset)
+        shape, stride, offset = (
+            [self.size(n) for n in ref.shape],
+            [self.size(n) for n in ref.stride],
+            self.size(ref.offset),
+        )
         if all(shape):
             last = offset + sum((n - 1) * s for n, s in zip(shape, stride))
-            assert 0 <= offset <= last < flat.numel() and all(s >= 0 for s in stride), f"window {ref} outside its buffer"
+            assert 0 <= offset <= last < flat.numel() and all(s >= 0 for s in stride), (
+                f"window {ref} outside its buffer"
+            )
         return flat.as_strided(shape, stride, flat.storage_offset() + offset)
 
 
@@ -145,7 +153,9 @@ class Points:
         if self.active is not None:
             found = torch.where(self.active, found, 0)
         size = self.memory.buffers[buffer].numel()
-        assert found.numel() == 0 or (int(found.min()) >= 0 and int(found.max()) < size), f"{buffer}[{dim}] outside 0..{size - 1}"
+        assert found.numel() == 0 or (int(found.min()) >= 0 and int(found.max()) < size), (
+            f"{buffer}[{dim}] outside 0..{size - 1}"
+        )
         return found
 
     def evaluate(self, expression: Expression) -> Tensor:
@@ -202,7 +212,9 @@ class Points:
         return OPERATIONS[e.op](*args)
 
 
-def grid(memory: Memory, axes: Sequence[Axis], before: int = 0, after: int = 0) -> tuple[tuple[int, ...], dict[Expr, Index]]:
+def grid(
+    memory: Memory, axes: Sequence[Axis], before: int = 0, after: int = 0
+) -> tuple[tuple[int, ...], dict[Expr, Index]]:
     """The shape of a loop nest, and the index tensor of each of its variables, with room for `before`/`after` more dimensions."""
     shape = tuple(memory.size(axis.extent) for axis in axes)
     indices: dict[Expr, Index] = {}
@@ -226,7 +238,9 @@ def accumulate(flat: Tensor, address: Tensor, value: Tensor, mode: str) -> None:
     if mode == "write":
         flat[address] = value
     elif mode == "add":
-        flat.index_add_(0, address, value) if flat.dtype != torch.bool else flat.index_put_((address,), value, accumulate=True)
+        flat.index_add_(0, address, value) if flat.dtype != torch.bool else flat.index_put_(
+            (address,), value, accumulate=True
+        )
     else:
         flat.scatter_reduce_(0, address, value, "amax" if mode == "max" else "amin")
 
@@ -251,7 +265,9 @@ def scan(kind: str, value: Tensor) -> tuple[Tensor, Tensor | None]:
     if kind in ("max", "min"):
         return (torch.cummax if kind == "max" else torch.cummin)(value, -1)
     table = {"sum": torch.cumsum, "prod": torch.cumprod, "logaddexp": torch.logcumsumexp}
-    return (table[kind](value, -1).to(value.dtype) if kind == "logaddexp" else table[kind](value, -1, dtype=value.dtype)), None
+    return (
+        table[kind](value, -1).to(value.dtype) if kind == "logaddexp" else table[kind](value, -1, dtype=value.dtype)
+    ), None
 
 
 def run_pointwise(memory: Memory, operation: Pointwise) -> None:
@@ -295,7 +311,9 @@ def run_extern(memory: Memory, operation: Extern) -> None:
             return [argument(item) for item in arg]
         return memory.size(arg) if isinstance(arg, Expr) else arg
 
-    result = operation.target(*(argument(arg) for arg in operation.args), **{name: argument(arg) for name, arg in operation.kwargs})
+    result = operation.target(
+        *(argument(arg) for arg in operation.args), **{name: argument(arg) for name, arg in operation.kwargs}
+    )
     flat: list[Any] = []
 
     def spread(item: Any) -> None:
@@ -313,7 +331,9 @@ def run_extern(memory: Memory, operation: Extern) -> None:
                 continue
             shape, stride = EXPECTED[name]
             shape, stride = [memory.size(n) for n in shape], [memory.size(n) for n in stride]
-            assert list(item.shape) == shape and item.dtype == target.dtype, f"{operation.name}: {item.shape} {item.dtype}"
+            assert list(item.shape) == shape and item.dtype == target.dtype, (
+                f"{operation.name}: {item.shape} {item.dtype}"
+            )
             target.as_strided(shape, stride).copy_(item)
 
 

@@ -172,7 +172,9 @@ def through_plan(target: Any, args: tuple[Any, ...], expected: Any) -> tuple[lis
             if value.layout is not torch.strided:
                 s.plan.constants += (value,)
                 number = len(s.plan.constants) - 1
-                made = Buffer(name, tuple(value.shape), (1,) * value.dim(), value.dtype, value.device, "constant", number)
+                made = Buffer(
+                    name, tuple(value.shape), (1,) * value.dim(), value.dtype, value.device, "constant", number
+                )
                 s.plan.buffers[name] = made
                 return whole(made)
             inputs.append(value)
@@ -185,7 +187,9 @@ def through_plan(target: Any, args: tuple[Any, ...], expected: Any) -> tuple[lis
     converted = tuple(convert(value) for value in args)
     results = expected if isinstance(expected, (tuple, list)) else (expected,)
     out = [
-        s.output(f"r{i}", *result.shape, dtype=result.dtype, stride=result.stride()) if isinstance(result, torch.Tensor) else None
+        s.output(f"r{i}", *result.shape, dtype=result.dtype, stride=result.stride())
+        if isinstance(result, torch.Tensor)
+        else None
         for i, result in enumerate(results)
     ]
     s.call(target, *converted, out=out, **keywords)
@@ -210,7 +214,9 @@ def test_row_equals_eager(name: str) -> None:
         expected = target(*positional, **keywords)
     results, plan = through_plan(target, args, expected)
     assert [step.symbol for step in plan.steps if isinstance(step, CCall)] == [row.symbol]
-    wanted = [t for t in (expected if isinstance(expected, (tuple, list)) else (expected,)) if isinstance(t, torch.Tensor)]
+    wanted = [
+        t for t in (expected if isinstance(expected, (tuple, list)) else (expected,)) if isinstance(t, torch.Tensor)
+    ]
     assert len(results) == len(wanted)
     for result, want in zip(results, wanted):
         torch.testing.assert_close(result, want, rtol=0, atol=0, equal_nan=True)

@@ -66,6 +66,8 @@ return buf6
 
 
 def test_indirect_masked_and_scan() -> None:
-    program = tracing.lowered(lambda w, i: torch.nn.functional.embedding(i, w).cumsum(0), [torch.randn(9, 2), torch.tensor([1, 2])])
+    program = tracing.lowered(
+        lambda w, i: torch.nn.functional.embedding(i, w).cumsum(0), [torch.randn(9, 2), torch.tensor([1, 2])]
+    )
     text = print_program(program)
     assert "in0[i1 + j0*2]{j0: check(in1[i0] < 9)}" in text and "scan i0 < 2:" in text

@@ -42,7 +42,9 @@ class Typer(torch.fx.Interpreter):
 
 def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> GraphModule:
     """The ATen graph of `function` on tensors `inputs`."""
-    copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) if t.numel() else t.clone() for t in inputs]
+    copies = [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) if t.numel() else t.clone() for t in inputs
+    ]
     module = make_fx(lambda *args: function(*args))(*copies)
     Typer(module).run(*[t.clone() if is_dense(t) else t for t in inputs])
     module.graph.eliminate_dead_code()
@@ -54,7 +56,9 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def record(
-    function: Callable[..., Any], inputs: Sequence[torch.Tensor], symbolic: Mapping[int, Mapping[int, str]] | None = None
+    function: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    symbolic: Mapping[int, Mapping[int, str]] | None = None,
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
     """The functional graph of a function that may mutate, by our own recorder. `symbolic`: input -> dimension -> name of its size."""
     symbolic = symbolic or {}
@@ -62,7 +66,10 @@ def record(
     env = ShapeEnv() if names else None
     symbols = {name: env.create(name, hint, None) for name, hint in names.items()} if env else {}
     recorder = Recorder("aten", env)
-    traced = [recorder.input(t, f"x{k}", {dim: symbols[name] for dim, name in symbolic.get(k, {}).items()}) for k, t in enumerate(inputs)]
+    traced = [
+        recorder.input(t, f"x{k}", {dim: symbols[name] for dim, name in symbolic.get(k, {}).items()})
+        for k, t in enumerate(inputs)
+    ]
     result = recorder.call(lambda: function(*traced))
     graph = recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
     return functionalise(graph), recorder.constants
@@ -77,7 +84,9 @@ def lowered(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutati
     return lower(module.graph, constants)
 
 
-def run(function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False) -> tuple[LoopProgram, list[Any]]:
+def run(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], mutating: bool = False
+) -> tuple[LoopProgram, list[Any]]:
     """The function's loops, and what the reference interpreter makes of them."""
     program = lowered(function, inputs, mutating)
     return program, reference.run(program, inputs)

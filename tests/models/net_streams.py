@@ -54,18 +54,35 @@ def net(rng: random.Random) -> tuple[nn.Module, Callable[[int], tuple[int, ...]]
         widths = [width, *(rng.choice((8, 17, 64, 128)) for _ in range(rng.randint(1, 4)))]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after, bias=rng.random() < 0.7), rng.choice((nn.ReLU(), nn.GELU(), nn.Tanh(), nn.LayerNorm(after)))]
+            layers += [
+                nn.Linear(before, after, bias=rng.random() < 0.7),
+                rng.choice((nn.ReLU(), nn.GELU(), nn.Tanh(), nn.LayerNorm(after))),
+            ]
         return nn.Sequential(*layers), lambda size: (size, width)
     if kind == 1:
         kernel = rng.choice((1, 3))
-        stack = [nn.Conv2d(3, width, kernel, padding=kernel // 2), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 24, 1)]
+        stack = [
+            nn.Conv2d(3, width, kernel, padding=kernel // 2),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 24, 1),
+        ]
         if rng.random() < 0.5:
             stack += [nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Conv2d(24, 8, 1, bias=False)]
         return nn.Sequential(*stack), lambda size: (1 + size % 3, 3, 4 + size % 17, 5 + size % 7)
     if kind == 2:
         patch = rng.choice((2, 4))
-        return Patches(width, patch, rng.randint(1, 2)), lambda size: (1 + size % 2, 3, patch * (1 + size % 6), patch * (1 + size % 4))
-    return nn.Sequential(*(Blocks(width, 2) for _ in range(rng.randint(1, 2)))), lambda size: (1 + size % 4, 1 + size, width)
+        return Patches(width, patch, rng.randint(1, 2)), lambda size: (
+            1 + size % 2,
+            3,
+            patch * (1 + size % 6),
+            patch * (1 + size % 4),
+        )
+    return nn.Sequential(*(Blocks(width, 2) for _ in range(rng.randint(1, 2)))), lambda size: (
+        1 + size % 4,
+        1 + size,
+        width,
+    )
 
 
 def change(module: nn.Module, rng: random.Random) -> str:
@@ -84,7 +101,12 @@ def change(module: nn.Module, rng: random.Random) -> str:
             parameter.data.mul_(0.5).add_(noise, alpha=0.05)
             return "through .data"
         if kind == 3:
-            module.load_state_dict({name: value * 0.75 if value.is_floating_point() else value for name, value in module.state_dict().items()})
+            module.load_state_dict(
+                {
+                    name: value * 0.75 if value.is_floating_point() else value
+                    for name, value in module.state_dict().items()
+                }
+            )
             return "load_state_dict"
         if kind == 4:
             module.to(torch.float64 if parameter.dtype == torch.float32 else torch.float32)

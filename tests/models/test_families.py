@@ -31,7 +31,9 @@ def quiet() -> None:
 
 
 def listen(events: list[Event]) -> Any:
-    return STREAM.listening(lambda event: events.append(event) if isinstance(event, Captured | Broken | Skipped | FellBack) else None)
+    return STREAM.listening(
+        lambda event: events.append(event) if isinstance(event, Captured | Broken | Skipped | FellBack) else None
+    )
 
 
 @pytest.mark.parametrize("name", SLICE)

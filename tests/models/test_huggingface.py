@@ -20,16 +20,18 @@ def ids(batch: int = 2, length: int = 16) -> torch.Tensor:
 
 
 def bert() -> Case:
-    config = hf.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=99)
+    config = hf.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=99
+    )
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[1, 10:] = 0
     return hf.BertModel(config), {"input_ids": ids(), "attention_mask": mask}
 
 
 def gpt2() -> Case:
-    return hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=64, use_cache=False)), {
-        "input_ids": ids()
-    }
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=64, use_cache=False)
+    ), {"input_ids": ids()}
 
 
 def llama() -> Case:
@@ -46,7 +48,9 @@ def llama() -> Case:
 
 
 def vit() -> Case:
-    config = hf.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8)
+    config = hf.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8
+    )
     return hf.ViTModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
@@ -94,7 +98,11 @@ def test_whole_model_is_one_graph_and_equals_eager(build: Callable[[], Case], dt
     inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     with torch.no_grad():
         expected = model(**inputs)
-        exact = tensors(copy.deepcopy(model).double()(**{name: v.double() if v.is_floating_point() else v for name, v in inputs.items()}))
+        exact = tensors(
+            copy.deepcopy(model).double()(
+                **{name: v.double() if v.is_floating_point() else v for name, v in inputs.items()}
+            )
+        )
         compiled = fusewright.compile(model, fullgraph=True)
         for _ in range(2):
             got = compiled(**inputs)
@@ -107,4 +115,6 @@ def test_whole_model_is_one_graph_and_equals_eager(build: Callable[[], Case], dt
                 # bfloat16: eager itself rounds after every operator; where the two differ by more, ours must be as near to float64's
                 # result.
                 close = relative_error(mine, theirs) < (1e-5 if dtype is torch.float32 else 1e-2)
-                assert close or (dtype is torch.bfloat16 and relative_error(mine, truth) <= 1.25 * relative_error(theirs, truth))
+                assert close or (
+                    dtype is torch.bfloat16 and relative_error(mine, truth) <= 1.25 * relative_error(theirs, truth)
+                )

@@ -37,7 +37,10 @@ def check(seed: int, threads: int = 1) -> int:
         while batch := [size for _, size in zip(range(rng.randint(1, 24)), stream)]:
             dtype = next(module.parameters()).dtype
             inputs = [torch.randn(shape(size), dtype=dtype) for size in batch]
-            what = [f"seed {seed}, call {calls + at}, shape {tuple(x.shape)}, after {changed or 'nothing'}" for at, x in enumerate(inputs)]
+            what = [
+                f"seed {seed}, call {calls + at}, shape {tuple(x.shape)}, after {changed or 'nothing'}"
+                for at, x in enumerate(inputs)
+            ]
             if threads == 1:
                 for x, text in zip(inputs, what):
                     _compare(module, compiled, x, text)

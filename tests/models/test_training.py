@@ -15,7 +15,20 @@ from torch.nn import functional
 
 import fusewright
 from fusewright.base.events import STREAM, Broken, Captured, Event, FellBack, InternalError, Skipped, StageDone
-from tests.models.training_models import MODELS, TRANSFORMERS, Case, bert, build, convnext, gpt2, llama, lstm, mobilenet_v2, resnet, vit
+from tests.models.training_models import (
+    MODELS,
+    TRANSFORMERS,
+    Case,
+    bert,
+    build,
+    convnext,
+    gpt2,
+    llama,
+    lstm,
+    mobilenet_v2,
+    resnet,
+    vit,
+)
 
 
 @contextmanager
@@ -44,7 +57,11 @@ def check_exact(got: dict[str, torch.Tensor | None], expected: dict[str, torch.T
             continue
         assert mine.dtype == value.dtype and mine.shape == value.shape and mine.stride() == value.stride(), name
         difference = (mine - value).norm().item()
-        assert difference <= 1e-4 * value.norm().item() or difference <= 1e-6 * largest, (name, difference, value.norm().item())
+        assert difference <= 1e-4 * value.norm().item() or difference <= 1e-6 * largest, (
+            name,
+            difference,
+            value.norm().item(),
+        )
 
 
 def check_buffers(got: nn.Module, expected: nn.Module) -> None:
@@ -77,8 +94,13 @@ def test_gradients_equal_eager_with_dropout(make: Callable[[float], Case]) -> No
 
 def check_gradients(make: Callable[[float], Case], dropout: float) -> None:
     module, inputs = build(make, dropout)
-    if make is mobilenet_v2:  # in float32, rounding decides on which side of its 6 an element is now and then, in eager too
-        module, inputs = module.double(), {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    if (
+        make is mobilenet_v2
+    ):  # in float32, rounding decides on which side of its 6 an element is now and then, in eager too
+        module, inputs = (
+            module.double(),
+            {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()},
+        )
     reference = copy.deepcopy(module)
     with compiled_both_ways():
         loss = one_step(fusewright.compile(module, fullgraph=True, options={"fallback_random": True}), inputs)
@@ -98,7 +120,10 @@ def test_autocast_gradients_are_as_good_as_eagers(make: Callable[[float], Case])
     truth = named_gradients(exact)
 
     def distance(gradients: dict[str, torch.Tensor | None]) -> float:
-        return sum((gradients[name] - value).norm().item() ** 2 for name, value in truth.items() if value is not None) ** 0.5  # type: ignore[operator]
+        return (
+            sum((gradients[name] - value).norm().item() ** 2 for name, value in truth.items() if value is not None)
+            ** 0.5
+        )  # type: ignore[operator]
 
     assert distance(named_gradients(module)) <= 1.25 * distance(named_gradients(eager))
     assert all(mine is None or mine.dtype == torch.float32 for mine in named_gradients(module).values())
@@ -119,7 +144,10 @@ def curve(module: Any, parameters: Any, inputs: dict[str, Any], steps: int) -> l
 def check_curves(make: Callable[[float], Case], steps: int) -> None:
     module, inputs = build(make)
     if make is mobilenet_v2:  # normalising 16 values at a time, eager in float32 is 3e-2 off its own curve in float64
-        module, inputs = module.double(), {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+        module, inputs = (
+            module.double(),
+            {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()},
+        )
     reference = copy.deepcopy(module)
     got = curve(fusewright.compile(module, fullgraph=True), module.parameters(), inputs, steps)
     expected = curve(reference, reference.parameters(), inputs, steps)

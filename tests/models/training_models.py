@@ -64,7 +64,10 @@ def vit(dropout: float) -> Case:
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8, num_labels=5,
         hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
-    return LossOf(hf.ViTForImageClassification(config)), {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([1, 3])}
+    return LossOf(hf.ViTForImageClassification(config)), {
+        "pixel_values": torch.randn(2, 3, 32, 32),
+        "labels": torch.tensor([1, 3]),
+    }
 
 
 def resnet(dropout: float) -> Case:
@@ -77,7 +80,10 @@ def resnet(dropout: float) -> Case:
 
 def convnext(dropout: float) -> Case:
     config = hf.ConvNextConfig(hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 2, 1], num_labels=5, drop_path_rate=dropout)
-    return LossOf(hf.ConvNextForImageClassification(config)), {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.tensor([1, 3])}
+    return LossOf(hf.ConvNextForImageClassification(config)), {
+        "pixel_values": torch.randn(2, 3, 64, 64),
+        "labels": torch.tensor([1, 3]),
+    }
 
 
 def t5(dropout: float) -> Case:

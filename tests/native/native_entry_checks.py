@@ -148,7 +148,11 @@ def test_entries_are_tried_and_move_to_front() -> None:
         misses.append(locals)
         assert function is f and compiled is c
         (value,) = locals
-        return N.Entry(type_program(type(value)), lambda x: [f"graph of {type(x).__name__}"]) if not isinstance(value, str) else None
+        return (
+            N.Entry(type_program(type(value)), lambda x: [f"graph of {type(x).__name__}"])
+            if not isinstance(value, str)
+            else None
+        )
 
     c = N.CompiledFunction(f, miss)
     assert [c(1), c(1.0), c(2), c(2.0), c("a"), c("a")] == ["graph of int", "graph of float"] * 2 + ["eager"] * 2
@@ -278,7 +282,13 @@ def test_it_reads_like_the_function() -> None:
 
     f.custom = 5  # type: ignore[attr-defined]
     c = N.CompiledFunction(f, None)
-    assert (c.__name__, c.__qualname__, c.__doc__, c.__module__, c.custom) == (f.__name__, f.__qualname__, "Doc.", f.__module__, 5)
+    assert (c.__name__, c.__qualname__, c.__doc__, c.__module__, c.custom) == (
+        f.__name__,
+        f.__qualname__,
+        "Doc.",
+        f.__module__,
+        5,
+    )
     assert c.__wrapped__ is f and c.function is f and c.__annotations__ == f.__annotations__
     assert inspect.signature(c) == inspect.signature(f)
     assert inspect.unwrap(c) is f
@@ -372,7 +382,9 @@ def test_the_list_may_change_while_an_entry_runs() -> None:
         c.clear()
         return False
 
-    program = N.GuardProgram(1, 0, [(OP["LOCAL"], 0, 0, 0, 0, False, None, None), (OP["CALL"], 0, 1, 0, 0, False, guard, None)], [])
+    program = N.GuardProgram(
+        1, 0, [(OP["LOCAL"], 0, 0, 0, 0, False, None, None), (OP["CALL"], 0, 1, 0, 0, False, guard, None)], []
+    )
     for _ in range(3):
         c.append(N.Entry(program, None, lambda *a: 1))
         c.append(N.Entry(type_program(str), None, lambda *a: 2))

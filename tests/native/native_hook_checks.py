@@ -82,7 +82,9 @@ def test_callees_of_an_eager_region_are_replaced() -> None:
 
 @check("hook")
 def test_eager_runs_of_compiled_functions() -> None:
-    with Policy({"double": (type_program(int), lambda x: (x * 100,)), "outer": (type_program(int), lambda x: ("wrong",))}):
+    with Policy(
+        {"double": (type_program(int), lambda x: (x * 100,)), "outer": (type_program(int), lambda x: ("wrong",))}
+    ):
         c = N.CompiledFunction(outer, None)
         assert c(3) == 301  # `outer` itself runs, its callee is compiled
         c.hooked = False
@@ -132,7 +134,13 @@ def test_argument_kinds_and_closures() -> None:
         return make(1)(5), make(2)(5)
 
     with Policy(
-        {"closure": (type_program(int), lambda x: (x,), lambda outputs, function, x: ("hook", function.__closure__[0].cell_contents, x))}
+        {
+            "closure": (
+                type_program(int),
+                lambda x: (x,),
+                lambda outputs, function, x: ("hook", function.__closure__[0].cell_contents, x),
+            )
+        }
     ) as policy:
         assert N.call_eager(both) == (("hook", 1, 5), ("hook", 2, 5))
         assert policy.asked.count("closure") == 1
@@ -344,7 +352,13 @@ def test_recursion() -> None:
         assert len(policy.missed) == 101
         raises(RecursionError, N.call_eager, endless, 0)
     with Policy(
-        {"down": (type_program(int), lambda n: (n,), lambda outputs, function, n: 0 if n == 0 else 1 + N.call_eager(function, n - 1))}
+        {
+            "down": (
+                type_program(int),
+                lambda n: (n,),
+                lambda outputs, function, n: 0 if n == 0 else 1 + N.call_eager(function, n - 1),
+            )
+        }
     ):
         assert N.call_eager(down, 50) == 50
 
@@ -407,7 +421,10 @@ def test_unhooked_parts_of_a_region_behave_as_always() -> None:
         assert N.call_eager(body) == wanted
 
 
-_GET, _SET = ctypes.pythonapi._PyInterpreterState_GetEvalFrameFunc, ctypes.pythonapi._PyInterpreterState_SetEvalFrameFunc
+_GET, _SET = (
+    ctypes.pythonapi._PyInterpreterState_GetEvalFrameFunc,
+    ctypes.pythonapi._PyInterpreterState_SetEvalFrameFunc,
+)
 _GET.restype = ctypes.pythonapi.PyInterpreterState_Get.restype = ctypes.c_void_p
 _SET.restype = None
 _GET.argtypes, _SET.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_void_p]
@@ -457,7 +474,13 @@ class Evaluator:
         self.installed = False
 
 
-EVALUATORS = [(True, False, "saved"), (True, True, "saved"), (True, False, "if first"), (True, True, "if first"), (False, False, "default")]
+EVALUATORS = [
+    (True, False, "saved"),
+    (True, True, "saved"),
+    (True, False, "if first"),
+    (True, True, "if first"),
+    (False, False, "default"),
+]
 
 
 def in_child(body: Callable[[], None]) -> None:

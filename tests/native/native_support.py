@@ -10,7 +10,11 @@ from typing import Any
 
 if os.path.basename(sys.argv[0]) == "native_checks.py":  # by hand
     folder = sys.argv[1]
-    path = next(os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.startswith("_native") and name.endswith(".so"))
+    path = next(
+        os.path.join(folder, name)
+        for name in sorted(os.listdir(folder))
+        if name.startswith("_native") and name.endswith(".so")
+    )
     spec = importlib.util.spec_from_file_location("fusewright._native", path)
     assert spec is not None and spec.loader is not None
     N: Any = importlib.util.module_from_spec(spec)

@@ -17,7 +17,9 @@ def test_without_torch(name):
 
 
 def tensor_guard(tensor: torch.Tensor, shape) -> TensorGuard:
-    return TensorGuard(type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, shape, (None,) * tensor.dim(), False)
+    return TensorGuard(
+        type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, shape, (None,) * tensor.dim(), False
+    )
 
 
 def test_static_then_symbolic_sizes():
@@ -36,7 +38,9 @@ def test_static_then_symbolic_sizes():
         guards.append(Guard("SIZE", sources[0], ("==", ("sym", "a"), ("sym", "b"))))
         symbols = {"a": TensorSize(sources[0], 0), "b": TensorSize(sources[1], 0)}
         program = build_program(guards, [*sources, TensorSize(sources[0], 0)], symbols)
-        return _native.Entry(program, lambda x, y, n: (torch.add(y, x, alpha=2), n), lambda outputs, function, x, y: outputs)
+        return _native.Entry(
+            program, lambda x, y, n: (torch.add(y, x, alpha=2), n), lambda outputs, function, x, y: outputs
+        )
 
     compiled = _native.CompiledFunction(f, miss)
     for rows in (3, 3, 4, 5, 6, 3):

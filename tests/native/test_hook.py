@@ -90,7 +90,9 @@ def test_what_the_garbage_collector_calls_is_no_part_of_the_program():
     captured = []
     gc.callbacks.append(watch)
     try:
-        with events.STREAM.listening(lambda event: captured.append(event.function) if isinstance(event, events.Captured) else None):
+        with events.STREAM.listening(
+            lambda event: captured.append(event.function) if isinstance(event, events.Captured) else None
+        ):
             compiled = fusewright.compile(program)
             x = torch.ones(2)
             for _ in range(3):

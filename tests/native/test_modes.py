@@ -260,7 +260,9 @@ def batched_backward(f: Function, net: nn.Module) -> Any:
 @program
 def gradcheck(f: Function, net: nn.Module) -> Any:
     x = X.double().requires_grad_()
-    return torch.autograd.gradcheck(f, x, check_forward_ad=True, check_batched_grad=True), torch.autograd.gradgradcheck(f, x)
+    return torch.autograd.gradcheck(f, x, check_forward_ad=True, check_batched_grad=True), torch.autograd.gradgradcheck(
+        f, x
+    )
 
 
 @program
@@ -273,7 +275,11 @@ def checkpoints(f: Function, net: nn.Module) -> Any:
         )
 
     results = []
-    for arguments in ({"use_reentrant": True}, {"use_reentrant": False}, {"use_reentrant": False, "context_fn": selective}):
+    for arguments in (
+        {"use_reentrant": True},
+        {"use_reentrant": False},
+        {"use_reentrant": False, "context_fn": selective},
+    ):
         x = leaf()
         result = checkpoint(net, x, **arguments)
         result.sum().backward()
@@ -379,7 +385,9 @@ def of_make_fx(mode: str) -> Callable[[Function, nn.Module], Any]:
     def run(f: Function, net: nn.Module) -> Any:
         parameters = dict(net.named_parameters())
         of_function = make_fx(f, tracing_mode=mode)(X)
-        of_module = make_fx(lambda values, x: torch.func.functional_call(net, values, (x,)), tracing_mode=mode)(parameters, X)
+        of_module = make_fx(lambda values, x: torch.func.functional_call(net, values, (x,)), tracing_mode=mode)(
+            parameters, X
+        )
         return of_function(X), kinds(of_function.graph), of_module(parameters, X), kinds(of_module.graph)
 
     return run
@@ -454,15 +462,29 @@ def test_torchscript_tracers(name: str) -> None:
         "from tests.native import test_modes as m\n"
         f"m.compare(m.{name}, *m.pair.__wrapped__())\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 0 or "Skipped" in done.stderr, done.stderr[-2000:]
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly")
 def test_known_states() -> None:
     """What is known natively is what Python says, in every state; and only settings that guards tell apart are."""
-    known = [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), lambda: torch.device("meta"), torch.random.fork_rng]
-    unknown = [Dispatched, Called, torch.autograd.detect_anomaly, enable_python_dispatcher, torch._C._DisableTorchDispatch]
+    known = [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu"),
+        lambda: torch.device("meta"),
+        torch.random.fork_rng,
+    ]
+    unknown = [
+        Dispatched,
+        Called,
+        torch.autograd.detect_anomaly,
+        enable_python_dispatcher,
+        torch._C._DisableTorchDispatch,
+    ]
     assert torch_state.MODES.native
     for outer in (torch.no_grad, *known):
         with outer():

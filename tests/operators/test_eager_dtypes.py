@@ -41,7 +41,9 @@ def test_refused(name: str) -> None:
 
 
 def test_another_dtype() -> None:
-    dropped = Case("", lambda transform: transform(lambda x: torch.ops.aten.native_dropout_backward(x, x, 2.0)), (BOOL,), {})
+    dropped = Case(
+        "", lambda transform: transform(lambda x: torch.ops.aten.native_dropout_backward(x, x, 2.0)), (BOOL,), {}
+    )
     assert run_case(dropped).kind == "captured"  # a bool gradient, and a float result
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, True)), (BOOL,), {})).kind == "broke"
     assert run_case(Case("", lambda transform: transform(lambda x: torch.pow(x, 2)), (BOOL,), {})).kind == "captured"
@@ -55,12 +57,21 @@ DIFFERENT: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     ),
     "memory format": (
         lambda x, form: x.contiguous(memory_format=form) + 1,
-        [(torch.ones(5, 4).t(), form) for form in (torch.channels_last, torch.contiguous_format, torch.channels_last_3d)],
+        [
+            (torch.ones(5, 4).t(), form)
+            for form in (torch.channels_last, torch.contiguous_format, torch.channels_last_3d)
+        ],
     ),
     "a zero": (lambda x, n: x % n, [(INT, 0), (INT, 2), (INT, -2)]),
     "digits": (lambda x, n: torch.round(x, decimals=n), [(INT, 1), (INT, 0), (INT, -1)]),
-    "a large number": (lambda x, n: x.masked_fill(x > 1, n), [(INT.half(), -1e9), (INT.half(), -1.0), (INT.half(), float("-inf"))]),
-    "a number out of range": (lambda x, n: x.clamp(max=n), [(INT.to(torch.uint8), 300), (INT.to(torch.uint8), 2), (INT.to(torch.uint8), -1)]),
+    "a large number": (
+        lambda x, n: x.masked_fill(x > 1, n),
+        [(INT.half(), -1e9), (INT.half(), -1.0), (INT.half(), float("-inf"))],
+    ),
+    "a number out of range": (
+        lambda x, n: x.clamp(max=n),
+        [(INT.to(torch.uint8), 300), (INT.to(torch.uint8), 2), (INT.to(torch.uint8), -1)],
+    ),
     "a bool": (lambda x, n: x + n, [(BOOL, True), (BOOL, 1), (BOOL, 1.0)]),
     "rounding": (lambda x, mode: torch.div(x, 2, rounding_mode=mode), [(INT, "no such"), (INT, "floor"), (INT, None)]),
 }
@@ -73,7 +84,9 @@ def test_no_answer_serves_another_question(name: str, backward: bool) -> None:
     eager_dtypes._answer.cache_clear()
     for args in calls[::-1] if backward else calls:
         fixed = args[1:]
-        kind = run_case(Case(name, lambda transform, fixed=fixed: transform(lambda x: function(x, *fixed)), args[:1], {})).kind
+        kind = run_case(
+            Case(name, lambda transform, fixed=fixed: transform(lambda x: function(x, *fixed)), args[:1], {})
+        ).kind
         try:
             function(*args)
         except Exception:

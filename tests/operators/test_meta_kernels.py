@@ -24,7 +24,12 @@ from tests.ops.opinfo import op_db
 
 _UNTYPED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 aten = torch.ops.aten
-_SKIPPED = {aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor, aten._local_scalar_dense.default, aten.detach.default}
+_SKIPPED = {
+    aten.set_.source_Storage_storage_offset,
+    aten.set_.source_Tensor,
+    aten._local_scalar_dense.default,
+    aten.detach.default,
+}
 
 NAMES = """
 native_batch_norm _native_batch_norm_legit _batch_norm_with_update nn.functional.embedding_bag linalg.svd svd linalg.eig
@@ -48,11 +53,19 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        plain = not any(t.layout != torch.strided or t.is_nested or t.is_quantized or t.is_conj() or t.is_neg() for t in tensors)
-        untyped = func in _SKIPPED or kwargs.get("generator") is not None or (_UNTYPED & set(func.tags) and func is not aten._ctc_loss.default)
+        plain = not any(
+            t.layout != torch.strided or t.is_nested or t.is_quantized or t.is_conj() or t.is_neg() for t in tensors
+        )
+        untyped = (
+            func in _SKIPPED
+            or kwargs.get("generator") is not None
+            or (_UNTYPED & set(func.tags) and func is not aten._ctc_loss.default)
+        )
         said: object = None
         if plain and not untyped:
-            lowered = pytree.tree_map(lambda t: type_of(t) if isinstance(t, torch.Tensor) else t, (list(args), dict(kwargs)))
+            lowered = pytree.tree_map(
+                lambda t: type_of(t) if isinstance(t, torch.Tensor) else t, (list(args), dict(kwargs))
+            )
             try:
                 said = derive(func, *lowered)
             except NotImplementedError:  # no meta kernel: the recorder breaks the graph
@@ -70,7 +83,11 @@ class Watch(TorchDispatchMode):
                 self.compare(func, a, b)
         elif isinstance(real, torch.Tensor):
             want = type_of(real)
-            same = isinstance(said, TensorType) and (said.shape, said.dtype, said.device) == (want.shape, want.dtype, want.device)
+            same = isinstance(said, TensorType) and (said.shape, said.dtype, said.device) == (
+                want.shape,
+                want.dtype,
+                want.device,
+            )
             if not same or not same_strides(said, want):  # type: ignore[arg-type]
                 self.wrong.append(f"{func}: said {said}, is {want} with strides {want.stride}")
 

@@ -108,7 +108,11 @@ def run_samples(op, dtype: torch.dtype, limit: int) -> int:
             with torch.no_grad(), CheckRules():
                 try:
                     op(first, *args, **kwargs)
-                except (RuntimeError, IndexError, ValueError):  # a view of a changed layout may not exist: eager's own error
+                except (
+                    RuntimeError,
+                    IndexError,
+                    ValueError,
+                ):  # a view of a changed layout may not exist: eager's own error
                     if not change:
                         raise
     return count
@@ -131,25 +135,68 @@ def test_rule(name: str) -> None:
 F = torch.nn.functional
 IMAGE_PROGRAMS = {
     "softmax": lambda x: (torch.softmax(x, 1), torch.log_softmax(x, -1), torch.ops.aten._safe_softmax(x, 2)),
-    "reductions": lambda x: (x.sum(1), x.mean((2, 3), True), x.amax(1), x.max(1), x.var(1), torch.var_mean(x, (0, 2)), x.argmax(1)),
+    "reductions": lambda x: (
+        x.sum(1),
+        x.mean((2, 3), True),
+        x.amax(1),
+        x.max(1),
+        x.var(1),
+        torch.var_mean(x, (0, 2)),
+        x.argmax(1),
+    ),
     "scans": lambda x: (x.cumsum(1), x.tril(), x.triu()),
     "pools": lambda x: (F.avg_pool2d(x, 2, 1, 1), F.max_pool2d(x, 2, 1, 1), F.adaptive_avg_pool2d(x, 2)),
     "norms": lambda x: (F.layer_norm(x, x.shape[2:]), F.group_norm(x, 1), F.layer_norm(x, x.shape[3:])),
     "copies": lambda x: (x.clone(), x.to(torch.float16), x.contiguous(), x.to(memory_format=torch.channels_last)),
-    "like": lambda x: (torch.empty_like(x), torch.zeros_like(x), torch.full_like(x, 2), torch.rand_like(x), x.bernoulli(0.5)),
-    "pointwise": lambda x: (x + x, x * 2, x + x[:1], x + x[:, :, :1], x * x.contiguous(), torch.where(x > 0, x, x.contiguous())),
+    "like": lambda x: (
+        torch.empty_like(x),
+        torch.zeros_like(x),
+        torch.full_like(x, 2),
+        torch.rand_like(x),
+        x.bernoulli(0.5),
+    ),
+    "pointwise": lambda x: (
+        x + x,
+        x * 2,
+        x + x[:1],
+        x + x[:, :, :1],
+        x * x.contiguous(),
+        torch.where(x > 0, x, x.contiguous()),
+    ),
     "pointwise_one": lambda x: (x.exp(), F.gelu(x), x.clamp(-1, 1), x.masked_fill(x > 0, 1.0), x.lerp(x, 0.5)),
-    "channel": lambda x: (x + x.new_ones(x.shape[1], 1, 1), x.new_ones(x.shape[1], 1, 1) * x, x + x.new_ones(x.shape[-1])),
+    "channel": lambda x: (
+        x + x.new_ones(x.shape[1], 1, 1),
+        x.new_ones(x.shape[1], 1, 1) * x,
+        x + x.new_ones(x.shape[-1]),
+    ),
     "joins": lambda x: (torch.cat([x, x], 1), torch.stack([x, x], 1), torch.cat([x, x.contiguous()], 2)),
-    "picks": lambda x: (x.index_select(1, torch.tensor([0])), x[torch.tensor([0])], x.gather(1, torch.zeros_like(x, dtype=torch.long))),
+    "picks": lambda x: (
+        x.index_select(1, torch.tensor([0])),
+        x[torch.tensor([0])],
+        x.gather(1, torch.zeros_like(x, dtype=torch.long)),
+    ),
     "products": lambda x: (x @ x.transpose(-1, -2), F.linear(x, x.new_ones(3, x.shape[-1]))),
     "writes": lambda x: (x.clone().add_(x), x.clone().mul_(x[:1]), x.clone().relu_(), x.clone().copy_(x[:1])),
-    "dropout": lambda x: (torch.native_dropout(x, 0.5, True), torch.native_dropout(x, 0.0, True), torch.native_dropout(x, 0.5, False)),
+    "dropout": lambda x: (
+        torch.native_dropout(x, 0.5, True),
+        torch.native_dropout(x, 0.0, True),
+        torch.native_dropout(x, 0.5, False),
+    ),
     "pad": lambda x: F.pad(x, (1, 1)),
     "attention": lambda x: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x),
-    "views": lambda x: (x.permute(3, 1, 0, 2), x.unsqueeze(2), x.squeeze(), x[:, :, ::2], x.expand(2, *x.shape), x.flatten(1)),
+    "views": lambda x: (
+        x.permute(3, 1, 0, 2),
+        x.unsqueeze(2),
+        x.squeeze(),
+        x[:, :, ::2],
+        x.expand(2, *x.shape),
+        x.flatten(1),
+    ),
     "parts": lambda x: (x.split(2, 2), x.unbind(1), x.chunk(2, -1)),
-    "convolution": lambda x: (F.conv2d(x, x.new_ones(4, x.shape[1], 1, 1)), F.conv2d(x.contiguous(), x[:, :, :1, :1].contiguous())),
+    "convolution": lambda x: (
+        F.conv2d(x, x.new_ones(4, x.shape[1], 1, 1)),
+        F.conv2d(x.contiguous(), x[:, :, :1, :1].contiguous()),
+    ),
 }
 IMAGE_LAYOUTS = {
     "row_major": lambda x: x,
@@ -207,7 +254,10 @@ def test_indexing_of_the_first_dimensions() -> None:
             shapes.append([rng.choice((size, 1)) for size in common[rng.randint(0, len(common)) :]])
         x, *places = (torch.zeros(shape, dtype=torch.int64) for shape in shapes)
         if strange:
-            places = [place.as_strided(place.shape, [7 if n == 1 else s for n, s in zip(place.shape, place.stride())]) for place in places]
+            places = [
+                place.as_strided(place.shape, [7 if n == 1 else s for n, s in zip(place.shape, place.stride())])
+                for place in places
+            ]
         said = rule(type_of(x), [type_of(place) for place in places])
         if said is not NotImplemented:
             ruled += 1

@@ -55,7 +55,9 @@ def operator_name(op: Any) -> str:
 def supports(op: Any, dtype: torch.dtype, form: str, device: str = "cpu") -> bool:
     if form in ("gradient", "gradgrad"):
         return bool(
-            op.supports_autograd and dtype in op.supported_backward_dtypes(device) and (form == "gradient" or op.supports_gradgrad)
+            op.supports_autograd
+            and dtype in op.supported_backward_dtypes(device)
+            and (form == "gradient" or op.supports_gradgrad)
         )
     if form == "errors":
         return op.error_inputs_func is not None and dtype == torch.float32
@@ -93,7 +95,15 @@ def operator_cases(op: Any, dtype: torch.dtype, form: str, limit: int = 0, devic
             make, args, kwargs = made
             gradients = form in ("gradient", "gradgrad")
             invariants = None if gradients else INVARIANTS.get(op.name)
-            yield Case(f"{operator_name(op)} {str(dtype)[6:]} {form} #{index}", make, args, kwargs, values, gradients, invariants)
+            yield Case(
+                f"{operator_name(op)} {str(dtype)[6:]} {form} #{index}",
+                make,
+                args,
+                kwargs,
+                values,
+                gradients,
+                invariants,
+            )
 
 
 def _error_cases(op: Any, limit: int, device: str) -> Iterator[Case]:
@@ -194,10 +204,16 @@ class Differentiated:
         gradients = _gradients(_wanted(result), leaves, create_graph=self.second)
         if not self.second:
             return result, gradients
-        return result, gradients, _gradients([g for g in gradients if g is not None and g.requires_grad], leaves, create_graph=False)
+        return (
+            result,
+            gradients,
+            _gradients([g for g in gradients if g is not None and g.requires_grad], leaves, create_graph=False),
+        )
 
 
-def _gradients(outputs: list[torch.Tensor], leaves: list[torch.Tensor], create_graph: bool) -> tuple[torch.Tensor | None, ...]:
+def _gradients(
+    outputs: list[torch.Tensor], leaves: list[torch.Tensor], create_graph: bool
+) -> tuple[torch.Tensor | None, ...]:
     if not outputs:
         return ()
     directions = [_direction(t) for t in outputs]
@@ -236,7 +252,12 @@ def foreach_cases(op: Any, dtype: torch.dtype, limit: int = 0, device: str = "cp
             def call(*args: Any, operator: Any = operator, **kwargs: Any) -> Any:
                 return operator(*args, **kwargs)
 
-            yield Case(f"{op.name} {str(dtype)[6:]} {form} #{index}", lambda transform, call=call: transform(call), (sample.input, *sample.args), dict(sample.kwargs))
+            yield Case(
+                f"{op.name} {str(dtype)[6:]} {form} #{index}",
+                lambda transform, call=call: transform(call),
+                (sample.input, *sample.args),
+                dict(sample.kwargs),
+            )
 
 
 def module_cases(info: Any, dtype: torch.dtype, training: bool, limit: int = 0, device: str = "cpu") -> Iterator[Case]:
@@ -244,20 +265,28 @@ def module_cases(info: Any, dtype: torch.dtype, training: bool, limit: int = 0, 
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples = list(info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=training))
+        samples = list(
+            info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=training)
+        )
     for index, sample in _spread(samples, limit):
         constructor, call = sample.constructor_input, sample.forward_input
         if call is None:
             continue
         name = f"{info.module_cls.__module__.removeprefix('torch.')}.{info.module_cls.__name__}"
         made = _module_run(info, constructor, dtype, training, device)
-        yield Case(f"{name} {str(dtype)[6:]} {'train' if training else 'eval'} #{index}", made, call.args, dict(call.kwargs))
+        yield Case(
+            f"{name} {str(dtype)[6:]} {'train' if training else 'eval'} #{index}", made, call.args, dict(call.kwargs)
+        )
 
 
-def _module_run(info: Any, constructor: Any, dtype: torch.dtype, training: bool, device: str) -> Callable[[Transform], Callable[..., Any]]:
+def _module_run(
+    info: Any, constructor: Any, dtype: torch.dtype, training: bool, device: str
+) -> Callable[[Transform], Callable[..., Any]]:
     def make(transform: Transform) -> Callable[..., Any]:
         torch.manual_seed(1)
-        module: torch.nn.Module = info.module_cls(*constructor.args, **constructor.kwargs).to(device, dtype).train(training)
+        module: torch.nn.Module = (
+            info.module_cls(*constructor.args, **constructor.kwargs).to(device, dtype).train(training)
+        )
         transformed = transform(module)
 
         def run(*args: Any, **kwargs: Any) -> Any:

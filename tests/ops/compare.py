@@ -127,7 +127,11 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _as_accurate(ours: torch.Tensor, eager: torch.Tensor, precise: Any) -> bool:
     """Whether our worst distance from the precise result is at most eager's (with one rounding of room), finiteness agreeing."""
-    if not isinstance(precise, torch.Tensor) or precise.shape != eager.shape or (not eager.dtype.is_floating_point and not eager.is_complex()):
+    if (
+        not isinstance(precise, torch.Tensor)
+        or precise.shape != eager.shape
+        or (not eager.dtype.is_floating_point and not eager.is_complex())
+    ):
         return False
     wide = torch.complex128 if eager.is_complex() else torch.float64
     a, b, p = (_dense(t).to(wide) for t in (ours, eager, precise))
@@ -176,6 +180,11 @@ def alias_pattern(results: Any, arguments: Any) -> list[object]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    if tensor.layout != torch.strided or tensor.is_nested or not tensor.numel() or not tensor.untyped_storage().nbytes():
+    if (
+        tensor.layout != torch.strided
+        or tensor.is_nested
+        or not tensor.numel()
+        or not tensor.untyped_storage().nbytes()
+    ):
         return 0
     return tensor.untyped_storage()._cdata

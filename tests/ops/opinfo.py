@@ -32,6 +32,12 @@ from torch.testing._internal.common_modules import module_db
 # test; the sweep seeds both runs from outside, as users do.
 _invocations.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
 
-foreach_db = [*foreach_unary_op_db, *foreach_binary_op_db, *foreach_pointwise_op_db, *foreach_reduce_op_db, *foreach_other_op_db]
+foreach_db = [
+    *foreach_unary_op_db,
+    *foreach_binary_op_db,
+    *foreach_pointwise_op_db,
+    *foreach_reduce_op_db,
+    *foreach_other_op_db,
+]
 
 __all__ = ["foreach_db", "module_db", "op_db"]

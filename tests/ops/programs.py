@@ -51,7 +51,10 @@ class Program:
 
 def text_of(program: Program) -> str:
     """The program with the kinds of its inputs, for a report."""
-    kinds = [f"#   {t.dtype} {tuple(t.shape)} strides {t.stride()} offset {t.storage_offset()}: {t.flatten()[:6].tolist()}" for t in program.inputs]
+    kinds = [
+        f"#   {t.dtype} {tuple(t.shape)} strides {t.stride()} offset {t.storage_offset()}: {t.flatten()[:6].tolist()}"
+        for t in program.inputs
+    ]
     return "\n".join([program.source, *kinds])
 
 
@@ -61,7 +64,10 @@ def text_of(program: Program) -> str:
 def _shape(choose: random.Random) -> list[int]:
     sizes = [1, 2, 3, 4, 5, 7, 8, 16, 17, 33]
     weights = [3, 3, 3, 3, 2, 1, 2, 1, 1, 1]
-    shape = [0 if choose.random() < 0.03 else choose.choices(sizes, weights)[0] for _ in range(choose.choices([0, 1, 2, 3, 4], [1, 3, 5, 3, 2])[0])]
+    shape = [
+        0 if choose.random() < 0.03 else choose.choices(sizes, weights)[0]
+        for _ in range(choose.choices([0, 1, 2, 3, 4], [1, 3, 5, 3, 2])[0])
+    ]
     return shape if math.prod(shape) <= LARGEST else shape[:2]
 
 
@@ -106,7 +112,9 @@ def _inputs(choose: random.Random) -> list[torch.Tensor]:
     for index in range(choose.randint(1, 3)):
         shape = list(base)
         if index and choose.random() < 0.7:  # something that broadcasts with the first
-            shape = [1 if choose.random() < 0.3 else size for size in shape][choose.randint(0, max(0, len(shape) - 1)) :]
+            shape = [1 if choose.random() < 0.3 else size for size in shape][
+                choose.randint(0, max(0, len(shape) - 1)) :
+            ]
         elif index:
             shape = _shape(choose)
         dtype = choose.choices([torch.float32, torch.float64, torch.bool, *INTEGERS], [10, 2, 2, 3, 2, 1, 1])[0]
@@ -136,7 +144,11 @@ class Writer:
 
     def attempt(self, expression: str, exact: bool) -> bool:
         """Runs one expression on the trial values; a result becomes a new variable, a failure ends the program."""
-        namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, **{v.name: v.tensor for v in self.values}}
+        namespace: dict[str, Any] = {
+            "torch": torch,
+            "F": torch.nn.functional,
+            **{v.name: v.tensor for v in self.values},
+        }
         name = f"v{len(self.values)}"
         line = f"    {name} = {expression}"
         versions = [v.tensor._version for v in self.values]
@@ -145,7 +157,9 @@ class Writer:
                 warnings.simplefilter("ignore")
                 result = eval(expression, namespace)
         except Exception:
-            if self.choose.random() < 0.9 or any(v.tensor._version != version for v, version in zip(self.values, versions, strict=True)):
+            if self.choose.random() < 0.9 or any(
+                v.tensor._version != version for v, version in zip(self.values, versions, strict=True)
+            ):
                 return False  # most failures are left out: one ends the program
             self.lines.append(line)
             self.failed = name
@@ -351,11 +365,15 @@ def _indexed(writer: Writer) -> bool:
     choose = writer.choose
     low = min(size for size in a.tensor.shape)
     shape = choose.choice(([2], [3], [2, 2], [1], [], [low] * a.tensor.ndim))
-    values = torch.randint(-low if choose.random() < 0.3 else 0, low, shape, generator=torch.Generator().manual_seed(choose.randrange(999))).tolist()
+    values = torch.randint(
+        -low if choose.random() < 0.3 else 0, low, shape, generator=torch.Generator().manual_seed(choose.randrange(999))
+    ).tolist()
     pattern = choose.choice(INDEXED)
     if "amax" in pattern and not a.exact:
         return False
-    return writer.attempt(_fill(pattern, a=a.name, i=f"torch.tensor({values}, dtype=torch.long)", d=str(_axis(choose, a.tensor))), a.exact)
+    return writer.attempt(
+        _fill(pattern, a=a.name, i=f"torch.tensor({values}, dtype=torch.long)", d=str(_axis(choose, a.tensor))), a.exact
+    )
 
 
 def _write(writer: Writer) -> bool:
@@ -368,7 +386,9 @@ def _write(writer: Writer) -> bool:
     if writer.choose.random() < 0.3:
         place = writer.choose.choice(ASSIGNED)
         target = f"{a.name}{place}"
-        return writer.attempt(f"{target}.copy_({b.name})" if writer.choose.random() < 0.5 else f"{target}.mul_(2)", a.exact and b.exact)
+        return writer.attempt(
+            f"{target}.copy_({b.name})" if writer.choose.random() < 0.5 else f"{target}.mul_(2)", a.exact and b.exact
+        )
     # What was exact stays so only if every variable over this memory is looked at again: `attempt` does.
     return writer.attempt(_fill(pattern, a=a.name, b=b.name), a.exact and b.exact)
 
@@ -413,8 +433,12 @@ def make(choose: random.Random) -> Program:
     made = [value.name for value in writer.values[first:]] + [writer.failed] * bool(writer.failed)
     # Everything that nothing else reads is returned: eager raises the error of a dead operator, the compiler drops it.
     text = "\n".join(writer.lines)
-    returned = made[-1:] + [name for name in made[:-1] if choose.random() < 0.4 or len(re.findall(rf"\b{name}\b", text)) == 1]
-    source = f"def program({', '.join(v.name for v in writer.values[:first])}):\n" + "\n".join([*writer.lines, f"    return ({''.join(name + ', ' for name in returned)})"])
+    returned = made[-1:] + [
+        name for name in made[:-1] if choose.random() < 0.4 or len(re.findall(rf"\b{name}\b", text)) == 1
+    ]
+    source = f"def program({', '.join(v.name for v in writer.values[:first])}):\n" + "\n".join(
+        [*writer.lines, f"    return ({''.join(name + ', ' for name in returned)})"]
+    )
     return Program(source + "\n", inputs, gradients)
 
 
@@ -424,4 +448,10 @@ def case_of(program: Program, name: str) -> Case:
     if not program.gradients:
         return Case(name, lambda transform: transform(function), tuple(program.inputs), {})
     inputs = tuple(t.detach().requires_grad_(t.dtype.is_floating_point) for t in program.inputs)
-    return Case(name, lambda transform: Differentiated(transform(function), second=False), inputs, {}, gradients=any(t.requires_grad for t in inputs))
+    return Case(
+        name,
+        lambda transform: Differentiated(transform(function), second=False),
+        inputs,
+        {},
+        gradients=any(t.requires_grad for t in inputs),
+    )

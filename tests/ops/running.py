@@ -103,9 +103,14 @@ def judge(case: Case, eager_run: Any, our_run: Any, heard: Listener) -> Outcome:
     if not found and case.invariants is not None:
         found = differences(case.invariants(ours), case.invariants(eager))
     if not found:
-        found = [f"argument {text}" for text in differences(our_arguments, eager_arguments, lambda: precise_run(case)[1], case.values)]
+        found = [
+            f"argument {text}"
+            for text in differences(our_arguments, eager_arguments, lambda: precise_run(case)[1], case.values)
+        ]
     if not found:
-        mine, theirs = (ours[0], eager[0]) if case.gradients else (ours, eager)  # gradients may share memory with each other
+        mine, theirs = (
+            (ours[0], eager[0]) if case.gradients else (ours, eager)
+        )  # gradients may share memory with each other
         our_pattern, eager_pattern = alias_pattern(mine, our_arguments), alias_pattern(theirs, eager_arguments)
         if our_pattern != eager_pattern:
             found = [f"alias: {our_pattern}, eager {eager_pattern}"]
@@ -115,10 +120,17 @@ def judge(case: Case, eager_run: Any, our_run: Any, heard: Listener) -> Outcome:
         return Outcome("broke", code, reason[:300])
     if heard.fallbacks:
         return Outcome("fell back", detail=heard.fallbacks[0][:300])
-    return Outcome("captured") if heard.graphs == 1 else Outcome("wrong", detail=f"{heard.graphs} graphs without a break")
+    return (
+        Outcome("captured") if heard.graphs == 1 else Outcome("wrong", detail=f"{heard.graphs} graphs without a break")
+    )
 
 
-_WIDER = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
 def precise_run(case: Case) -> tuple[Any, Any]:

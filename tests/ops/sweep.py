@@ -25,7 +25,9 @@ from tests.ops.cases import FORMS, Case, foreach_cases, module_cases, operator_c
 from tests.ops.opinfo import foreach_db, module_db, op_db
 from tests.ops.running import GOOD, run_case
 
-DTYPES = {name: getattr(torch, name) for name in "float32 int64 bool bfloat16 float16 float64 complex64 int32 uint8".split()}
+DTYPES = {
+    name: getattr(torch, name) for name in "float32 int64 bool bfloat16 float16 float64 complex64 int32 uint8".split()
+}
 Unit = tuple[str, str, str]
 """(form, dtype, entry): what is run together; entry is the key of an operator or a module class."""
 
@@ -73,11 +75,18 @@ def cases_of(unit: Unit, table: dict[str, Any], limit: int, device: str = "cpu")
     return operator_cases(info, DTYPES[dtype], form, limit, device)
 
 
-HOW: dict[str, dict[str, Any]] = {"": {}, "eager": {"backend": "eager"}, "aot_eager": {"backend": "aot_eager"}, "dynamic": {"dynamic": True}}
+HOW: dict[str, dict[str, Any]] = {
+    "": {},
+    "eager": {"backend": "eager"},
+    "aot_eager": {"backend": "aot_eager"},
+    "dynamic": {"dynamic": True},
+}
 """The ways to compile: the default, a backend that tests one half of the compiler, symbolic sizes."""
 
 
-def run_unit(unit: Unit, table: dict[str, Any], limit: int, how: str = "", device: str = "cpu") -> Iterator[dict[str, Any]]:
+def run_unit(
+    unit: Unit, table: dict[str, Any], limit: int, how: str = "", device: str = "cpu"
+) -> Iterator[dict[str, Any]]:
     """The outcomes of one unit, as JSON data."""
     form, dtype, key = unit
     try:
@@ -85,14 +94,32 @@ def run_unit(unit: Unit, table: dict[str, Any], limit: int, how: str = "", devic
             try:
                 outcome = run_case(case, **HOW[how])
             except Exception as error:  # the harness's own trouble with a sample is an outcome too, never silence
-                yield {"form": form, "how": how, "dtype": dtype, "entry": key, "case": case.name, "kind": "no verdict", "code": "", "detail": repr(error)[:600]}
+                yield {
+                    "form": form,
+                    "how": how,
+                    "dtype": dtype,
+                    "entry": key,
+                    "case": case.name,
+                    "kind": "no verdict",
+                    "code": "",
+                    "detail": repr(error)[:600],
+                }
                 continue
             yield {
                 "form": form, "how": how, "dtype": dtype, "entry": key, "case": case.name,
                 "kind": outcome.kind, "code": outcome.code, "detail": outcome.detail,
             }  # fmt: skip
     except Exception as error:
-        yield {"form": form, "how": how, "dtype": dtype, "entry": key, "case": key, "kind": "no samples", "code": "", "detail": repr(error)[:600]}
+        yield {
+            "form": form,
+            "how": how,
+            "dtype": dtype,
+            "entry": key,
+            "case": key,
+            "kind": "no samples",
+            "code": "",
+            "detail": repr(error)[:600],
+        }
 
 
 def work(options: argparse.Namespace) -> None:
@@ -145,7 +172,10 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
                 out.write(line)
                 out.flush()
             if not options.quiet and not len(pending) % 50:
-                print(f"{total - len(pending)} of {total} in {time.monotonic() - started:.0f} s: {dict(Counter(o['kind'] for o in outcomes))}", flush=True)
+                print(
+                    f"{total - len(pending)} of {total} in {time.monotonic() - started:.0f} s: {dict(Counter(o['kind'] for o in outcomes))}",
+                    flush=True,
+                )
             late = bool(options.seconds) and time.monotonic() - started > options.seconds
             if not pending or late:
                 break
@@ -155,7 +185,18 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         status = child.wait()
         if pending and not late:
             form, dtype, key = pending.pop(0)
-            outcomes.append({"form": form, "how": options.how, "dtype": dtype, "entry": key, "case": key, "kind": "died", "code": "", "detail": f"exit status {status}"})
+            outcomes.append(
+                {
+                    "form": form,
+                    "how": options.how,
+                    "dtype": dtype,
+                    "entry": key,
+                    "case": key,
+                    "kind": "died",
+                    "code": "",
+                    "detail": f"exit status {status}",
+                }
+            )
             if out:
                 out.write(json.dumps(outcomes[-1]) + "\n" + json.dumps({"done": [form, dtype, key]}) + "\n")
                 out.flush()
@@ -225,7 +266,9 @@ def record(path: Path, outcomes: list[dict[str, Any]]) -> None:
     for (form, dtype), counts in sorted(rows.items()):
         differ = counts.total() - counts["captured"] - counts["broke"] - counts["same error"]
         entered = len({o["entry"] for o in outcomes if rows_of([o]).keys() == {(form, dtype)}})
-        lines.append(f"| {form} | {dtype} | {entered} | {counts.total()} | {counts['captured']} | {counts['broke']} | {counts['same error']} | {differ} |")
+        lines.append(
+            f"| {form} | {dtype} | {entered} | {counts.total()} | {counts['captured']} | {counts['broke']} | {counts['same error']} | {differ} |"
+        )
     total = Counter(o["kind"] for o in outcomes)
     share = 100 * total["captured"] / max(1, total["captured"] + total["broke"])
     lines += ["", f"Of the cases that eager accepts, {share:.1f}% are captured whole. Breaks: "]
@@ -250,9 +293,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--how", default="", choices=list(HOW), help="the way to compile")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the samples lie")
     parser.add_argument("--out", help="append the outcomes to this file, and go on where it ends")
-    parser.add_argument("--seconds", type=float, default=0, help="begin no further entry after so many seconds (0: no limit)")
-    parser.add_argument("--cache", action="store_true", help="take compiled graphs from the disk cache, as a second run of a program does")
-    parser.add_argument("--record", nargs="+", metavar="FILE", help="FILE.md OUTCOMES...: write the section of a report from --out files, and run nothing")
+    parser.add_argument(
+        "--seconds", type=float, default=0, help="begin no further entry after so many seconds (0: no limit)"
+    )
+    parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="take compiled graphs from the disk cache, as a second run of a program does",
+    )
+    parser.add_argument(
+        "--record",
+        nargs="+",
+        metavar="FILE",
+        help="FILE.md OUTCOMES...: write the section of a report from --out files, and run nothing",
+    )
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

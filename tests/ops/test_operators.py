@@ -57,9 +57,23 @@ def test_a_slice_equals_eager(form: str) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "float64", "complex64"])
-@pytest.mark.parametrize("form", ["function", "method", "inplace", "out", "gradient", "gradgrad", "errors", "foreach", "train", "eval"])
+@pytest.mark.parametrize(
+    "form", ["function", "method", "inplace", "out", "gradient", "gradgrad", "errors", "foreach", "train", "eval"]
+)
 def test_every_entry_equals_eager(form: str, dtype: str) -> None:
-    options = argparse.Namespace(form=[form], dtype=[dtype], only=None, slice="0/1", limit=4, out=None, quiet=True, cache=False, seconds=0, how="", device="cpu")
+    options = argparse.Namespace(
+        form=[form],
+        dtype=[dtype],
+        only=None,
+        slice="0/1",
+        limit=4,
+        out=None,
+        quiet=True,
+        cache=False,
+        seconds=0,
+        how="",
+        device="cpu",
+    )
     outcomes = run(options)
     print(table_of(outcomes))
     assert not [o for o in outcomes if o["kind"] not in GOOD]

@@ -31,7 +31,10 @@ CAPTURED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "other strides": (lambda x, out: torch.add(x, 1, out=out), (X, torch.zeros(5, 4).t())),
 }
 BROKEN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "a composite that forgets": (lambda x, out: torch.linalg.matrix_rank(x, out=out), (X, torch.zeros((), dtype=torch.long))),
+    "a composite that forgets": (
+        lambda x, out: torch.linalg.matrix_rank(x, out=out),
+        (X, torch.zeros((), dtype=torch.long)),
+    ),
     "a view that is none by its schema": (lambda x, out: torch.kron(x, x, out=out), (X, torch.zeros(16, 25))),
     "an input that is resized": (lambda x, out: torch.add(x, 1, out=out), (X, torch.zeros(0))),
     "another dtype": (lambda x, out: torch.sum(x, 1, out=out), (X, torch.zeros(4, dtype=torch.float64))),

@@ -61,7 +61,14 @@ def equal_results_of_several(x: torch.Tensor) -> object:
     return x.sort(-1)[0], x.sort(-1)[0].view(-1), x.max(0)[0], x.max(0)[0]
 
 
-FOUND = [equal_results_of_several, rows_that_end_elsewhere, two_views_of_a_result, nothing_of_an_input, counted_from_the_end, contiguous_result]
+FOUND = [
+    equal_results_of_several,
+    rows_that_end_elsewhere,
+    two_views_of_a_result,
+    nothing_of_an_input,
+    counted_from_the_end,
+    contiguous_result,
+]
 """What random programs have found, as small as it goes."""
 
 

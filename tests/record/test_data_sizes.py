@@ -26,7 +26,9 @@ def run(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], **argume
                 expected = function(*(a.clone() if isinstance(a, torch.Tensor) else a for a in args))
             except RuntimeError as error:
                 torch.set_rng_state(state)
-                with pytest.raises(RuntimeError, match=str(error).split("\n")[0].replace("(", r"\(").replace(")", r"\)")[:40]):
+                with pytest.raises(
+                    RuntimeError, match=str(error).split("\n")[0].replace("(", r"\(").replace(")", r"\)")[:40]
+                ):
                     compiled(*args)
                 continue
             torch.set_rng_state(state)
@@ -107,7 +109,9 @@ def test_a_linear_layer_on_selected_rows() -> None:
 
 
 def test_no_and_one_selected_element_are_eager_s_answer() -> None:
-    calls = [(torch.tensor(values),) for values in ([1.0, 2, 3, -1], [-1.0, -1, -1, -1], [-1.0, 2, -1, -1], [1.0, 1, 1, 1])]
+    calls = [
+        (torch.tensor(values),) for values in ([1.0, 2, 3, -1], [-1.0, -1, -1, -1], [-1.0, 2, -1, -1], [1.0, 1, 1, 1])
+    ]
     events = run(lambda x: (x[x > 0] * 2, x[x > 0].sum()), calls)
     assert count(events, Compiled) == 1
 
@@ -160,7 +164,11 @@ def test_inputs_are_written_once() -> None:
         return selected
 
     compiled = fusewright.compile(f, options=OPTIONS)
-    for values in ([1.0, 2, -1], [3.0, -1, -1], [-1.0, -1, -1]):  # the last two have less than two elements selected: repeated eagerly
+    for values in (
+        [1.0, 2, -1],
+        [3.0, -1, -1],
+        [-1.0, -1, -1],
+    ):  # the last two have less than two elements selected: repeated eagerly
         mine, theirs = torch.tensor(values), torch.tensor(values)
         with torch.no_grad():
             torch.testing.assert_close(compiled(mine), f(theirs))

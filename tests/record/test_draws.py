@@ -57,7 +57,9 @@ def test_draws_are_independent_and_right_on_average() -> None:
     for k, one in enumerate(draws):
         assert abs(one.mean().item()) < 5 * (spread / count) ** 0.5
         for other in (*draws[:k], one.roll(1), one.roll(64), one.view(1024, 1024).t().flatten()):
-            assert abs((one * other).mean().item()) < 5 * spread / count**0.5 + (2 / 1024 if other.stride() != one.stride() else 0)
+            assert abs((one * other).mean().item()) < 5 * spread / count**0.5 + (
+                2 / 1024 if other.stride() != one.stride() else 0
+            )
 
 
 def test_extreme_probabilities() -> None:
@@ -127,7 +129,9 @@ def test_layers_share_their_kernels() -> None:
     """A draw is an argument of its kernel: eight layers with dropout need no more code than four."""
 
     def functions(layers: int) -> int:
-        net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(8)) for _ in range(layers)])
+        net = nn.Sequential(
+            *[nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(8)) for _ in range(layers)]
+        )
         texts: list[str] = []
 
         def note(event: Event) -> None:

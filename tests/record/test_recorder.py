@@ -78,7 +78,11 @@ def test_torch_level() -> None:
     z = r.call(F.linear, (second, r.call(torch.ones, (3, 3))))
     graph = r.finish([z, shape])
     kinds = [(node.op, str(node.target)) for node in graph.nodes]
-    assert ("call_method", "add") in kinds and any("split" in target for _, target in kinds) and any("linear" in t for _, t in kinds)
+    assert (
+        ("call_method", "add") in kinds
+        and any("split" in target for _, target in kinds)
+        and any("linear" in t for _, t in kinds)
+    )
     assert not any("aten" in target for _, target in kinds)
     assert all("example_value" in node.meta for node in graph.nodes if node.op.startswith("call"))
     real = torch.randn(4, 3)
@@ -87,7 +91,9 @@ def test_torch_level() -> None:
     torch.testing.assert_close(got[1], (real + 1)[:2].T)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad, lambda: torch.autocast("cpu")])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad, lambda: torch.autocast("cpu")]
+)
 def test_modes(mode) -> None:
     x, w = torch.randn(2, 5, 16), torch.randn(48, 16, requires_grad=True)
     with mode():
@@ -95,7 +101,11 @@ def test_modes(mode) -> None:
         out = attention(r, r.input(x, "x"), r.input(w, "w"))
         r.finish([out])
         expected = attention(Eager, x, w)
-        assert (out.dtype, out.requires_grad, out.is_inference()) == (expected.dtype, expected.requires_grad, expected.is_inference())
+        assert (out.dtype, out.requires_grad, out.is_inference()) == (
+            expected.dtype,
+            expected.requires_grad,
+            expected.is_inference(),
+        )
         assert not any(node.target is torch.ops.aten.linear.default for node in r.graph.nodes)
     with torch.no_grad():
         torch.testing.assert_close(module_of(r)(x, w)[0], expected)

@@ -28,7 +28,10 @@ CAPTURED: dict[str, Callable[..., Any]] = {
     "unique": lambda x: torch.unique(x, return_inverse=True, return_counts=True),
     "beside another result": lambda x: (x.exp(), torch.masked_select(x, x > 0)),
     "kept and handed on": kept,
-    "what the shape does not decide": lambda x: (torch.nonzero(x).is_floating_point(), isinstance(x[x > 0], torch.Tensor)),
+    "what the shape does not decide": lambda x: (
+        torch.nonzero(x).is_floating_point(),
+        isinstance(x[x > 0], torch.Tensor),
+    ),
 }
 BROKEN: dict[str, Callable[..., Any]] = {
     "an operator": lambda x: x[x > 0] * 2,

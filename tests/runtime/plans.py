@@ -46,7 +46,12 @@ def _arity(function: Callable[..., float]) -> int:
 
 
 def kernel(
-    name: str, buffers: Sequence[str], extent: Dim, sizes: tuple[Expr, ...] = (), grain: int = 1 << 30, written: Sequence[str] = ()
+    name: str,
+    buffers: Sequence[str],
+    extent: Dim,
+    sizes: tuple[Expr, ...] = (),
+    grain: int = 1 << 30,
+    written: Sequence[str] = (),
 ) -> tuple[Kernel, KernelCode]:
     """A kernel of the given buffers that writes the last one (or `written`)."""
     targets = frozenset(written or buffers[-1:])
@@ -80,7 +85,9 @@ class Schedule:
         self.steps: list[Step] = []
         self._arena = 0
 
-    def input(self, name: str, *shape: Dim, dtype: torch.dtype = torch.float32, stride: tuple[int, ...] | None = None) -> Buffer:
+    def input(
+        self, name: str, *shape: Dim, dtype: torch.dtype = torch.float32, stride: tuple[int, ...] | None = None
+    ) -> Buffer:
         made = buffer(name, shape, "input", len(self.plan.inputs), dtype, stride)
         self.plan.inputs += (name,)
         return self._add(made)
@@ -105,7 +112,9 @@ class Schedule:
             self.plan.arena_size = self.plan.arena_size + size
         return self._add(made)
 
-    def output(self, name: str, *shape: Dim, dtype: torch.dtype = torch.float32, stride: tuple[Dim, ...] | None = None) -> Buffer:
+    def output(
+        self, name: str, *shape: Dim, dtype: torch.dtype = torch.float32, stride: tuple[Dim, ...] | None = None
+    ) -> Buffer:
         made = buffer(name, shape, "output", dtype=dtype, stride=stride)
         self.plan.outputs += (Output("buffer", name),)
         return self._add(made)
@@ -114,14 +123,18 @@ class Schedule:
         self.plan.buffers[made.name] = made
         return made
 
-    def run(self, name: str, function: Any, buffers: Sequence[Buffer], extent: Dim, grain: int = 1 << 30, **more: Any) -> None:
+    def run(
+        self, name: str, function: Any, buffers: Sequence[Buffer], extent: Dim, grain: int = 1 << 30, **more: Any
+    ) -> None:
         scheduled, code = kernel(name, [b.name for b in buffers], extent, grain=grain, **more)
         self.plan.kernels[name] = scheduled
         self.codes[name] = code
         self.functions[code.key] = function
         self.steps.append(RunKernel(name))
 
-    def call(self, target: Any, *args: Any, out: Sequence[Buffer | None], mutates: tuple[str, ...] = (), **kwargs: Any) -> None:
+    def call(
+        self, target: Any, *args: Any, out: Sequence[Buffer | None], mutates: tuple[str, ...] = (), **kwargs: Any
+    ) -> None:
         names = tuple(None if b is None else b.name for b in out)
         arguments = tuple(whole(a) if isinstance(a, Buffer) else a for a in args)
         where = placement(target, (arguments, tuple(kwargs.values())))

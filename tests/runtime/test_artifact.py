@@ -43,7 +43,9 @@ def test_a_plan_survives_its_bytes() -> None:
     data = dump(plan)
     again = load_plan(data)
     assert describe(again) == describe(plan) and dump(again) == data
-    assert again.constants[0].stride() == plan.constants[0].stride() and torch.equal(again.constants[0], plan.constants[0])
+    assert again.constants[0].stride() == plan.constants[0].stride() and torch.equal(
+        again.constants[0], plan.constants[0]
+    )
     x = torch.randn(5, 3)
     first, second = launch.load(plan, s.addresses())(x), launch.load(again, s.addresses())(x)
     torch.testing.assert_close(second[:4], first[:4], equal_nan=True, rtol=0, atol=0)
@@ -51,7 +53,9 @@ def test_a_plan_survives_its_bytes() -> None:
 
 
 def test_what_was_measured_is_kept_with_the_graph() -> None:
-    races = (("mm 16x32x64", "fused", (("library", 1.5e-5), ("fused", 1e-5)), "fused (1.50 times as quick as library)"),)
+    races = (
+        ("mm 16x32x64", "fused", (("library", 1.5e-5), ("fused", 1e-5)), "fused (1.50 times as quick as library)"),
+    )
     compiled = CompiledGraph(schedule().build(name="raced"), b"", (), (), None, races)
     assert load_graph(dump(compiled)).races == races
 
@@ -74,7 +78,14 @@ def test_what_has_no_bytes_is_refused() -> None:
 
 def test_damage_is_refused() -> None:
     data = dump(schedule().build())
-    for broken in (b"", data[:20], data[:-1], data + b"\0", b"XXXX" + data[4:], data[:40] + bytes([data[40] ^ 1]) + data[41:]):
+    for broken in (
+        b"",
+        data[:20],
+        data[:-1],
+        data + b"\0",
+        b"XXXX" + data[4:],
+        data[:40] + bytes([data[40] ^ 1]) + data[41:],
+    ):
         with pytest.raises(ArtifactError):
             load_plan(broken)
 

@@ -197,7 +197,9 @@ def test_a_folder_that_changes_meanwhile(cache: DiskCache) -> None:
 def test_a_full_disk_is_one_warning(cache: DiskCache) -> None:
     cache.put(key_of("a"), "f", b"x")
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))  # as ENOSPC does, writing fails after the first bytes
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1000, unlimited[1])
+    )  # as ENOSPC does, writing fails after the first bytes
     try:
         with pytest.warns(CacheWarning, match="could not be written") as told:
             for name in "bcd":
@@ -337,7 +339,9 @@ def test_gpu_kernels_count_are_checked_and_go(cache: DiskCache) -> None:
     assert cache.clear() == 2 and cache.kernels() == 0
 
 
-def test_a_bundle_takes_gpu_kernels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_takes_gpu_kernels_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path / "one"))
     one, name = DiskCache(tmp_path / "one", 1 << 20), key_of("k")[:48]
     one.put(key_of("a"), "f", b"x")

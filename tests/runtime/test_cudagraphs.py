@@ -38,7 +38,9 @@ def test_inputs_that_move_are_copied_and_others_read_in_place() -> None:
         assert not inputs.are_in_place([stays.data_ptr(), call], recorded=False)
         assert inputs.may_be_recorded == (call >= WARM_UP)
     mine = inputs.settle(tensors, given)
-    assert mine is not None and mine[0] is stays and mine[1] == 7 and mine[2] is not moves and torch.equal(mine[2], moves)
+    assert (
+        mine is not None and mine[0] is stays and mine[1] == 7 and mine[2] is not moves and torch.equal(mine[2], moves)
+    )
     assert inputs.fixed == [0] and list(inputs.copied) == [2]
     inputs.copy_in([stays, 7, torch.full((2,), 9.0)])
     assert mine[2].tolist() == [9.0, 9.0]
@@ -60,7 +62,9 @@ def test_reasons_not_to_record() -> None:
     on_cpu = replace(plan, slots=tuple(replace(slot, device="cpu", device_index=-1) for slot in plan.slots))
     assert "no GPU" in unsafe_reason(on_cpu)
     first, *rest = plan.slots
-    assert "several devices" in unsafe_reason(replace(plan, slots=(replace(first, device="cpu", device_index=-1), *rest)))
+    assert "several devices" in unsafe_reason(
+        replace(plan, slots=(replace(first, device="cpu", device_index=-1), *rest))
+    )
     assert "writes to an input" in unsafe_reason(replace(plan, steps=(SlotStep("mutate", 0), *plan.steps)))
     shared = next(k for k, slot in enumerate(plan.slots) if slot.kind == "input")
     assert "shares memory" in unsafe_reason(replace(plan, outputs=(replace(plan.outputs[0], slot=shared),)))

@@ -113,7 +113,11 @@ def test_symbolic_sizes_are_computed_at_every_call(any_path: None) -> None:
     s.run("k0", double, [x, t], n * 2)
     o = s.output("o", n, 2)
     s.run("k1", double, [t, o], n * 2)
-    s.plan.outputs += (Output("size", value=n * 3 + m // 2 - m % 3), Output("size", value=minimum(n, m)), Output("value", value=None))
+    s.plan.outputs += (
+        Output("size", value=n * 3 + m // 2 - m % 3),
+        Output("size", value=minimum(n, m)),
+        Output("value", value=None),
+    )
     plan = s.load()
     for rows, other in ((3, 7), (3, 7), (0, -5), (9, -5), (1, 2)):
         a = torch.randn(rows, 2)
@@ -189,8 +193,22 @@ def test_every_kind_of_argument_through_python(any_path: None) -> None:
     t = s.temporary("t", 4, 3)
     s.run("k", double, [x, t], 12)
     s.call(aten.index.Tensor, t, (whole(index), None), out=[s.output("picked", 2, 3)])
-    s.call(aten._to_copy.default, t, dtype=torch.float64, memory_format=None, out=[s.output("wide", 4, 3, dtype=torch.float64)])
-    s.call(aten.full.default, (2, 2), 7.5, dtype=torch.float32, device=torch.device("cpu"), pin_memory=False, out=[s.output("full", 2, 2)])
+    s.call(
+        aten._to_copy.default,
+        t,
+        dtype=torch.float64,
+        memory_format=None,
+        out=[s.output("wide", 4, 3, dtype=torch.float64)],
+    )
+    s.call(
+        aten.full.default,
+        (2, 2),
+        7.5,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        pin_memory=False,
+        out=[s.output("full", 2, 2)],
+    )
     s.call(aten.split_with_sizes_copy.default, t, (1, 3), out=[None, s.output("tail", 3, 3)])
     s.call(aten.stack.default, (whole(x), whole(t)), -1, out=[s.output("stacked", 4, 3, 2)])
     s.call(aten.var_mean.correction, t, (0,), correction=0, out=[s.output("var", 3), s.output("mean", 3)])
@@ -199,7 +217,9 @@ def test_every_kind_of_argument_through_python(any_path: None) -> None:
     for _ in range(2):
         picked, wide, full, tail, stacked, var, mean = plan(a, i)
         b = a * 2
-        assert torch.equal(picked, b[i]) and torch.equal(wide, b.double()) and torch.equal(full, torch.full((2, 2), 7.5))
+        assert (
+            torch.equal(picked, b[i]) and torch.equal(wide, b.double()) and torch.equal(full, torch.full((2, 2), 7.5))
+        )
         assert torch.equal(tail, b[1:]) and torch.equal(stacked, torch.stack((a, b), -1))
         torch.testing.assert_close((var, mean), torch.var_mean(b, (0,), correction=0))
 
@@ -410,7 +430,9 @@ def test_an_operators_exception_is_the_cause_of_the_fallback(any_path: None) -> 
     s = Schedule()
     x, i = s.input("x", 4), s.input("i", 1, dtype=torch.int64)
     s.call(aten.index_select.default, x, 0, i, out=[s.output("o", 1)])
-    square, column = (BufferRef("x", shape, stride, 0, torch.float32) for shape, stride in (((2, 2), (2, 1)), ((4, 1), (1, 1))))
+    square, column = (
+        BufferRef("x", shape, stride, 0, torch.float32) for shape, stride in (((2, 2), (2, 1)), ((4, 1), (1, 1)))
+    )
     s.call(aten.mm.default, square, column, out=[s.output("m", 2, 1)])
     plan = s.load()
     with pytest.raises(RuntimeFallback, match="index_select") as caught:
@@ -443,7 +465,11 @@ def test_wrong_inputs_are_refused() -> None:
 
 
 def test_wrong_results_are_refused() -> None:
-    for result, message in ((3, "returned int"), ((), "fewer results"), (torch.ones(4, dtype=torch.int32), "the graph says")):
+    for result, message in (
+        (3, "returned int"),
+        ((), "fewer results"),
+        (torch.ones(4, dtype=torch.int32), "the graph says"),
+    ):
         s = Schedule()
         s.call(lambda x, r=result: r, s.input("x", 4), out=[s.output("o", 4)])
         with pytest.raises(RuntimeFallback, match=message):
@@ -463,7 +489,9 @@ def test_parallel_chunks_cover_the_extent_once() -> None:
     s.run("k", SIGNATURE(body), [s.input("x", 8), s.output("o", 8)], 1001, grain=100)
     s.load()(torch.ones(8))
     covered = sorted(chunks)
-    assert covered[0][0] == 0 and covered[-1][1] == 1001 and all(left[1] == right[0] for left, right in pairwise(covered))
+    assert (
+        covered[0][0] == 0 and covered[-1][1] == 1001 and all(left[1] == right[0] for left, right in pairwise(covered))
+    )
     assert len(chunks) <= torch.get_num_threads()
     chunks.clear()
     small = Schedule()

@@ -115,7 +115,15 @@ def test_only_a_change_prepares_again() -> None:
 
 
 def test_not_a_numbers_stay() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.Hardswish())
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 1),
+        nn.BatchNorm2d(16),
+        nn.ReLU6(),
+        nn.Conv2d(16, 16, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 1),
+        nn.Hardswish(),
+    )
     net.eval()
     x = torch.randn(2, 3, 6, 6)
     x[0, 0, 0, 0], x[1, 1, 2, 2], x[1, 2, 3, 3] = float("nan"), float("inf"), -float("inf")
@@ -168,7 +176,10 @@ def test_rows_may_vary() -> None:
     net = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 24)).eval()
     compiled = fusewright.compile(net, dynamic=True)
     recompiles: list[Event] = []
-    with torch.no_grad(), STREAM.listening(lambda event: recompiles.append(event) if isinstance(event, Recompiling) else None):
+    with (
+        torch.no_grad(),
+        STREAM.listening(lambda event: recompiles.append(event) if isinstance(event, Recompiling) else None),
+    ):
         for rows in (9, 64, 2, 300, 7):
             x = torch.randn(rows, 48)
             torch.testing.assert_close(compiled(x), net(x))

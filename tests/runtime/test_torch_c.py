@@ -20,7 +20,9 @@ def test_every_function_that_has_no_replacement_is_found() -> None:
     optional = {"error_text", "inference_mode", "exclude_keys", "restore_keys", "wrap", "wrap_move", "bump_version"}
     if not torch.backends.cuda.is_built():
         optional |= {"cuda_stream", "cuda_guard", "cuda_guard_set", "delete_cuda_guard"}
-    missing = {field for field, names in torch_c.FUNCTIONS.items() if all(torch_c.address(name) is None for name in names)}
+    missing = {
+        field for field, names in torch_c.FUNCTIONS.items() if all(torch_c.address(name) is None for name in names)
+    }
     assert missing <= optional
 
 

@@ -137,7 +137,9 @@ def test_a_training_loop(made: list[TrainingGraphs]) -> None:
     eager = copy.deepcopy(model)
     torch.testing.assert_close(train(compiled(model, fullgraph=True), model), train(eager, eager))
     (pair,) = made
-    assert replays(pair) == [6, 6] and not pair.without  # two calls warm up; then each forward and each backward is a replay
+    assert (
+        replays(pair) == [6, 6] and not pair.without
+    )  # two calls warm up; then each forward and each backward is a replay
 
 
 def both(program: Callable[[Any, nn.Module], Any], warm: bool = True) -> None:

@@ -13,7 +13,19 @@ from torch import Tensor
 
 from fusewright.base.location import Location
 from fusewright.loops import ir
-from fusewright.loops.ir import Axis, Buffer, BufferRef, Expression, Extern, LoopProgram, Output, Pointwise, Reduction, Scan, Store
+from fusewright.loops.ir import (
+    Axis,
+    Buffer,
+    BufferRef,
+    Expression,
+    Extern,
+    LoopProgram,
+    Output,
+    Pointwise,
+    Reduction,
+    Scan,
+    Store,
+)
 from fusewright.sizes.expressions import Dim, loop_symbol
 from fusewright.sizes.tensor_type import contiguous_strides
 
@@ -31,7 +43,13 @@ class View:
     dtype: torch.dtype = torch.float32
 
     def permute(self, *dims: int) -> View:
-        return View(self.buffer, tuple(self.shape[d] for d in dims), tuple(self.stride[d] for d in dims), self.offset, self.dtype)
+        return View(
+            self.buffer,
+            tuple(self.shape[d] for d in dims),
+            tuple(self.stride[d] for d in dims),
+            self.offset,
+            self.dtype,
+        )
 
     def reshape(self, *shape: Dim) -> View:
         """Of a contiguous view."""
@@ -66,18 +84,28 @@ class Builder:
         self.program.buffers[name] = Buffer(name, shape, stride, dtype, CPU, "input", position)
         return View(name, shape, stride, 0, dtype)
 
-    def buffer(self, shape: tuple[Dim, ...], dtype: torch.dtype = torch.float32, stride: tuple[Dim, ...] | None = None) -> View:
+    def buffer(
+        self, shape: tuple[Dim, ...], dtype: torch.dtype = torch.float32, stride: tuple[Dim, ...] | None = None
+    ) -> View:
         name = f"t{self.count}"
         self.count += 1
         stride = contiguous_strides(shape) if stride is None else stride
         self.program.buffers[name] = Buffer(name, shape, stride, dtype, CPU, "temporary")
         return View(name, shape, stride, 0, dtype)
 
-    def pointwise(self, name: str, value: Callable[..., Expression], *operands: View, out: View | None = None, line: int = 0) -> View:
+    def pointwise(
+        self, name: str, value: Callable[..., Expression], *operands: View, out: View | None = None, line: int = 0
+    ) -> View:
         """value(*loads) over the broadcast shape of the operands."""
         rank = max(len(v.shape) for v in operands)
         padded = [
-            View(v.buffer, (1,) * (rank - len(v.shape)) + v.shape, (0,) * (rank - len(v.shape)) + v.stride, v.offset, v.dtype)
+            View(
+                v.buffer,
+                (1,) * (rank - len(v.shape)) + v.shape,
+                (0,) * (rank - len(v.shape)) + v.stride,
+                v.offset,
+                v.dtype,
+            )
             for v in operands
         ]
         shape = tuple(next((v.shape[d] for v in padded if v.shape[d] != 1), 1) for d in range(rank))
@@ -104,7 +132,9 @@ class Builder:
         self.program.operations.append(Pointwise(name, axes, (Store(out.buffer, index, value),)))
         return out
 
-    def reduce(self, name: str, kind: str, source: View, dims: Sequence[int], scale: float | None = None, line: int = 0) -> View:
+    def reduce(
+        self, name: str, kind: str, source: View, dims: Sequence[int], scale: float | None = None, line: int = 0
+    ) -> View:
         """Keeps the reduced dimensions with size 1; the sum is multiplied by `scale`."""
         symbols = tuple(loop_symbol(f"i{k}", n) for k, n in enumerate(source.shape))
         shape = tuple(1 if d in dims else n for d, n in enumerate(source.shape))
@@ -122,7 +152,9 @@ class Builder:
             finish = ir.apply("mul", finish, ir.constant(scale, dtype), dtype=dtype)
         locations = (Location("model.py", line, "forward"),) if line else ()
         value = source.at(symbols)
-        self.program.operations.append(Reduction(name, axes, reduced, kind, value, out.buffer, index, finish, locations))  # type: ignore[arg-type]
+        self.program.operations.append(
+            Reduction(name, axes, reduced, kind, value, out.buffer, index, finish, locations)
+        )  # type: ignore[arg-type]
         return out
 
     def scan(self, name: str, kind: str, source: View, dim: int, positions: bool = False) -> tuple[View, View | None]:
@@ -149,7 +181,12 @@ class Builder:
         return out, position
 
     def extern(
-        self, name: str, target: torch._ops.OpOverload, *operands: View, shape: tuple[Dim, ...], placement: str = "returned"
+        self,
+        name: str,
+        target: torch._ops.OpOverload,
+        *operands: View,
+        shape: tuple[Dim, ...],
+        placement: str = "returned",
     ) -> View:
         out = self.buffer(shape)
         refs = tuple(BufferRef(v.buffer, v.shape, v.stride, v.offset, v.dtype) for v in operands)
@@ -162,7 +199,9 @@ class Builder:
         for view in outputs:
             buffer = self.program.buffers[view.buffer]
             if buffer.role == "temporary":
-                self.program.buffers[view.buffer] = Buffer(buffer.name, buffer.shape, buffer.stride, buffer.dtype, CPU, "output")
+                self.program.buffers[view.buffer] = Buffer(
+                    buffer.name, buffer.shape, buffer.stride, buffer.dtype, CPU, "output"
+                )
             ref = BufferRef(view.buffer, view.shape, view.stride, view.offset, view.dtype)
             results.append(Output("view", view.buffer, ref))
         self.program.outputs = tuple(results)
@@ -201,7 +240,9 @@ def layer_norm(b: Builder, x: View, weight: View, bias: View, line: int = 0) -> 
     square = b.pointwise("square", lambda v: mul(v, v), centred, line=line)
     variance = b.reduce("var", "sum", square, [last], 1 / width, line)
     scale = b.pointwise("rsqrt", lambda v: rsqrt(add(v, 1e-5)), variance, line=line)
-    return b.pointwise("layer_norm", lambda v, s, w, z: add(mul(mul(v, s), w), z), centred, scale, weight, bias, line=line)
+    return b.pointwise(
+        "layer_norm", lambda v, s, w, z: add(mul(mul(v, s), w), z), centred, scale, weight, bias, line=line
+    )
 
 
 def softmax(b: Builder, x: View, line: int = 0) -> View:

@@ -87,11 +87,16 @@ def _run_stage(
 ) -> dict[str, Tensor]:
     """The locals that later stages see."""
     inner, more = grid(memory, axes, before=len(outer))
-    widened = {sym: torch.as_tensor(value).reshape((*torch.as_tensor(value).shape, *[1] * len(inner))) for sym, value in indices.items()}
+    widened = {
+        sym: torch.as_tensor(value).reshape((*torch.as_tensor(value).shape, *[1] * len(inner)))
+        for sym, value in indices.items()
+    }
     sizes = {scratch.name: memory.size(scratch.size) for scratch in kernel.scratch}
     row = base.reshape((*base.shape, *[1] * len(inner)))
     shape = outer + inner
-    locals_ = {name: value.expand(outer).reshape((*outer, *[1] * len(inner))).expand(shape) for name, value in visible.items()}
+    locals_ = {
+        name: value.expand(outer).reshape((*outer, *[1] * len(inner))).expand(shape) for name, value in visible.items()
+    }
     later: dict[str, Tensor] = {}
 
     class Here(Points):
@@ -101,7 +106,9 @@ def _run_stage(
             found = self.index(dim, bindings)
             if self.active is not None:
                 found = torch.where(self.active, found, 0)
-            assert found.numel() == 0 or (int(found.min()) >= 0 and int(found.max()) < sizes[buffer]), f"{buffer}[{dim}] outside its row"
+            assert found.numel() == 0 or (int(found.min()) >= 0 and int(found.max()) < sizes[buffer]), (
+                f"{buffer}[{dim}] outside its row"
+            )
             return found + row * sizes[buffer]
 
         def restricted(self, mask):  # type: ignore[no-untyped-def]
@@ -110,7 +117,9 @@ def _run_stage(
 
     points = Here(memory, shape, {**widened, **more}, locals_)
     for statement in statements:
-        value = points.evaluate(statement.value).expand(shape).clone()  # indexing with one number gives a view, which later stores change
+        value = (
+            points.evaluate(statement.value).expand(shape).clone()
+        )  # indexing with one number gives a view, which later stores change
         if isinstance(statement, Define):
             points.locals[statement.local] = value
             if not axes:
@@ -120,7 +129,9 @@ def _run_stage(
             assert value.dtype == flat.dtype, f"storing {value.dtype} into {statement.buffer} of {flat.dtype}"
             address = points.address(statement.buffer, statement.index, statement.bindings).expand(shape)
             if statement.mode == "write":
-                assert address.unique().numel() == address.numel(), f"{kernel.name}: colliding writes to {statement.buffer}"
+                assert address.unique().numel() == address.numel(), (
+                    f"{kernel.name}: colliding writes to {statement.buffer}"
+                )
             accumulate(flat, address.reshape(-1), value.reshape(-1), statement.mode)
         elif isinstance(statement, Reduce):
             assert value.dtype not in loops.HALF, "accumulating in half precision"
@@ -154,4 +165,7 @@ def run(plan: Plan, inputs: Sequence[Any], one_at_a_time: int = 64) -> list[Any]
         for name, last in plan.last_use.items():
             if last == number:
                 del memory.buffers[name]
-    return [r.clone() if isinstance(r, Tensor) and not any(r is i for i in inputs) else r for r in collect(plan, memory, inputs)]
+    return [
+        r.clone() if isinstance(r, Tensor) and not any(r is i for i in inputs) else r
+        for r in collect(plan, memory, inputs)
+    ]

@@ -76,7 +76,13 @@ def test_window() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
-    [((768,), (12, 64), [12, 64]), ((6, 4), (3, 8), [3, 2, 4]), ((6,), (4,), None), ((2, 3), (6,), [2, 3]), ((), (6,), None)],
+    [
+        ((768,), (12, 64), [12, 64]),
+        ((6, 4), (3, 8), [3, 2, 4]),
+        ((6,), (4,), None),
+        ((2, 3), (6,), [2, 3]),
+        ((), (6,), None),
+    ],
 )
 def test_common_refinement(a: tuple[int, ...], b: tuple[int, ...], expected: list[int] | None) -> None:
     found = common_refinement(a, b)

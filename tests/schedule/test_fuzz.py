@@ -63,7 +63,9 @@ def random_program(seed: int) -> LoopProgram:
                 parts = source.narrow(dim, 0, half), source.narrow(dim, half, half)
                 pool.append(b.pointwise(f"gate_{step}", p.mul, *parts))
         elif kind == "swap":  # the same buffer in two orders: equal extents, other elements
-            equal = [(i, j) for i in range(len(source.shape)) for j in range(i) if source.shape[i] == source.shape[j] > 1]
+            equal = [
+                (i, j) for i in range(len(source.shape)) for j in range(i) if source.shape[i] == source.shape[j] > 1
+            ]
             if equal:
                 i, j = choose.choice(equal)
                 dims = list(range(len(source.shape)))
@@ -80,13 +82,16 @@ def random_program(seed: int) -> LoopProgram:
             length = source.shape[dim] - 1
             if length > 0:
                 fresh = b.pointwise(f"fresh_{step}", p.tanh, source)
-                pool.append(b.pointwise(f"shift_{step}", p.sub, fresh.narrow(dim, 0, length), fresh.narrow(dim, 1, length)))
+                pool.append(
+                    b.pointwise(f"shift_{step}", p.sub, fresh.narrow(dim, 0, length), fresh.narrow(dim, 1, length))
+                )
         elif kind == "cat":
             dim = choose.randrange(len(source.shape))
             fitting = [
                 v
                 for v in pool
-                if len(v.shape) == len(source.shape) and all(a == c or d == dim for d, (a, c) in enumerate(zip(v.shape, source.shape)))
+                if len(v.shape) == len(source.shape)
+                and all(a == c or d == dim for d, (a, c) in enumerate(zip(v.shape, source.shape)))
             ]
             other = choose.choice(fitting)
             shape = (*source.shape[:dim], source.shape[dim] + other.shape[dim], *source.shape[dim + 1 :])
@@ -95,7 +100,9 @@ def random_program(seed: int) -> LoopProgram:
             b.pointwise(f"cat_{step}_1", p.relu, other, out=whole.narrow(dim, source.shape[dim], other.shape[dim]))
             pool.append(whole)
             if choose.random() < 0.7:
-                pool.append(b.pointwise(f"part_{step}", p.tanh, whole.narrow(dim, other.shape[dim] // 2, source.shape[dim])))
+                pool.append(
+                    b.pointwise(f"part_{step}", p.tanh, whole.narrow(dim, other.shape[dim] // 2, source.shape[dim]))
+                )
         elif kind == "divide":  # a statistic for every two neighbours, read at i // 2
             axis = len(source.shape) - 1
             if source.shape[axis] % 2 == 0:
@@ -104,7 +111,9 @@ def random_program(seed: int) -> LoopProgram:
                 pool.append(b.divided(f"divide_{step}", dense, b.reduce(f"pair_{step}", "max", pairs, [axis + 1])))
         elif kind == "extern":
             if choose.random() < 0.5:  # what comes out of a library call is transposed in place or not
-                source = b.extern(f"abs_{step}", torch.ops.aten.abs.default, source, shape=source.shape, placement="out")
+                source = b.extern(
+                    f"abs_{step}", torch.ops.aten.abs.default, source, shape=source.shape, placement="out"
+                )
                 turned = list(range(len(source.shape)))
                 choose.shuffle(turned)
                 source = b.pointwise(f"turn_{step}", p.tanh, source.permute(*turned))

@@ -26,7 +26,10 @@ def test_independent_kernels_share_a_region() -> None:
     b, results = independent(5)
     plan = schedule(b.done(*results))
     verify(plan)
-    assert [isinstance(step, RunKernel) and step.together for step in plan.steps] == [False, *[True] * (len(plan.steps) - 1)]
+    assert [isinstance(step, RunKernel) and step.together for step in plan.steps] == [
+        False,
+        *[True] * (len(plan.steps) - 1),
+    ]
     assert len(plan.steps) > 1 and set(moments(plan.steps)) == {0}
 
 

@@ -71,14 +71,25 @@ def other_layout(cache, x, i):
 
 
 IN_PLACE = [one_row, by_index, returned, of_fixed_width]
-OTHERS = [twice, largest, old_value_is_read, old_value_is_written, old_value_is_returned, result_is_private, other_layout]
+OTHERS = [
+    twice,
+    largest,
+    old_value_is_read,
+    old_value_is_written,
+    old_value_is_returned,
+    result_is_private,
+    other_layout,
+]
 
 
 def compare(function, make, calls=5, **options):
     compiled = fusewright.compile(function, **options)
     ours, theirs = make(), make()
     for number in range(calls):
-        x, i = torch.randn(2, 1, 8).to(ours.dtype), torch.tensor([number % 4 - (number % 3 == 2 and function is by_index)])
+        x, i = (
+            torch.randn(2, 1, 8).to(ours.dtype),
+            torch.tensor([number % 4 - (number % 3 == 2 and function is by_index)]),
+        )
         with torch.no_grad():
             torch.testing.assert_close(compiled(ours, x, i), function(theirs, x, i))
         torch.testing.assert_close(ours, theirs)

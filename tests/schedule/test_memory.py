@@ -26,7 +26,9 @@ def chain(length: int, shape: tuple, placement: str) -> Plan:  # type: ignore[ty
     if not all(isinstance(n, int) for n in shape):
         b.program.size_symbols = {shape[0]: (0, 0)}
     for k in range(length):
-        x = b.pointwise(f"add_{k}", lambda v: p.add(v, 1.0), b.extern("sigmoid", SIGMOID, x, shape=shape, placement=placement))
+        x = b.pointwise(
+            f"add_{k}", lambda v: p.add(v, 1.0), b.extern("sigmoid", SIGMOID, x, shape=shape, placement=placement)
+        )
     return schedule(b.done(x))
 
 
@@ -59,7 +61,9 @@ def test_memory_of_their_own_is_taken_over_in_place() -> None:
     b = Builder()
     x = b.input(64, 32)
     for k in range(3):
-        x = b.pointwise(f"add_{k}", lambda v: p.add(v, 1.0), b.extern("sigmoid", SIGMOID, x, shape=(64, 32), placement="out"))
+        x = b.pointwise(
+            f"add_{k}", lambda v: p.add(v, 1.0), b.extern("sigmoid", SIGMOID, x, shape=(64, 32), placement="out")
+        )
     program = b.done(b.extern("sigmoid", SIGMOID, x, shape=(64, 32), placement="out"))
     plan = schedule(program, ScheduleOptions(own_bytes=4096))
     verify(plan)
@@ -104,7 +108,10 @@ def test_random_lifetimes_never_overlap(seed: int) -> None:
         assert placements[a].offset % 64 == 0 and placements[a].offset + sizes[a] <= arena
         for b in names[k + 1 :]:
             if lifetimes[a].first <= lifetimes[b].last and lifetimes[b].first <= lifetimes[a].last:
-                apart = placements[a].offset + sizes[a] <= placements[b].offset or placements[b].offset + sizes[b] <= placements[a].offset
+                apart = (
+                    placements[a].offset + sizes[a] <= placements[b].offset
+                    or placements[b].offset + sizes[b] <= placements[a].offset
+                )
                 assert apart
     peak = max(sum(sizes[n] for n, life in lifetimes.items() if life.first <= t <= life.last) for t in range(60))
     assert peak <= arena <= 1.5 * peak
@@ -131,8 +138,14 @@ def test_the_result_of_an_in_place_call_keeps_its_memory_alive() -> None:
     program = b.done(b.pointwise("last", p.add, same, between))
     plan = schedule(program)
     verify(plan)
-    last_read = max(k for k, step in enumerate(plan.steps) if hasattr(step, "kernel") and same.buffer in plan.kernels[step.kernel].buffers)
+    last_read = max(
+        k
+        for k, step in enumerate(plan.steps)
+        if hasattr(step, "kernel") and same.buffer in plan.kernels[step.kernel].buffers
+    )
     clash = [
-        name for name, place in plan.placements.items() if place.offset == plan.placements[first.buffer].offset and name != first.buffer
+        name
+        for name, place in plan.placements.items()
+        if place.offset == plan.placements[first.buffer].offset and name != first.buffer
     ]
     assert last_read == len(plan.steps) - 1 and not clash

@@ -71,7 +71,9 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor], int]] = {
 }
 
 
-def scheduled(name: str, options: ScheduleOptions = ScheduleOptions()) -> tuple[Plan, list[Tensor], Callable[..., object]]:
+def scheduled(
+    name: str, options: ScheduleOptions = ScheduleOptions()
+) -> tuple[Plan, list[Tensor], Callable[..., object]]:
     function, inputs, _ = CASES[name]
     plan = schedule(tracing.lowered(function, inputs), options)
     verify(plan)
@@ -83,7 +85,9 @@ def test_against_eager(name: str) -> None:
     plan, inputs, function = scheduled(name)
     expected = function(*inputs)
     actual = plans.run(plan, [x.clone() for x in inputs])
-    torch.testing.assert_close(actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=1e-4, atol=1e-5
+    )
     assert len(plan.kernels) <= CASES[name][2], plan_text(plan, False)
 
 
@@ -92,7 +96,9 @@ def test_unfused_against_eager(name: str) -> None:
     plan, inputs, function = scheduled(name, ScheduleOptions(fusion=False))
     expected = function(*inputs)
     actual = plans.run(plan, [x.clone() for x in inputs], one_at_a_time=0)
-    torch.testing.assert_close(actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_training_graph_of_a_norm_and_activation() -> None:

@@ -73,7 +73,14 @@ def batch_norm_relu_add() -> LoopProgram:
     mean = b.reduce("mean", "sum", x, [0, 2, 3], 0.01)
     centred = b.pointwise("sub", p.sub, x, mean)
     variance = b.reduce("var", "sum", b.pointwise("square", lambda v: p.mul(v, v), centred), [0, 2, 3], 0.01)
-    y = b.pointwise("batch_norm", lambda c, v, w, z: p.add(p.mul(p.mul(c, p.rsqrt(p.add(v, 1e-5))), w), z), centred, variance, weight, bias)
+    y = b.pointwise(
+        "batch_norm",
+        lambda c, v, w, z: p.add(p.mul(p.mul(c, p.rsqrt(p.add(v, 1e-5))), w), z),
+        centred,
+        variance,
+        weight,
+        bias,
+    )
     b.pointwise("running_mean", lambda r, m: p.add(p.mul(r, 0.9), p.mul(m, 0.1)), running, mean, out=running)
     return b.done(b.pointwise("add", p.add, b.pointwise("relu", p.relu, y), residual))
 

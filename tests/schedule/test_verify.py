@@ -42,8 +42,12 @@ def test_stages_out_of_order() -> None:
 
 def test_load_after_store_in_one_stage() -> None:
     plan, kernel = plan_and_kernel()
-    number, stage, row = next((k, stage, s) for k, stage in enumerate(kernel.stages) for s in stage.statements if isinstance(s, Store))
-    again = Store(row.buffer, row.index, p.add(p.op("add")(p.ir.load(row.buffer, row.index, row.value.dtype), 1.0), 1.0))
+    number, stage, row = next(
+        (k, stage, s) for k, stage in enumerate(kernel.stages) for s in stage.statements if isinstance(s, Store)
+    )
+    again = Store(
+        row.buffer, row.index, p.add(p.op("add")(p.ir.load(row.buffer, row.index, row.value.dtype), 1.0), 1.0)
+    )
     stages = list(kernel.stages)
     stages[number] = Stage(stage.axes, (*stage.statements, again))
     with pytest.raises(PlanError, match="after storing it"):

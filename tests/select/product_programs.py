@@ -12,7 +12,9 @@ from fusewright.schedule.plan import Plan
 from fusewright.select import products
 from tests.loops.tracing import lowered
 
-GPU = ScheduleOptions(min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, scratch_bytes=128 * 1024)
+GPU = ScheduleOptions(
+    min_parallel=16, lanes=8, chunks=16, smallest_chunk=64, chunk_points=1024, scratch_bytes=128 * 1024
+)
 SLICES = (2, 3, 4, 8)
 
 
@@ -65,7 +67,11 @@ def planned(name: str) -> tuple[Plan, list[torch.Tensor], list[torch.Tensor]]:
     torch.manual_seed(0)
     inputs = make()
     expected = function(*inputs)
-    return schedule(lowered(function, inputs), GPU), inputs, list(expected) if isinstance(expected, tuple) else [expected]
+    return (
+        schedule(lowered(function, inputs), GPU),
+        inputs,
+        list(expected) if isinstance(expected, tuple) else [expected],
+    )
 
 
 def all_variants(plan: Plan) -> list[tuple[products.Site, products.Variant]]:

@@ -94,7 +94,9 @@ def planned(name: str) -> tuple[Plan, list[torch.Tensor], list[torch.Tensor]]:
     inputs = make()
     with torch.no_grad():
         graph, constants = record(function, inputs)
-        plan = schedule(lower(passes.run_passes(passes.run(graph), passes.LAYOUT, passes.PassContext()), constants), GPU)
+        plan = schedule(
+            lower(passes.run_passes(passes.run(graph), passes.LAYOUT, passes.PassContext()), constants), GPU
+        )
         expected = function(*(item.clone() for item in inputs))
     return plan, inputs, list(expected) if isinstance(expected, tuple) else [expected]
 

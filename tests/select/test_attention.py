@@ -19,7 +19,15 @@ from fusewright.select import attention as sites, generated_gemm as own_products
 from tests.backends.rounding import assert_as_near_as_eager
 from tests.listening import kernel_names, stage_texts
 
-SHAPES = ((2, 3, 16, 16), (1, 2, 17, 40), (2, 2, 33, 65), (1, 1, 64, 130), (1, 2, 50, 7), (2, 1, 100, 1), (1, 3, 48, 64))
+SHAPES = (
+    (2, 3, 16, 16),
+    (1, 2, 17, 40),
+    (2, 2, 33, 65),
+    (1, 1, 64, 130),
+    (1, 2, 50, 7),
+    (2, 1, 100, 1),
+    (1, 3, 48, 64),
+)
 """Batch, heads, queries, keys."""
 
 
@@ -34,7 +42,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return whole
 
     monkeypatch.setattr(native_stages.own_products, "with_own_attention", verified)
-    monkeypatch.setattr(importlib.import_module("fusewright.graph.passes.attention.short_attention"), "is_short", lambda node: False)
+    monkeypatch.setattr(
+        importlib.import_module("fusewright.graph.passes.attention.short_attention"), "is_short", lambda node: False
+    )
     monkeypatch.setattr(own_products, "TILES", {})
     with kernel_names() as made:
         yield made
@@ -50,7 +60,10 @@ def heads(batch: int, count: int, rows: int, features: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "added", "for all queries", "for all heads", "chosen", "all"])
-@pytest.mark.parametrize(("dtype", "features"), [(torch.float32, 64), (torch.float32, 8), (torch.float32, 40), (torch.bfloat16, 64), (torch.float16, 24)])
+@pytest.mark.parametrize(
+    ("dtype", "features"),
+    [(torch.float32, 64), (torch.float32, 8), (torch.float32, 40), (torch.bfloat16, 64), (torch.float16, 24)],
+)
 def test_as_near_as_eager(dtype: torch.dtype, features: int, mask: str, kernels: list[str]) -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, given, is_causal=mask == "causal")
@@ -68,7 +81,9 @@ def test_as_near_as_eager(dtype: torch.dtype, features: int, mask: str, kernels:
         run = fusewright.compile(attend, dynamic=False, options={"disk_cache": False})
         with torch.no_grad():
             got, expected = run(q, k, v, *given), attend(q, k, v, *given)
-            exact = attend(*(x.double() for x in (q, k, v)), *(x.double() if x.is_floating_point() else x for x in given))
+            exact = attend(
+                *(x.double() for x in (q, k, v)), *(x.double() if x.is_floating_point() else x for x in given)
+            )
         assert got.dtype is dtype and got.shape == expected.shape and got.stride() == expected.stride()
         assert_as_near_as_eager(got, expected, exact, 2e-6)
         assert is_own(kernels)
@@ -92,7 +107,11 @@ def test_heads_beside_one_another_and_other_strides(kernels: list[str]) -> None:
 
     def joined(x: torch.Tensor) -> torch.Tensor:
         q, k, v = (x * 2).view(2, 50, 3, 4, 32).unbind(2)
-        return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(2)
+        return (
+            F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v)
@@ -184,7 +203,9 @@ def test_what_stays_with_the_operator(kernels: list[str]) -> None:
         q = torch.randn(1, 2, 40, 32)
         torch.testing.assert_close(compiled(fusion=False)(q, q, q), attend(q, q, q))  # type: ignore[operator]
     q = torch.randn(1, 2, 40, 32, requires_grad=True)
-    torch.testing.assert_close(torch.autograd.grad(compiled()(q, q, q).sin().sum(), q), torch.autograd.grad(attend(q, q, q).sin().sum(), q))  # type: ignore[operator]
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled()(q, q, q).sin().sum(), q), torch.autograd.grad(attend(q, q, q).sin().sum(), q)
+    )  # type: ignore[operator]
     assert not is_own(kernels)
 
 
@@ -195,7 +216,9 @@ def test_halves_stay_with_a_processor_that_multiplies_tiles_of_them(monkeypatch:
     x = torch.randn(1, 2, 200, 32)
     for dtype in (torch.float32, torch.bfloat16):
         with torch.no_grad():
-            fusewright.compile(F.scaled_dot_product_attention, dynamic=False, options={"disk_cache": False})(*[x.to(dtype)] * 3)
+            fusewright.compile(F.scaled_dot_product_attention, dynamic=False, options={"disk_cache": False})(
+                *[x.to(dtype)] * 3
+            )
     of = {site.attention.query.dtype: site for site in seen}
     plain = replace(host_target(), vector_bits=512, features="+avx512f")
     tiles = replace(plain, features="+avx512f,+amx-bf16")

@@ -33,7 +33,11 @@ class FakeTrials:
     machine = "fake"
 
     def __init__(
-        self, seconds: dict[str, float], refused: Sequence[str] = (), noise: Sequence[float] = (1.0,), plan: Plan | None = None
+        self,
+        seconds: dict[str, float],
+        refused: Sequence[str] = (),
+        noise: Sequence[float] = (1.0,),
+        plan: Plan | None = None,
     ) -> None:
         self.plan = plan
         self.seconds, self.refused, self.noise = seconds, refused, noise
@@ -71,7 +75,9 @@ class Memory(dict[str, bytes]):
 
 
 def question(title: str, names: Sequence[str] = (LIBRARY, "a", "b"), weight: float = 1.0) -> Question:
-    return Question(title, f"key of {title}", weight, tuple(Contender(name, (), {}, {}) for name in names), (), 1e-2, (title,))
+    return Question(
+        title, f"key of {title}", weight, tuple(Contender(name, (), {}, {}) for name in names), (), 1e-2, (title,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,16 +116,28 @@ def test_answers_are_remembered_and_a_damaged_record_is_asked_again() -> None:
     assert (answers["key of x"].winner, unasked) == ("a", 0) and not answers["key of x"].remembered
     again = FakeTrials({LIBRARY: 1.0, "a": 5.0, "b": 2.0})
     answers, _ = answer_all(asked, again, records, 100.0, again.clock)
-    assert answers["key of x"].winner == "a" and answers["key of x"].remembered and not again.prepared and not again.requested
+    assert (
+        answers["key of x"].winner == "a"
+        and answers["key of x"].remembered
+        and not again.prepared
+        and not again.requested
+    )
     (key,) = records
     assert key == record_key(trials, asked[0].key)
-    for body in (b"{", b"[]", json.dumps({"winner": "nobody", "times": {}}).encode(), b'{"winner": "a", "times": {"a": "long"}}'):
+    for body in (
+        b"{",
+        b"[]",
+        json.dumps({"winner": "nobody", "times": {}}).encode(),
+        b'{"winner": "a", "times": {"a": "long"}}',
+    ):
         records[key] = body
         answers, _ = answer_all(asked, again, records, 100.0, again.clock)
         assert answers["key of x"].winner == LIBRARY and not answers["key of x"].remembered
 
 
-@pytest.mark.parametrize("before, raced", [({LIBRARY: 1.0, "a": 0.5, "b": 0.4}, "b"), ({LIBRARY: 1.0, "a": 1.5, "b": 2.0}, "a")])
+@pytest.mark.parametrize(
+    "before, raced", [({LIBRARY: 1.0, "a": 0.5, "b": 0.4}, "b"), ({LIBRARY: 1.0, "a": 1.5, "b": 2.0}, "a")]
+)
 def test_a_similar_size_races_only_what_may_win(before: dict[str, float], raced: str) -> None:
     records = Memory()
     first, similar = (replace(question(name), shape_class="class of 64 rows") for name in ("60 rows", "50 rows"))
@@ -219,7 +237,11 @@ def test_a_kernel_that_adds_slices_may_be_tuned_in_turn() -> None:
     trials = FakeTrials({LIBRARY: 1.0, "slices": 0.5, "": 2.0}, plan=plan)
     tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)
     assert any(name.endswith("_parts") for name in tuned.plan.buffers)
-    assert trials.plan is tuned.plan and any("slices" in answer.winner for answer in tuned.answers) and len(tuned.answers) > 1
+    assert (
+        trials.plan is tuned.plan
+        and any("slices" in answer.winner for answer in tuned.answers)
+        and len(tuned.answers) > 1
+    )
 
 
 def quantised(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -265,11 +287,17 @@ def test_a_product_may_compute_what_it_reads(seconds: dict[str, float], sides: l
 
 def test_what_would_be_computed_too_often_is_not_tried() -> None:
     """4096 rows and columns in blocks of 256: an operand would be computed 16 times, which costs more than storing it once."""
-    tiles = candidates((1, 4096, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26))
+    tiles = candidates(
+        (1, 4096, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26)
+    )
     assert not tiles
-    tiles = candidates((1, 4096, 512, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26))
+    tiles = candidates(
+        (1, 4096, 512, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26)
+    )
     assert tiles and all(tile.x >= 128 for tile, _ in tiles)
-    tiles = candidates((1, 16, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(0, 8, 2, 1, 1 << 26))
+    tiles = candidates(
+        (1, 16, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(0, 8, 2, 1, 1 << 26)
+    )
     assert tiles  # each weight is computed once
 
 

@@ -37,7 +37,9 @@ Half = torch.float16  # the interpreter multiplies the bits of bfloat16 numbers
 def planned(function: Callable[..., object], inputs: list[torch.Tensor]) -> Plan:
     with torch.no_grad():
         graph, constants = record(function, inputs)
-        return schedule(lower(passes.run_passes(passes.run(graph), passes.LAYOUT, passes.PassContext()), constants), GPU)
+        return schedule(
+            lower(passes.run_passes(passes.run(graph), passes.LAYOUT, passes.PassContext()), constants), GPU
+        )
 
 
 def r(*shape: int) -> torch.Tensor:
@@ -55,7 +57,10 @@ def strided(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, b: torch.Tensor) 
 
 CONVOLUTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
     "a residual block": (block, lambda: [r(2, 64, 7, 6), r(64, 64, 1, 1), r(64, 64, 3, 3), r(64), r(64).abs() + 0.5]),
-    "strides, dilation, windows that are not square": (strided, lambda: [r(1, 64, 29, 18), r(64, 64, 3, 2), r(48, 64, 1, 3), r(64)]),
+    "strides, dilation, windows that are not square": (
+        strided,
+        lambda: [r(1, 64, 29, 18), r(64, 64, 3, 2), r(48, 64, 1, 3), r(64)],
+    ),
 }
 
 
@@ -66,7 +71,9 @@ def check(plan: Plan, question: Question, contenders: list[Contender], processor
     for contender in contenders:
         alone = isolated(plan, contender, question.results)
         for name in alone.inputs:
-            tensors.setdefault(name, made_up(alone.buffers[name], generator, name in factors(question), name in positions(question)))
+            tensors.setdefault(
+                name, made_up(alone.buffers[name], generator, name in factors(question), name in positions(question))
+            )
         actual = run_plan(alone, [tensors[name] for name in alone.inputs], processor, contender.tiles)
         expected = expected or actual
         for a, b in zip(actual, expected, strict=True):
@@ -135,7 +142,9 @@ def test_what_the_copy_engine_cannot_bring(monkeypatch: pytest.MonkeyPatch) -> N
         assert variant is not None and not takes_copies(variant.product)
 
 
-def side_by_side(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def side_by_side(
+    x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     one, two, three = F.linear(x, q, b), F.linear(x, k, b), F.linear(x, v, b)
     return one * torch.sigmoid(two), three
 
@@ -191,14 +200,19 @@ def test_made_up_bytes_are_numbers_unless_they_are_positions(monkeypatch: pytest
     assert places and not positions(question)
     buffer = Buffer("x", (70,), (1,), torch.uint8, CPU, "input")
     generator = torch.Generator().manual_seed(0)
-    assert not made_up(buffer, generator, False, True).any() and made_up(buffer, generator, False, False).unique().numel() > 9
+    assert (
+        not made_up(buffer, generator, False, True).any()
+        and made_up(buffer, generator, False, False).unique().numel() > 9
+    )
 
 
 def test_neighbours_of_a_tile_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusewright.select.autotune.LEAST_BYTES", 0)
     torch.manual_seed(0)
     inputs = [r(20, 70), r(20, 70), r(70)]
-    plan = planned(lambda x, y, w: (torch.softmax(x, -1) * w, F.gelu(x) * y, (x + y).t().contiguous() + 1, (x * y).sum(0)), inputs)
+    plan = planned(
+        lambda x, y, w: (torch.softmax(x, -1) * w, F.gelu(x) * y, (x + y).t().contiguous() + 1, (x * y).sum(0)), inputs
+    )
     processor = Processor(90, 2)
     questions = tile_questions(plan, processor, CPU)
     assert questions and all(len(question.contenders) > 1 for question in questions)

@@ -60,7 +60,11 @@ def compiled(net: nn.Module, **options: Any) -> Any:
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 9, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layers_with_what_follows(dtype: torch.dtype, rows: int, kernels: list[str]) -> None:
-    net = nn.Sequential(nn.Linear(77, 50), nn.GELU(), nn.Linear(50, 33, bias=False), nn.Tanh(), nn.Linear(33, 1)).to(dtype).eval()
+    net = (
+        nn.Sequential(nn.Linear(77, 50), nn.GELU(), nn.Linear(50, 33, bias=False), nn.Tanh(), nn.Linear(33, 1))
+        .to(dtype)
+        .eval()
+    )
     agrees(compiled(net), net, copy.deepcopy(net).double(), torch.randn(rows, 77, dtype=dtype))
     assert products(kernels) == 3 and len(kernels) == 3
 
@@ -187,7 +191,9 @@ def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> Non
 
     floats, halves = (Linear(dtype, 8, 512, 512, True, True) for dtype in (torch.float32, torch.bfloat16))
     assert own_products.is_likely_quick(floats, target(256)) and not own_products.is_likely_quick(floats, target(128))
-    assert own_products.is_likely_quick(halves, target(512)) and not own_products.is_likely_quick(halves, target(512, "+avx2,+amx-bf16"))
+    assert own_products.is_likely_quick(halves, target(512)) and not own_products.is_likely_quick(
+        halves, target(512, "+avx2,+amx-bf16")
+    )
     few, vectors = replace(halves, rows=4, inner=1024, columns=1024), "+avx512bf16"
     assert own_products.is_likely_quick(few, target(512, vectors))
     assert not own_products.is_likely_quick(few, target(512, vectors + ",+amx-bf16"))
@@ -207,10 +213,18 @@ def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("mask", [None, "causal", "added", "chosen", "all"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_over_few_tokens(dtype: torch.dtype, mask: str | None, kernels: list[str]) -> None:
-    for batch, heads, rows, columns, features in ((1, 2, 1, 1, 64), (2, 3, 1, 7, 16), (1, 1, 3, 9, 33), (1, 2, 5, 5, 8)):
+    for batch, heads, rows, columns, features in (
+        (1, 2, 1, 1, 64),
+        (2, 3, 1, 7, 16),
+        (1, 1, 3, 9, 33),
+        (1, 2, 5, 5, 8),
+    ):
         q = torch.randn(batch, rows, heads, features, dtype=dtype).transpose(1, 2)
         k, v = (torch.randn(batch, heads, columns, features, dtype=dtype) for _ in range(2))
-        allowed = {"chosen": torch.rand(batch, 1, rows, columns) > 0.5, "all": torch.zeros(rows, columns, dtype=torch.bool)}.get(mask or "")
+        allowed = {
+            "chosen": torch.rand(batch, 1, rows, columns) > 0.5,
+            "all": torch.zeros(rows, columns, dtype=torch.bool),
+        }.get(mask or "")
         added = torch.randn(batch, 1, rows, columns, dtype=dtype) if mask == "added" else None
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -98,9 +98,19 @@ def test_weights_that_lie_by_inputs(monkeypatch: pytest.MonkeyPatch, way: str) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", [CONVOLUTION, PLAIN, TURNED, MKL, ONEDNN])
-def test_a_convolution_by_1x1_gives_eagers_values(monkeypatch: pytest.MonkeyPatch, way: str, dtype: torch.dtype) -> None:
+def test_a_convolution_by_1x1_gives_eagers_values(
+    monkeypatch: pytest.MonkeyPatch, way: str, dtype: torch.dtype
+) -> None:
     made = force(monkeypatch, way)
-    layers = [nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU6(), nn.Conv2d(24, 8, 1), nn.Hardswish()]
+    layers = [
+        nn.Conv2d(3, 16, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU6(),
+        nn.Conv2d(24, 8, 1),
+        nn.Hardswish(),
+    ]
     net = nn.Sequential(*layers).to(dtype).eval()
     net[3].running_mean.normal_()
     net[3].running_var.uniform_(0.5, 2.0)
@@ -168,9 +178,13 @@ class SqueezeExcite(nn.Module):
         return y * torch.sigmoid(self.up(torch.relu(self.down(y.mean((2, 3), keepdim=True)))))
 
 
-@pytest.mark.parametrize("channels", [64, 512])  # the smaller one's products are not worth a try, the larger one's get no time for it
+@pytest.mark.parametrize(
+    "channels", [64, 512]
+)  # the smaller one's products are not worth a try, the larger one's get no time for it
 @pytest.mark.parametrize("batch", [1, 8])
-def test_convolutions_over_a_pixel_are_products(monkeypatch: pytest.MonkeyPatch, stage_texts: list[str], channels: int, batch: int) -> None:
+def test_convolutions_over_a_pixel_are_products(
+    monkeypatch: pytest.MonkeyPatch, stage_texts: list[str], channels: int, batch: int
+) -> None:
     monkeypatch.setattr(Chooser, "remembered", lambda self, linear, ways: None)
     monkeypatch.setattr(linear_choice, "_known", {})
     monkeypatch.setattr(Chooser.__init__, "__defaults__", (True, 0.0, linear_choice.LONGEST))
@@ -180,11 +194,17 @@ def test_convolutions_over_a_pixel_are_products(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("way", [PLAIN, TURNED, MKL, ONEDNN])
 @pytest.mark.parametrize("layer", ["linear", "convolution"])
-def test_the_kernel_behind_a_product_adds_its_bias(monkeypatch: pytest.MonkeyPatch, stage_texts: list[str], way: str, layer: str) -> None:
+def test_the_kernel_behind_a_product_adds_its_bias(
+    monkeypatch: pytest.MonkeyPatch, stage_texts: list[str], way: str, layer: str
+) -> None:
     """Where a pointwise operator alone reads the product; not where it is a result, nor in half precision, whose sums eager rounds once."""
     force(monkeypatch, way)
     made = {"linear": lambda: nn.Linear(24, 40), "convolution": lambda: nn.Conv2d(24, 40, 1)}[layer]
-    x = torch.randn(20, 24) if layer == "linear" else torch.randn(2, 24, 6, 6).contiguous(memory_format=torch.channels_last)
+    x = (
+        torch.randn(20, 24)
+        if layer == "linear"
+        else torch.randn(2, 24, 6, 6).contiguous(memory_format=torch.channels_last)
+    )
     for net, dtype, expected in (
         (nn.Sequential(made(), nn.ReLU()), torch.float32, way != ONEDNN),
         (nn.Sequential(made(), nn.Tanh()), torch.float32, way != ONEDNN),
@@ -205,7 +225,9 @@ HAS_QUICK_ONEDNN = Chooser.has_quick_onednn
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_the_quicker_library_is_measured_once_and_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float) -> None:
+def test_the_quicker_library_is_measured_once_and_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float
+) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(Chooser, "has_quick_onednn", HAS_QUICK_ONEDNN)
     monkeypatch.setattr(linear_choice, "_quick_onednn", {})
@@ -225,7 +247,10 @@ def test_the_quicker_library_is_measured_once_and_remembered(monkeypatch: pytest
 
 
 def test_a_quick_onednn_is_likely() -> None:
-    for linear in (Linear(torch.float32, 512, 768, 768, True, True), Linear(torch.float32, 98, 128, 256, False, True, (2, 7, 7))):
+    for linear in (
+        Linear(torch.float32, 512, 768, 768, True, True),
+        Linear(torch.float32, 98, 128, 256, False, True, (2, 7, 7)),
+    ):
         assert likely(linear, ways_for(linear), quick_onednn=True) == ONEDNN
     narrow = Linear(torch.float32, 98, 32, 256, False, True, (2, 7, 7))
     assert likely(narrow, ways_for(narrow), quick_onednn=True) == CONVOLUTION

@@ -23,7 +23,9 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
         made = with_memory(products.replaced(plan, [products.of_variant(site, variant)]), None)
         verify(made)
         actual = reference.run(made, inputs, one_at_a_time=8)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=lambda text, v=variant: f"{v.name}: {text}")
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-4, atol=1e-4, msg=lambda text, v=variant: f"{v.name}: {text}"
+        )
         assert "product = sum over k" in plan_text(made, False)
 
 

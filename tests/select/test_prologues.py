@@ -30,7 +30,9 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
         actual = run(products.replaced(plan, replacements), inputs)
         assert any(side.value is not None for side in (variant.product.product.left, variant.product.product.right))
         for a, b in zip(actual, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()), msg=lambda t, v=variant: f"{v.name}: {t}")
+            torch.testing.assert_close(
+                a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()), msg=lambda t, v=variant: f"{v.name}: {t}"
+            )
     whole = products.replaced(plan, prologue_programs.everything(plan))
     assert len(whole.kernels) == kernels or not sides, plan_text(whole, False)
     for a, b in zip(run(whole, inputs), expected, strict=True):
@@ -57,5 +59,7 @@ def test_what_is_left_of_a_kernel_stores_the_rest() -> None:
     ((_, (producer,)),) = prologue_programs.offers(plan)
     whole = kernel_of(plan, producer.buffer)
     rest = kernel_of(products.replaced(plan, prologue_programs.everything(plan)), *(whole.written - {producer.buffer}))
-    assert rest.name == whole.name and producer.buffer not in rest.buffers and len(rest.written) == 1 < len(whole.written)
+    assert (
+        rest.name == whole.name and producer.buffer not in rest.buffers and len(rest.written) == 1 < len(whole.written)
+    )
     assert producer.alone.written == {producer.buffer}

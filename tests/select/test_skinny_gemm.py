@@ -99,7 +99,20 @@ def test_batches_of_sequences(first: int, kernels: list[str]) -> None:
 
     net = Heads().eval()
     run, exact = fusewright.compile(net, options={"disk_cache": False}), copy.deepcopy(net).double()
-    for batch, length in ((1, first), (2, first + 1), (1, 4), (3, 2), (1, 1), (2, 8), (4, 50), (2, 0), (0, 3), (8, 1), (1, 8), (17, 1)):
+    for batch, length in (
+        (1, first),
+        (2, first + 1),
+        (1, 4),
+        (3, 2),
+        (1, 1),
+        (2, 8),
+        (4, 50),
+        (2, 0),
+        (0, 3),
+        (8, 1),
+        (1, 8),
+        (17, 1),
+    ):
         agrees(run, net, exact, torch.randn(batch, length, 48))
     assert (products(kernels) > 0) == (first == 3)
 
@@ -130,7 +143,10 @@ def test_results_of_operators_that_return_them(monkeypatch: pytest.MonkeyPatch, 
     from fusewright.graph.passes.library.linear_paths import MKL, ONEDNN
 
     for way in (MKL, ONEDNN):
-        monkeypatch.setattr("fusewright.select.linear.Chooser.__call__", lambda self, linear, ways, way=way: way if way in ways else ways[0])
+        monkeypatch.setattr(
+            "fusewright.select.linear.Chooser.__call__",
+            lambda self, linear, ways, way=way: way if way in ways else ways[0],
+        )
         net = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.Linear(96, 64)).eval()
         run, exact = fusewright.compile(net, dynamic=True, options={"disk_cache": False}), copy.deepcopy(net).double()
         for rows in (16, *ROWS):
@@ -144,14 +160,24 @@ def test_the_rule_asks_for_the_example() -> None:
         return own_products.Linear(dtype, rows, inner, 2048, True, True, varies=True)
 
     assert own_products.most_rows(linear(3)) == own_products.MOST_ROWS_OF_FLOATS
-    assert own_products.most_rows(linear(3, inner=64)) == 8 and own_products.most_rows(linear(3, inner=32)) == own_products.MOST_ROWS
-    assert own_products.most_rows(linear(100)) == own_products.most_rows(linear(None)) == own_products.most_rows(linear(3, torch.float64)) == 0
+    assert (
+        own_products.most_rows(linear(3, inner=64)) == 8
+        and own_products.most_rows(linear(3, inner=32)) == own_products.MOST_ROWS
+    )
+    assert (
+        own_products.most_rows(linear(100))
+        == own_products.most_rows(linear(None))
+        == own_products.most_rows(linear(3, torch.float64))
+        == 0
+    )
 
 
 def test_a_kernel_for_few_rows_needs_its_condition(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Plan] = []
     given = own_products.with_own_attention
-    monkeypatch.setattr(native_stages.own_products, "with_own_attention", lambda plan, own: seen.append(plan) or given(plan, own))
+    monkeypatch.setattr(
+        native_stages.own_products, "with_own_attention", lambda plan, own: seen.append(plan) or given(plan, own)
+    )
     with torch.no_grad():
         fusewright.compile(nn.Linear(64, 64), dynamic=True, options={"disk_cache": False})(torch.randn(3, 64))
     (plan,) = [plan for plan in seen if any(step.when is not None for step in plan.steps)]
@@ -171,12 +197,30 @@ def test_steps_under_a_condition_are_written_and_read() -> None:
 # --- attention ---------------------------------------------------------------------------------------------------------------
 
 HEADS = 4
-SHAPES = ((2, 4, 7), (1, 1, 1), (3, 1, 40), (2, 5, 16), (2, 3, 17), (1, 33, 33), (2, 1, 300), (3, 20, 200), (2, 0, 5), (2, 4, 0), (0, 3, 4), (1, 3, 1))
+SHAPES = (
+    (2, 4, 7),
+    (1, 1, 1),
+    (3, 1, 40),
+    (2, 5, 16),
+    (2, 3, 17),
+    (1, 33, 33),
+    (2, 1, 300),
+    (3, 20, 200),
+    (2, 0, 5),
+    (2, 4, 0),
+    (0, 3, 4),
+    (1, 3, 1),
+)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "added", "two dimensions", "chosen", "all"])
-@pytest.mark.parametrize(("dtype", "features"), [(torch.float32, 64), (torch.float32, 16), (torch.bfloat16, 64), (torch.float16, 128), (torch.float32, 20)])
-def test_attention(dtype: torch.dtype, features: int, mask: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "features"),
+    [(torch.float32, 64), (torch.float32, 16), (torch.bfloat16, 64), (torch.float16, 128), (torch.float32, 20)],
+)
+def test_attention(
+    dtype: torch.dtype, features: int, mask: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(own_products, "MOST_WORK", 1 << 16)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
@@ -200,7 +244,10 @@ def test_groups_of_heads_are_read_where_they_are(kernels: list[str]) -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q = q.view(q.shape[0], q.shape[1], 6, 32).transpose(1, 2)
         k, v = (x.view(x.shape[0], x.shape[1], 2, 32).transpose(1, 2) for x in (k, v))
-        k, v = (x[:, :, None].expand(x.shape[0], 2, 3, x.shape[2], 32).reshape(x.shape[0], 6, x.shape[2], 32) for x in (k, v))
+        k, v = (
+            x[:, :, None].expand(x.shape[0], 2, 3, x.shape[2], 32).reshape(x.shape[0], 6, x.shape[2], 32)
+            for x in (k, v)
+        )
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     run = fusewright.compile(attend, dynamic=True, options={"disk_cache": False})

@@ -49,7 +49,11 @@ def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:
     s, t = env.create("s0", 11, None), env.create("s1", 7, None)
     last = s - 2 * (s // 2)
     assert env.guard(Relation("==", last, 1)) and env.has_equalities
-    assert env.simplify(last) == 1 and env.simplify(8 * t * last + 3) == 8 * t + 3 and env.known(Relation("==", last * t, t)) is True
+    assert (
+        env.simplify(last) == 1
+        and env.simplify(8 * t * last + 3) == 8 * t + 3
+        and env.known(Relation("==", last * t, t)) is True
+    )
     env = ShapeEnv()
     s = env.create("s0", 2, None)
     assert env.guard(Relation("==", s // 2, 1)) and env.simplify(s // 2) == 1 and env.simplify((s // 2 + 7) // 4) == 2
@@ -59,8 +63,16 @@ def test_an_equality_that_fixes_no_symbol_is_learnt_all_the_same() -> None:
 def test_ranges_are_learnt() -> None:
     env = ShapeEnv()
     s = env.create("s0", 64, None)
-    assert env.guard(Relation("<=", 16, s)) and env.known(Relation("<", 0, s // 16)) is True and env.known(Relation("==", s // 16, 0)) is False
-    assert env.guard(Relation("<", 1, s // 16)) and env.range_of(s) == (32, None) and env.known(Relation("==", maximum(s // 16, 1), s // 16)) is True
+    assert (
+        env.guard(Relation("<=", 16, s))
+        and env.known(Relation("<", 0, s // 16)) is True
+        and env.known(Relation("==", s // 16, 0)) is False
+    )
+    assert (
+        env.guard(Relation("<", 1, s // 16))
+        and env.range_of(s) == (32, None)
+        and env.known(Relation("==", maximum(s // 16, 1), s // 16)) is True
+    )
     assert env.guard(Relation("<", s // 4, 20)) and env.range_of(s) == (32, 79)
     assert len(env.guards) == 3
 
@@ -96,8 +108,12 @@ def test_symint_arithmetic() -> None:
     env = ShapeEnv()
     s = env.create("s0", 8, None)
     n = size_of(s, env)
-    assert str(dim_of(n * 3 + 1)) == "s0*3 + 1" and str(dim_of((n * 6) // 3)) == "s0*2" and (n * 6) % 3 == 0 and n - n == 0
-    assert dim_of(7 - n) == 7 - s and dim_of(torch.sym_max(n, 9)) == dim_of(torch.sym_max(9, n)) and dim_of(n**2) == s * s
+    assert (
+        str(dim_of(n * 3 + 1)) == "s0*3 + 1" and str(dim_of((n * 6) // 3)) == "s0*2" and (n * 6) % 3 == 0 and n - n == 0
+    )
+    assert (
+        dim_of(7 - n) == 7 - s and dim_of(torch.sym_max(n, 9)) == dim_of(torch.sym_max(9, n)) and dim_of(n**2) == s * s
+    )
     assert not env.guards and (n > 1) and not (n < 2) and not env.guards
     assert n > 4 and [str(g) for g in env.guards] == ["4 < s0"]
     assert str(n * 3 + 1) == "25" and [str(g) for g in env.guards][1:] == ["s0*3 + 1 == 25"]

@@ -143,8 +143,23 @@ def random_tree(rng: random.Random, depth: int) -> object:
     operator = rng.choice(["+", "+", "+", "*", "//", "%", "min", "max"])
     left = random_tree(rng, depth - 1)
     if operator in ("//", "%"):
-        divisors = [2, 3, 4, 6, 8, 12, 96, 768, -3, -8, ("sym", "s0"), ("*", ("sym", "s0"), 4), ("+", ("sym", "s0"), 1),
-            ("*", ("*", ("sym", "s0"), ("sym", "w")), 8), ("*", ("sym", "w"), 96)]
+        divisors = [
+            2,
+            3,
+            4,
+            6,
+            8,
+            12,
+            96,
+            768,
+            -3,
+            -8,
+            ("sym", "s0"),
+            ("*", ("sym", "s0"), 4),
+            ("+", ("sym", "s0"), 1),
+            ("*", ("*", ("sym", "s0"), ("sym", "w")), 8),
+            ("*", ("sym", "w"), 96),
+        ]
         return operator, left, rng.choice(divisors)
     if operator == "*" and rng.random() < 0.8:
         return operator, left, rng.choice([2, 3, 4, 8, 12, 96, -1, ("sym", "s0")])
@@ -202,7 +217,11 @@ def test_simplification_keeps_the_value(seed: int) -> None:
 
 def test_against_sympy() -> None:
     sympy = pytest.importorskip("sympy")
-    names = {"x": sympy.Symbol("x", integer=True), "y": sympy.Symbol("y", integer=True), "z": sympy.Symbol("z", integer=True)}
+    names = {
+        "x": sympy.Symbol("x", integer=True),
+        "y": sympy.Symbol("y", integer=True),
+        "z": sympy.Symbol("z", integer=True),
+    }
     ours = {name: symbol(name, None) for name in names}
     rng = random.Random(7)
 

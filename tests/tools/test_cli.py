@@ -57,7 +57,10 @@ def test_a_bundle_comes_back(bundle: Path, cache: DiskCache, capsys: pytest.Capt
     assert cli.main(["cache", "import", str(bundle)]) == 0
     assert "took 2 entries" in capsys.readouterr().out
     assert cache.get(key_of("b")) == b"b" * 3000
-    assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle.zip", "cache"]  # no half-written file beside it
+    assert sorted(path.name for path in bundle.parent.iterdir()) == [
+        "bundle.zip",
+        "cache",
+    ]  # no half-written file beside it
 
 
 @pytest.mark.parametrize("part", range(len(cli.HOST_PARTS)))
@@ -72,7 +75,9 @@ def test_a_bundle_of_another_kind_of_host_is_refused(
     assert cli.HOST_PARTS[part] in told and told.startswith("fusewright: ") and not cache.entries()
 
 
-def test_hostile_members_are_refused(bundle: Path, cache: DiskCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_members_are_refused(
+    bundle: Path, cache: DiskCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = pack(key_of("c"), "c", b"body")
     hostile = rewritten(
         bundle,
@@ -94,7 +99,9 @@ def test_hostile_members_are_refused(bundle: Path, cache: DiskCache, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle.zip", "cache", "other.zip"]
 
 
-def test_a_member_that_would_fill_the_disk_is_refused(bundle: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_would_fill_the_disk_is_refused(
+    bundle: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE_MIB", "1")
     with zipfile.ZipFile(bundle, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr(f"{key_of('z')}{SUFFIX}", bytes(8 << 20))

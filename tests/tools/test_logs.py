@@ -44,7 +44,9 @@ def test_the_environment_turns_on_logs_and_the_debug_folder(tmp_path: Path) -> N
     source = str(Path(fusewright.__file__).parents[1])
     wanted = "graph_breaks,recompiles,guards,graph,aot_graphs,fusion,schedule,output_code,kernel_code"
     environment = {**os.environ, "PYTHONPATH": source, "FUSEWRIGHT_LOGS": wanted, "FUSEWRIGHT_DEBUG": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     for artifact in wanted.split(","):
         assert f"[fusewright.{artifact}]" in done.stderr, f"{artifact} is missing in:\n{done.stderr}"
@@ -56,7 +58,18 @@ def test_the_environment_turns_on_logs_and_the_debug_folder(tmp_path: Path) -> N
     stages = [path.name for path in sorted((run / functions[0]).iterdir())]
     assert [int(stage[:2]) for stage in stages] == list(range(len(stages)))
     names = [stage[3:-4] for stage in stages]
-    for name in ("break", "graph", "guards", "finish", "passes", "loops", "schedule", "kernels", "call_plan", "recompile"):
+    for name in (
+        "break",
+        "graph",
+        "guards",
+        "finish",
+        "passes",
+        "loops",
+        "schedule",
+        "kernels",
+        "call_plan",
+        "recompile",
+    ):
         assert name in names, (name, names)
     assert any(name.startswith("kernel_fused") for name in names)
     assert "relu" in (run / functions[0] / stages[names.index("graph")]).read_text()

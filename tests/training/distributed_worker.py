@@ -78,7 +78,10 @@ def train(model: nn.Module, steps: int = 3, accumulate: bool = False) -> list[Te
         loss = model(batch(step)).square().mean()
         loss.backward()
         if not step:
-            kept += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)]
+            kept += [
+                loss.detach(),
+                *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None),
+            ]
         optimizer.step()
     return kept + [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -99,7 +102,9 @@ def unused(inside: Any, outside: Any) -> list[Tensor]:
     for step, left in enumerate((True, False, True)):
         model.zero_grad()
         model(batch(step, 8), left).square().sum().backward()
-        kept += [torch.zeros(1) if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
+        kept += [
+            torch.zeros(1) if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()
+        ]
     return kept
 
 
@@ -224,7 +229,11 @@ def overlap(inside: Any, outside: Any) -> dict[str, Any]:
         with watched(log):
             model(batch(0, rows=rows)).square().mean().backward()
     parts = [entry for entry in log if entry != "gradient"]
-    return {"parts": len(parts), "overlaps": bool(parts) and "gradient" in log[: log.index(parts[-1])], "gradients": log.count("gradient")}
+    return {
+        "parts": len(parts),
+        "overlaps": bool(parts) and "gradient" in log[: log.index(parts[-1])],
+        "gradients": log.count("gradient"),
+    }
 
 
 def compare(name: str, check: Any, report: dict[str, Any]) -> None:

@@ -34,7 +34,12 @@ class Lion(O.Optimizer):
     """An optimizer as users write them: signs, a step count that is a Python int, state made at the first step."""
 
     def __init__(
-        self, parameters: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), decay: float = 0.01, **ignored: Any
+        self,
+        parameters: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.99),
+        decay: float = 0.01,
+        **ignored: Any,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "decay": decay})
 
@@ -127,7 +132,9 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("foreach", [None, pytest.param(True, marks=pytest.mark.sweep)])
-@pytest.mark.parametrize(("kind", "options"), CASES, ids=lambda value: getattr(value, "__name__", None) or ",".join(value))
+@pytest.mark.parametrize(
+    ("kind", "options"), CASES, ids=lambda value: getattr(value, "__name__", None) or ",".join(value)
+)
 def test_updates_equal_eager_without_recompiles(kind: Any, options: dict[str, Any], foreach: bool) -> None:
     def make(model: nn.Module) -> O.Optimizer:
         return kind(model.parameters(), foreach=foreach, **options)
@@ -153,7 +160,12 @@ FUSED: list[tuple[Any, dict[str, Any]]] = [
 
 
 # Eager's SGD of bfloat16 with momentum reads memory that nothing has been written to.
-FUSED_CASES = [(*row, dtype) for row in FUSED for dtype in (torch.float32, torch.bfloat16) if dtype == torch.float32 or "momentum" not in row[1]]
+FUSED_CASES = [
+    (*row, dtype)
+    for row in FUSED
+    for dtype in (torch.float32, torch.bfloat16)
+    if dtype == torch.float32 or "momentum" not in row[1]
+]
 
 
 @pytest.mark.parametrize(("kind", "options", "dtype"), FUSED_CASES)
@@ -168,7 +180,9 @@ def test_fused_updates_equal_eager(kind: Any, options: dict[str, Any], dtype: to
         step = fusewright.compile(optimizer.step) if compiled else optimizer.step
         for number in range(6):
             for parameter in model.parameters():
-                parameter.grad = torch.randn(parameter.shape, dtype=dtype, generator=torch.Generator().manual_seed(number))
+                parameter.grad = torch.randn(
+                    parameter.shape, dtype=dtype, generator=torch.Generator().manual_seed(number)
+                )
             step()
             optimizer.param_groups[0]["lr"] *= 0.9
         return [parameter.detach() for parameter in model.parameters()], optimizer.state_dict()
@@ -177,7 +191,10 @@ def test_fused_updates_equal_eager(kind: Any, options: dict[str, Any], dtype: to
         found = run(compiled=True)
     assert_same(found, run(compiled=False), 1e-5 if dtype == torch.float32 else 5e-3)
     if kind is O.SGD and dtype == torch.bfloat16:
-        assert {type(event) for event in events} & {Broken, Skipped}  # eager's own numbers are wrong there, and are what the user gets
+        assert {type(event) for event in events} & {
+            Broken,
+            Skipped,
+        }  # eager's own numbers are wrong there, and are what the user gets
     else:
         assert len(events) <= 3 and all(isinstance(event, Compiled) for event in events)
 
@@ -217,7 +234,11 @@ def test_a_users_optimizer_with_a_python_step_count_does_not_recompile_each_step
 def test_parameter_groups_have_their_own_rates() -> None:
     def make(model: Any) -> O.Optimizer:
         return O.AdamW(
-            [{"params": model.first.parameters(), "lr": 0.1}, {"params": [*model.norm.parameters(), *model.last.parameters()]}], lr=0.01
+            [
+                {"params": model.first.parameters(), "lr": 0.1},
+                {"params": [*model.norm.parameters(), *model.last.parameters()]},
+            ],
+            lr=0.01,
         )
 
     assert_same(updates(make, compiled=True), updates(make, compiled=False))
@@ -254,9 +275,15 @@ def train(kind: str, compiled: bool, steps: int = STEPS) -> Any:
     """A whole training step as one function: forward, loss, backward, update. `kind` names what is in it."""
     torch.manual_seed(0)
     model = Net()
-    optimizer: Any = O.AdamW(model.parameters(), lr=1e-2) if "adam" in kind else O.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer: Any = (
+        O.AdamW(model.parameters(), lr=1e-2) if "adam" in kind else O.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in kind, init_scale=128.0)
-    average = O.swa_utils.AveragedModel(model, multi_avg_fn=O.swa_utils.get_ema_multi_avg_fn(0.9)) if "average" in kind else None
+    average = (
+        O.swa_utils.AveragedModel(model, multi_avg_fn=O.swa_utils.get_ema_multi_avg_fn(0.9))
+        if "average" in kind
+        else None
+    )
     calls: list[str] = []
     if "hooks" in kind:
         optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: calls.append("before"))
@@ -343,7 +370,10 @@ def test_a_training_step_with_reads_of_data_equals_eager(kind: str) -> None:
 
 
 def test_a_training_step_under_autocast_with_a_scaler_equals_eager() -> None:
-    found, expected = train("sgd autocast scaler", compiled=True, steps=8), train("sgd autocast scaler", compiled=False, steps=8)
+    found, expected = (
+        train("sgd autocast scaler", compiled=True, steps=8),
+        train("sgd autocast scaler", compiled=False, steps=8),
+    )
     assert_same(found[:2], expected[:2], 2e-2)
     assert_same(found[4], expected[4])
 
@@ -384,7 +414,9 @@ def test_decay_rates_that_cycle_do_not_recompile_each_step() -> None:
         torch.manual_seed(0)
         model = Net()
         optimizer = O.Adam(model.parameters(), lr=0.01)
-        scheduler = O.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=12)  # moves the rate and the first beta
+        scheduler = O.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=0.05, total_steps=12
+        )  # moves the rate and the first beta
         step = fusewright.compile(optimizer.step) if compiled else optimizer.step
         for number in range(10):
             optimizer.zero_grad()

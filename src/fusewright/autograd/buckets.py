@@ -1,8 +1,10 @@
-"""A backward in several parts, so that gradients reach their parameters bucket by bucket and communication overlaps with what is left.
+"""A backward in several parts, so that gradients reach their parameters bucket by bucket and communication overlaps
+with what is left.
 
-Takes a backward graph and the bytes of a bucket; gives the graph's parts in the order in which they run. Takes the compiled parts; gives
-a chain of autograd nodes, one a part: the engine accumulates the gradients of one part (and runs the hooks of DistributedDataParallel on
-them) before it starts the next one. Always holds: the parts together compute what the whole graph computes, each node once.
+Takes a backward graph and the bytes of a bucket; gives the graph's parts in the order in which they run. Takes the
+compiled parts; gives a chain of autograd nodes, one a part: the engine accumulates the gradients of one part (and runs
+the hooks of DistributedDataParallel on them) before it starts the next one. Always holds: the parts together compute
+what the whole graph computes, each node once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Node = torch.fx.Node
 
 @dataclass(slots=True)
 class Part:
-    """One part of a backward. The values of a backward are numbered: first its placeholders, then what parts hand on, in their order.
+    """One part of a backward. The values of a backward are numbered: first its placeholders, then what parts hand on,
+    in their order.
 
     graph      placeholders → (gradients..., values handed on...)
     reads      numbers of the values that the placeholders are
@@ -37,8 +40,8 @@ class Part:
 
 
 def buckets(graph: torch.fx.Graph, capacity: int, first: int) -> list[list[int]]:
-    """The backward's outputs (positions) by bucket, in the order in which they become ready: the first bucket holds about `first` bytes,
-    later ones about `capacity`. Outputs that are no tensors belong to no bucket."""
+    """The backward's outputs (positions) by bucket, in the order in which they become ready: the first bucket holds
+    about `first` bytes, later ones about `capacity`. Outputs that are no tensors belong to no bucket."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     ready = sorted((order[item], position) for position, item in enumerate(_results(graph)) if isinstance(item, Node))
     found: list[list[int]] = [[]]
@@ -70,7 +73,9 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
     """Cuts a backward graph: part i computes the outputs `groups[i]`, and nothing that an earlier one has computed."""
     results = _results(graph)
     nodes = [node for node in graph.nodes if node.op != "output"]
-    number: dict[Node, int] = {node: index for index, node in enumerate(node for node in nodes if node.op == "placeholder")}
+    number: dict[Node, int] = {
+        node: index for index, node in enumerate(node for node in nodes if node.op == "placeholder")
+    }
     owner: dict[Node, int] = dict.fromkeys(number, -1)
     for index, group in enumerate(groups):
         pending = [results[position] for position in group]
@@ -80,13 +85,20 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
                 owner[node] = index
                 pending += node.all_input_nodes
     handed = {node for node in owner for user in node.users if user in owner and owner[node] not in (-1, owner[user])}
-    handed |= {results[position] for index, group in enumerate(groups) for position in group if owner[results[position]] not in (-1, index)}
+    handed |= {
+        results[position]
+        for index, group in enumerate(groups)
+        for position in group
+        if owner[results[position]] not in (-1, index)
+    }
     sizes = [node for node in nodes if node.op == "placeholder" and isinstance(node.meta.get("type"), Expr)]
     parts: list[Part] = []
     for index, group in enumerate(groups):
         inside = [node for node in nodes if owner.get(node) == index]
         wanted = [results[position] for position in group]
-        reads = dict.fromkeys(argument for node in inside for argument in node.all_input_nodes if owner[argument] != index)
+        reads = dict.fromkeys(
+            argument for node in inside for argument in node.all_input_nodes if owner[argument] != index
+        )
         reads |= dict.fromkeys(node for node in wanted if owner[node] != index)
         used = symbols_in([(node.meta.get("type"), node.args, node.kwargs) for node in (*inside, *reads)])
         reads |= dict.fromkeys(node for node in sizes if node.meta["type"] in used)
@@ -108,7 +120,8 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
 
 @dataclass(frozen=True, slots=True)
 class CompiledPart:
-    """A compiled part: `run` over the values at `reads` gives the gradients at `gradients`, then the values to hand on."""
+    """A compiled part: `run` over the values at `reads` gives the gradients at `gradients`, then the values to hand
+    on."""
 
     run: Callable[..., tuple[Any, ...]]
     reads: tuple[int, ...]
@@ -153,7 +166,8 @@ class Progress:
 
 
 class _Later(torch.autograd.Function):
-    """forward(ctx, progress, index, token, *inputs) → token: its backward runs part `index`, whose gradients belong to the inputs.
+    """forward(ctx, progress, index, token, *inputs) → token: its backward runs part `index`, whose gradients belong to
+    the inputs.
 
     The token (no elements) ties the parts together: its gradient arrives when the part before has run."""
 
@@ -170,7 +184,8 @@ class _Later(torch.autograd.Function):
 
 
 def chain(progress: Progress, inputs: Sequence[Sequence[Any]]) -> torch.Tensor:
-    """The token that the node of the first part takes as an input. inputs: for each part, the tensors that its gradients belong to."""
+    """The token that the node of the first part takes as an input. inputs: for each part, the tensors that its
+    gradients belong to."""
     token: torch.Tensor | None = None
     for index in range(len(progress.parts) - 1, 0, -1):
         token = _Later.apply(progress, index, token, *inputs[index])
@@ -179,7 +194,8 @@ def chain(progress: Progress, inputs: Sequence[Sequence[Any]]) -> torch.Tensor:
 
 
 def bucket_bytes() -> tuple[int, int] | None:
-    """(first bucket, later buckets) in bytes while the forward of a DistributedDataParallel module runs; None outside of one."""
+    """(first bucket, later buckets) in bytes while the forward of a DistributedDataParallel module runs; None outside
+    of one."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     active = None if module is None else module.DistributedDataParallel._get_active_ddp_module()
     if active is None:

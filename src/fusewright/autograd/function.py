@@ -1,9 +1,10 @@
 """The autograd functions that carry the compiled halves of a graph, and what happens around them.
 
-Takes the compiled forward and backward over flat tensors; gives a callable over the forward's inputs that returns the frame's outputs,
-whose gradient function runs the compiled backward. Always holds: what shares memory with an input or with another output is made by view
-operators outside of the function, as autograd demands; an input that the program writes to with its history kept is given its new value
-there too; an output leads, in autograd's graph, to exactly the inputs that eager's leads to.
+Takes the compiled forward and backward over flat tensors; gives a callable over the forward's inputs that returns the
+frame's outputs, whose gradient function runs the compiled backward. Always holds: what shares memory with an input or
+with another output is made by view operators outside of the function, as autograd demands; an input that the program
+writes to with its history kept is given its new value there too; an output leads, in autograd's graph, to exactly the
+inputs that eager's leads to.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import Any
 import torch
 
 from fusewright.autograd import buckets, visits
-from fusewright.autograd.halves import FREED, Call, Group, Halves, Reach, gradients, remember, replayed_gradients, values_for
+from fusewright.autograd.halves import (
+    FREED,
+    Call,
+    Group,
+    Halves,
+    Reach,
+    gradients,
+    remember,
+    replayed_gradients,
+    values_for,
+)
 from fusewright.autograd.rebuild import rebuilder
 from fusewright.capture.frame import Backward
 
@@ -46,7 +57,9 @@ class _InParts(torch.autograd.Function):
     The token leads to the rest."""
 
     @staticmethod
-    def forward(ctx: Any, halves: Halves, progress: buckets.Progress, token: Any, call: Call, *inputs: Any) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, halves: Halves, progress: buckets.Progress, token: Any, call: Call, *inputs: Any
+    ) -> tuple[Any, ...]:
         ctx.progress = progress
         group = halves.groups[0]
         remember(ctx, halves, group, call)
@@ -78,7 +91,9 @@ def _apply_in_parts(halves: Halves, call: Call) -> Any:
     (group,) = halves.groups
     inputs = call.inputs
     owners = [[inputs[group.gradients[place]] for place in part.gradients] for part in halves.parts]
-    undefined = [inputs[input] for reach in group.reaches for input, place in zip(reach.inputs, reach.gradients) if place < 0]
+    undefined = [
+        inputs[input] for reach in group.reaches for input, place in zip(reach.inputs, reach.gradients) if place < 0
+    ]
     return _InParts.apply(halves, progress, buckets.chain(progress, owners), call, *owners[0], *undefined)
 
 
@@ -123,7 +138,8 @@ class _Freed(torch.autograd.Function):
 
 
 def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
-    """The callable that the compiled entry runs: the forward with the backward attached, then updates of inputs and rebuilt outputs.
+    """The callable that the compiled entry runs: the forward with the backward attached, then updates of inputs and
+    rebuilt outputs.
 
     symbols   for each input the symbolic size that it is, or None"""
     outputs, updates = halves.outputs, plan.updates
@@ -138,7 +154,9 @@ def differentiable(halves: Halves, plan: Backward, symbols: tuple[Any, ...]) -> 
             results = tuple(next(wanted) if index in plan.tangents else value for index, value in enumerate(results))
         elif plan.tangents and torch.is_grad_enabled():
             results = _apply(halves, inputs)
-        elif plan.tangents:  # a resume function inside a no_grad block, which ends before the operators that need a gradient
+        elif (
+            plan.tangents
+        ):  # a resume function inside a no_grad block, which ends before the operators that need a gradient
             with torch.enable_grad():
                 results = _apply(halves, inputs)
         else:

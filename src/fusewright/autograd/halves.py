@@ -1,8 +1,10 @@
-"""The compiled halves of a graph, and one call of them: what the forward remembers for the backward, and how the backward runs.
+"""The compiled halves of a graph, and one call of them: what the forward remembers for the backward, and how the
+backward runs.
 
-Takes compiled callables over flat tensors; gives functions that the autograd functions around them share (function.py, visits.py).
-Always holds: gradients of gradients are right (PyTorch's own autograd over the recorded operators), or refused; what is saved is freed with
-its last use unless the graph is kept, and a write to it in between is an error, as in eager.
+Takes compiled callables over flat tensors; gives functions that the autograd functions around them share (function.py,
+    visits.py).
+Always holds: gradients of gradients are right (PyTorch's own autograd over the recorded operators), or refused; what is
+saved is freed with its last use unless the graph is kept, and a write to it in between is an error, as in eager.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from fusewright.base.records import dataclass
 from fusewright.graph.generators import states_of
 
 MOST_NODES = 8
-"""Outputs with a node each, as long as no input has a hook: a model that returns a cache has two outputs for each layer."""
+"""Outputs with a node each, as long as no input has a hook: a model that returns a cache has two outputs for each
+layer."""
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 FREED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved "
-    "intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to "
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+    "been freed). Saved "
+    "intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to "
     "backward through the graph a second time or if you need to access saved tensors after calling backward."
 )
 
@@ -56,14 +61,15 @@ class Group:
     """Outputs that share operators, and their backward: backward(saved..., tangents...) → gradients.
 
     saved      see autograd.joint.Split
-    tangents   positions of the outputs; dense: which of their gradients are laid out as empty_like(output) (see Backward)
+    tangents   positions of the outputs; dense: which of their gradients are laid out as empty_like(output) (see
+        Backward)
     gradients  which inputs get a gradient, in order; constant: whether it reads no tangent
     foreign    positions of results that are saved and belong to another node of autograd's graph
     reaches    the inputs by the outputs that lead to them, those that most outputs lead to first
     frees      the outputs (places among the tangents) that free what each other's backward needs
     leaves     whether all inputs are leaves
-    exits      the outputs by the operator that made them, and the reaches that they lead to (but for those beyond others): hooks of an
-               output are called when its operator's turn comes
+    exits      the outputs by the operator that made them, and the reaches that they lead to (but for those beyond
+               others): hooks of an output are called when its operator's turn comes
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -93,10 +99,11 @@ class Group:
 class Halves:
     """forward(*inputs) → (graph outputs..., further saved values...), and the backward in groups.
 
-    replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would not give their
-              gradients (a custom autograd function or a hook that cannot be run again)
+    replay    runs the recorded forward operators with autograd alive: (*inputs) → graph outputs; None when that would
+              not give their gradients (a custom autograd function or a hook that cannot be run again)
     random    the devices whose random generators the forward draws from
-    updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive), and not replayed
+    updates   some inputs take new values after the graph: they are not held then (they would hold themselves alive),
+        and not replayed
     outputs   number of graph outputs
     parts     the backward of the one group in several parts (see autograd.buckets); empty: in one
     graphs    what runs the forward and the backward of the one group instead of themselves, if anything does
@@ -115,7 +122,8 @@ class Halves:
 
 
 class Graphs(Protocol):
-    """Both halves, replayed from recordings where that is possible (runtime/training_graphs.py). A lease stands for a forward that was."""
+    """Both halves, replayed from recordings where that is possible (runtime/training_graphs.py). A lease stands for a
+    forward that was."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]: ...
 
@@ -161,11 +169,13 @@ def remember(ctx: Any, halves: Halves, group: Group, call: Call) -> None:
 
 
 def values_for(ctx: Any, given: list[torch.Tensor | None]) -> list[Any]:
-    """What the compiled backward takes: the saved values, as they were (a saved-tensor hook may have put another tensor in a saved one's
-    place), and the tangents."""
+    """What the compiled backward takes: the saved values, as they were (a saved-tensor hook may have put another tensor
+    in a saved one's place), and the tangents."""
     values = [tensor if plain is None else plain for tensor, plain in zip(ctx.saved_tensors, ctx.plain)]
     if ctx.saved_layouts is not None:
-        values = [value if layout is None else _laid_out(value, layout) for value, layout in zip(values, ctx.saved_layouts)]
+        values = [
+            value if layout is None else _laid_out(value, layout) for value, layout in zip(values, ctx.saved_layouts)
+        ]
     return values + [tangent(one, layout) for one, layout in zip(given, ctx.layouts)]
 
 
@@ -214,7 +224,8 @@ def _versions(inputs: tuple[Any, ...]) -> list[int]:
 
 
 def tangent(given: torch.Tensor | None, layout: Layout) -> torch.Tensor:
-    """The tangent in the output's own layout, which the backward was compiled for; zeros for an output that nothing depended on."""
+    """The tangent in the output's own layout, which the backward was compiled for; zeros for an output that nothing
+    depended on."""
     if given is None:
         shape, stride, dtype, device = layout
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
@@ -238,27 +249,31 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
     group: Group = ctx.group
     if halves.replay is None and not create_graph:
         raise RuntimeError(
-            "fusewright: the compiled backward could not finish, and cannot be repeated eagerly because of a custom autograd.Function or a "
+            "fusewright: the compiled backward could not finish, and cannot be repeated eagerly because of a custom "
+            "autograd.Function or a "
             "tensor hook in the compiled function that cannot be run again. Keep that out of the compiled function."
         )
     if halves.replay is None:
         raise RuntimeError(
-            "fusewright: gradients of gradients (create_graph=True) need a custom autograd.Function or a tensor hook of the compiled "
-            "function once more, and it cannot be run again: it has side effects, takes an argument that may change, or stands beside an "
+            "fusewright: gradients of gradients (create_graph=True) need a custom autograd.Function or a tensor hook "
+            "of the compiled "
+            "function once more, and it cannot be run again: it has side effects, takes an argument that may change, "
+            "or stands beside an "
             "in-place operation. Keep it out of the compiled function, or compile with fusewright.disable around it."
         )
     inputs = ctx.inputs
     if halves.updates or (inputs is not None and _versions(inputs) != ctx.versions):
         raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled "
+            "one of the variables needed for gradient computation has been modified by an inplace operation: an input "
+            "of a compiled "
             "function was written to before gradients of its gradients were asked for"
         )
     if inputs is None:
         raise RuntimeError(FREED)
     if halves.random and ctx.random is None:
         raise RuntimeError(
-            "fusewright: the forward drew random numbers while the program recorded a CUDA graph; it cannot be repeated with them. "
-            "Keep gradients of gradients (create_graph=True) of it out of the recording."
+            "fusewright: the forward drew random numbers while the program recorded a CUDA graph; it cannot be "
+            "repeated with them. Keep gradients of gradients (create_graph=True) of it out of the recording."
         )
     # Aliases stand for the inputs, whose hooks are called when the gradients of the gradients reach them.
     inputs = tuple([one.view_as(one) if isinstance(one, torch.Tensor) and one.requires_grad else one for one in inputs])
@@ -270,13 +285,18 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
     found: Sequence[Any] = [None] * len(wanted)
     if pairs and wanted:
         found = torch.autograd.grad(
-            [output for output, _ in pairs], wanted, [tangent for _, tangent in pairs], create_graph=create_graph, allow_unused=True
+            [output for output, _ in pairs],
+            wanted,
+            [tangent for _, tangent in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
         )
     reached = [place for reach in group.reaches if reach.reached_by(given) for place in reach.gradients if place >= 0]
     if any(found[place] is None and not group.constant[place] for place in reached):
         raise RuntimeError(
-            "fusewright: gradients of gradients (create_graph=True) of this compiled function cannot be computed: an operator inside hides "
-            "its gradient from PyTorch's autograd. Keep it out of the compiled function, or compile with fusewright.disable around it."
+            "fusewright: gradients of gradients (create_graph=True) of this compiled function cannot be computed: "
+            "an operator inside hides its gradient from PyTorch's autograd. Keep it out of the compiled function, or "
+            "compile with fusewright.disable around it."
         )
     # The capture's gradient is a constant, where the operators that run again lead nowhere: zeros.
     return tuple(torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(wanted, found))

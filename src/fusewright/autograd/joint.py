@@ -1,7 +1,7 @@
 """The joint graph: forward and backward operators recorded into one graph, and its halves.
 
-Takes what the recorder recorded when PyTorch's autograd engine was asked for the gradients of the captured outputs; gives data for
-`partition`.
+Takes what the recorder recorded when PyTorch's autograd engine was asked for the gradients of the captured outputs;
+gives data for `partition`.
 Always holds: forward nodes stand before backward nodes; a node is *backward* exactly when a tangent reaches it,
 or an effect (random numbers, an assertion) that the backward had when it was recorded.
 """
@@ -20,8 +20,8 @@ from fusewright.graph.passes.clean.dce import must_stay
 class JointGraph:
     """Forward and backward in one FX graph.
 
-    graph      placeholders: the forward's inputs, then one tangent for each differentiable output; the output node holds the forward's
-               outputs, then the gradients (None where an input gets none)
+    graph      placeholders: the forward's inputs, then one tangent for each differentiable output; the output node
+               holds the forward's outputs, then the gradients (None where an input gets none)
     inputs     how many placeholders are the forward's inputs
     outputs    how many outputs are the forward's
     tangents   positions (among the forward's outputs) of the outputs that the tangents belong to
@@ -41,7 +41,8 @@ class Split:
 
     forward   inputs → (user outputs..., further saved values...)
     backward  (saved values..., tangents...) → gradients, in the order of JointGraph.gradients
-    saved     for each saved value, in the backward's order: n >= 0, it is input n of the forward; ~n, it is result n of the forward
+    saved     for each saved value, in the backward's order: n >= 0, it is input n of the forward; ~n, it is result n of
+        the forward
     """
 
     forward: torch.fx.Graph
@@ -65,7 +66,9 @@ def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
     reached = set(placeholders[inputs:])
     for node in graph.nodes:
         if node.op not in ("placeholder", "output"):
-            if any(argument in reached for argument in node.all_input_nodes) or (node.meta.get("backward") and must_stay(node)):
+            if any(argument in reached for argument in node.all_input_nodes) or (
+                node.meta.get("backward") and must_stay(node)
+            ):
                 reached.add(node)
     return reached
 
@@ -73,10 +76,18 @@ def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
 def constant_gradients(joint: JointGraph) -> tuple[bool, ...]:
     """For each gradient, whether no tangent reaches it."""
     aten = torch.ops.aten
-    shaped = {aten.zeros_like.default, aten.new_zeros.default, aten.full_like.default}  # they read a tangent's type alone
+    shaped = {
+        aten.zeros_like.default,
+        aten.new_zeros.default,
+        aten.full_like.default,
+    }  # they read a tangent's type alone
     reached = set([node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :])
     for node in joint.graph.nodes:
-        if node.op == "call_function" and node.target not in shaped and any(argument in reached for argument in node.all_input_nodes):
+        if (
+            node.op == "call_function"
+            and node.target not in shaped
+            and any(argument in reached for argument in node.all_input_nodes)
+        ):
             reached.add(node)
     return tuple(item not in reached for item in results_of(joint.graph)[joint.outputs :])
 

@@ -48,7 +48,8 @@ class Network:
         return level
 
     def _augment(self, source: int, sink: int, level: list[int], position: list[int]) -> bool:
-        """Pushes one augmenting path of the level graph (iteratively: graphs are deep); False when there is none left."""
+        """Pushes one augmenting path of the level graph (iteratively: graphs are deep); False when there is none
+        left."""
         path: list[int] = []
         vertex = source
         while vertex != sink:
@@ -73,7 +74,8 @@ class Network:
         return True
 
     def sink_side(self, source: int, sink: int) -> set[int]:
-        """The vertices that `sink` can be reached from after a maximum flow: one side of a minimum cut, and the smallest such."""
+        """The vertices that `sink` can be reached from after a maximum flow: one side of a minimum cut, and the
+        smallest such."""
         while True:
             level = self._levels(source)
             if level[sink] < 0:

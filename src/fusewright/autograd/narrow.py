@@ -1,6 +1,7 @@
 """In which smaller type a value may be saved between forward and backward without losing anything.
 
-Takes a node of a joint graph; gives the type, or None where it is saved as it is. Always holds: converting there and back gives the value.
+Takes a node of a joint graph; gives the type, or None where it is saved as it is. Always holds: converting there and
+    back gives the value.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ aten = torch.ops.aten
 _DRAWS = frozenset({aten.bernoulli.p, aten.bernoulli.default})
 
 _POSITIONS_IN_WINDOWS = {
-    aten.max_pool2d_with_indices.default: 2, aten.max_pool3d_with_indices.default: 3, aten.adaptive_max_pool2d.default: 2,
+    aten.max_pool2d_with_indices.default: 2, aten.max_pool3d_with_indices.default: 3,
+    aten.adaptive_max_pool2d.default: 2,
     aten.adaptive_max_pool3d.default: 3,
 }  # fmt: skip
 """Operators whose second result counts through so many trailing dimensions of the input."""
 
 _POSITIONS_ALONG = frozenset({
-    aten.max.dim, aten.min.dim, aten.topk.default, aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.median.dim,
+    aten.max.dim, aten.min.dim, aten.topk.default, aten.sort.default, aten.sort.stable, aten.kthvalue.default,
+    aten.median.dim,
     aten.mode.default,
 })  # fmt: skip
 """Operators whose second result counts along one dimension of the input."""

@@ -1,9 +1,9 @@
 """Partition: which values the forward saves for the backward, and which ones the backward computes again.
 
-Takes a functionalised `JointGraph`; gives a `Split`. The choice is a minimum cut over bytes: every forward value may be saved at the
-cost of its bytes, or recomputed from other saved values if that is cheap (pointwise operators and views), asked for by the program (a
-checkpoint) or by a memory budget, and possible (nothing random, no effects). Always holds: the backward computes what the joint graph
-would have; only where a value comes from differs.
+Takes a functionalised `JointGraph`; gives a `Split`. The choice is a minimum cut over bytes: every forward value may be
+saved at the cost of its bytes, or recomputed from other saved values if that is cheap (pointwise operators and views),
+asked for by the program (a checkpoint) or by a memory budget, and possible (nothing random, no effects). Always holds:
+the backward computes what the joint graph would have; only where a value comes from differs.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def choose_saved(joint: JointGraph, recompute: bool = True, budget: float = 1.0)
     """The forward nodes (inputs included) whose values the backward reads, in graph order.
 
     recompute  False: every forward value that the backward reads
-    budget     share of the bytes of the default choice that may be saved: below 1, reductions and library operators are computed again
-               too, those with the least work for a byte first, as far as that is needed"""
+    budget     share of the bytes of the default choice that may be saved: below 1, reductions and library operators are
+               computed again too, those with the least work for a byte first, as far as that is needed"""
     cut = _Cut(joint)
     chosen = cut.saved(cut.cheap if recompute else frozenset())
     target = budget * cut.bytes_of(chosen)
@@ -68,9 +68,9 @@ class _Cut:
     def __init__(self, joint: JointGraph) -> None:
         backward = backward_nodes(joint.graph, joint.inputs)
         results = results_of(joint.graph)[joint.outputs :]
-        self.wanted = {argument for node in backward for argument in node.all_input_nodes if argument not in backward} | {
-            node for node in results if isinstance(node, Node) and node not in backward
-        }
+        self.wanted = {
+            argument for node in backward for argument in node.all_input_nodes if argument not in backward
+        } | {node for node in results if isinstance(node, Node) and node not in backward}
         needed = _ancestors(self.wanted)
         self.forward = [node for node in joint.graph.nodes if node in needed and node not in backward]
         self.written = written_inputs(joint.graph)
@@ -117,7 +117,8 @@ class _Cut:
 
 
 def _viewed(node: Node) -> Node:
-    """The tensor that `node` is a view of all elements of: it is saved itself, so that it may be a result of the forward, or an input."""
+    """The tensor that `node` is a view of all elements of: it is saved itself, so that it may be a result of the
+    forward, or an input."""
     while is_view(node) and saved_bytes(node) == saved_bytes(node.all_input_nodes[0]):
         node = node.all_input_nodes[0]
     return node
@@ -156,7 +157,9 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         values[node] = _copy(node, forward, values)
     written = written_inputs(joint.graph)
     user = [values[item] if isinstance(item, Node) else item for item in results[: joint.outputs]]
-    returned = {item: index for index, item in reversed(list(enumerate(results[: joint.outputs]))) if isinstance(item, Node)}
+    returned = {
+        item: index for index, item in reversed(list(enumerate(results[: joint.outputs]))) if isinstance(item, Node)
+    }
     extra: list[Node] = []
     places: list[int] = []
     for node in saved:
@@ -183,8 +186,12 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
         values[node] = _copy(node, backward, values)
     for node in saved:
         if values[node].meta.get("type") != node.meta.get("type"):
-            values[node] = _after(backward, values[node], torch.ops.aten._to_copy.default, dtype=node.meta["type"].dtype)
-    roots = {item for item in results[joint.outputs :] if isinstance(item, Node)} | {node for node in backward_set if must_stay(node)}
+            values[node] = _after(
+                backward, values[node], torch.ops.aten._to_copy.default, dtype=node.meta["type"].dtype
+            )
+    roots = {item for item in results[joint.outputs :] if isinstance(item, Node)} | {
+        node for node in backward_set if must_stay(node)
+    }
     needed = _needed(roots, set(values))
     for node in joint.graph.nodes:
         if node in backward_set and node in needed and node not in values:
@@ -209,14 +216,20 @@ def split(joint: JointGraph, recompute: bool = True, budget: float = 1.0) -> Spl
     return Split(forward, backward, tuple(places))
 
 
-def part_of(backward: torch.fx.Graph, gradients: list[int], tangents: list[int], group: int) -> tuple[list[int], torch.fx.Graph]:
+def part_of(
+    backward: torch.fx.Graph, gradients: list[int], tangents: list[int], group: int
+) -> tuple[list[int], torch.fx.Graph]:
     """What of a backward graph computes the outputs at `gradients` and has the effects of `group`.
 
     Gives which of the placeholders it takes, before those at `tangents`, and its graph."""
     placeholders = [node for node in backward.nodes if node.op == "placeholder"]
     results = results_of(backward)
     wanted = [results[place] for place in gradients]
-    effects = [node for node in backward.nodes if node.op == "call_function" and must_stay(node) and node.meta.get("backward") == group]
+    effects = [
+        node
+        for node in backward.nodes
+        if node.op == "call_function" and must_stay(node) and node.meta.get("backward") == group
+    ]
     needed = _needed({item for item in (*wanted, *effects) if isinstance(item, Node)}, set())
     sizes = {node for node in placeholders if isinstance(node.meta.get("type"), Expr)}
     own = [placeholders[place] for place in tangents]
@@ -234,7 +247,8 @@ def part_of(backward: torch.fx.Graph, gradients: list[int], tangents: list[int],
 
 
 def _sizes(backward: torch.fx.Graph, inputs: list[Node]) -> list[Node]:
-    """The inputs of the forward that are symbolic sizes which the backward needs: no tensor that it reads need have that size."""
+    """The inputs of the forward that are symbolic sizes which the backward needs: no tensor that it reads need have
+    that size."""
     used: set[Expr] = set()
     for node in backward.nodes:
         used |= symbols_in((node.meta.get("type"), node.args, node.kwargs))

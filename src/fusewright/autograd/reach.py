@@ -1,9 +1,10 @@
 """Which outputs lead to which inputs in autograd's graph, and which outputs share no operator with others.
 
-Takes traced outputs and the capture's differentiable inputs; gives the outputs in groups. PyTorch's engine visits exactly the inputs
-that the outputs of a `backward()` lead to (their hooks are called, their own graphs run), and each visited operator frees what it
-saved. Always holds: two outputs of different groups share no operator, so that the backward of one neither needs nor frees what the
-other's does; groups and inputs stand in the order in which the engine comes to them.
+Takes traced outputs and the capture's differentiable inputs; gives the outputs in groups. PyTorch's engine visits
+exactly the inputs that the outputs of a `backward()` lead to (their hooks are called, their own graphs run), and each
+visited operator frees what it saved. Always holds: two outputs of different groups share no operator, so that the
+backward of one neither needs nor frees what the other's does; groups and inputs stand in the order in which the engine
+comes to them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Group:
 
 
 def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Group]:
-    """`ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an AccumulateGrad node's)."""
+    """`ends`: the keys of inputs by the autograd node where the capture ends, or by the id of the leaf (an
+    AccumulateGrad node's)."""
     masks: dict[Any, int] = {}
     for place, output in enumerate(outputs):
         masks[output.grad_fn] = masks.get(output.grad_fn, 0) | 1 << place
@@ -55,12 +57,14 @@ def apart(outputs: Sequence[torch.Tensor], ends: Mapping[Any, int]) -> list[Grou
     frees = _joined(single, (masks[node] for node in order if masks[node] & masks[node] - 1 and _saves(node)))
     if len(groups) > MOST_GROUPS:
         groups = [(1 << len(outputs)) - 1]
-    # The engine begins with what was made last, and so it does with the groups: those stand first whose nodes are made first.
+    # The engine begins with what was made last, and so it does with the groups: those stand first whose nodes are made
+    # first.
     groups.sort(key=lambda group: max(root._sequence_nr() for root in roots if masks[root] & group))
     by_time = sorted(order, key=lambda node: -int(node._sequence_nr()))
     made = []
     for group in groups:
-        # Leaves by when their gradients are complete (the engine accumulates them at once), then what it comes to at last.
+        # Leaves by when their gradients are complete (the engine accumulates them at once), then what it comes to at
+        # last.
         edges = (edge for node in by_time if masks[node] & group for edge, _ in node.next_functions)
         complete = {edge: time for time, edge in enumerate(edges)}
         mine = [node for node in reached if masks[node] & group]
@@ -95,17 +99,24 @@ def _graph(roots: list[Any], ends: Mapping[Any, int]) -> tuple[list[Any], dict[A
 
 
 def nested(sets: Sequence[frozenset[int]]) -> list[tuple[int, ...]]:
-    """For each set the places of those that include it, without those which include one of them. The sets differ; large ones first."""
+    """For each set the places of those that include it, without those which include one of them. The sets differ; large
+    ones first."""
     found: list[tuple[int, ...]] = []
     for place, inner in enumerate(sets):
         around = [other for other in range(place) if inner < sets[other]]
-        found.append(tuple(other for other in around if not any(sets[between] < sets[other] for between in around if between > other)))
+        found.append(
+            tuple(
+                other
+                for other in around
+                if not any(sets[between] < sets[other] for between in around if between > other)
+            )
+        )
     return found
 
 
 def taken(ready: Sequence[int]) -> list[int]:
-    """In which order the engine takes nodes that become ready one after the other: it keeps them in a binary heap (of the C++ library),
-    where nodes of equal priority, as all leaves are, change places. ready: their priorities."""
+    """In which order the engine takes nodes that become ready one after the other: it keeps them in a binary heap (of
+    the C++ library), where nodes of equal priority, as all leaves are, change places. ready: their priorities."""
     heap: list[int] = []
 
     def rise(hole: int, one: int) -> None:

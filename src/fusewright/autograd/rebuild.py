@@ -1,7 +1,8 @@
 """Rebuilding the outputs of a differentiated frame from what its graph returned.
 
-Takes the `Rebuilt` rows; gives a callable (inputs, graph outputs) → the frame's outputs. Always holds: a view is made by the program's own
-view operators under autograd, so that its base, its version and what may be done to it are as in eager.
+Takes the `Rebuilt` rows; gives a callable (inputs, graph outputs) → the frame's outputs. Always holds: a view is made
+by the program's own view operators under autograd, so that its base, its version and what may be done to it are as in
+eager.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Made = dict[tuple[int, bool], Any]
 Maker = Callable[[Sequence[Any], Sequence[Any], Made], Any]
 
 
-def rebuilder(rebuilt: tuple[Rebuilt, ...], symbols: tuple[Any, ...]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
+def rebuilder(
+    rebuilt: tuple[Rebuilt, ...], symbols: tuple[Any, ...]
+) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:
     """`symbols`: for each input the symbolic size that it is, or None."""
     makers = [_maker(one, symbols) for one in rebuilt]
 

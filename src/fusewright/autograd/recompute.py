@@ -1,4 +1,5 @@
-"""Which operators are cheap enough to be computed twice: views, and pointwise operators (which fuse into what reads them)."""
+"""Which operators are cheap enough to be computed twice: views, and pointwise operators (which fuse into what reads
+them)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ _VIEW_TAGS = (
 
 CHEAP = frozenset({
     torch.ops.aten.constant_pad_nd.default, torch.ops.aten.full.default, torch.ops.aten.full_like.default,
-    torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.zeros.default, torch.ops.aten.ones.default,
-    torch.ops.aten.scalar_tensor.default, torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step,
+    torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.zeros.default,
+    torch.ops.aten.ones.default,
+    torch.ops.aten.scalar_tensor.default, torch.ops.aten.arange.default, torch.ops.aten.arange.start,
+    torch.ops.aten.arange.start_step,
 })  # fmt: skip
 """Operators beside views and pointwise ones that read each element once at most and compute next to nothing."""
 
@@ -41,7 +44,12 @@ def is_view(node: torch.fx.Node) -> bool:
 
 def can_recompute(node: torch.fx.Node) -> bool:
     """Whether computing the node twice gives the same value and does nothing else."""
-    if node.op != "call_function" or node.meta.get("random") or node.meta.get("writes_private") or node.meta.get("private"):
+    if (
+        node.op != "call_function"
+        or node.meta.get("random")
+        or node.meta.get("writes_private")
+        or node.meta.get("private")
+    ):
         return False
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
@@ -71,7 +79,8 @@ def elements(kind: TensorType) -> int:
 
 _INNER = {
     # operator: (argument whose last dimension is summed over)
-    "aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 1,
+    "aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 1,
     "mkldnn::_linear_pointwise": 0,
 }  # fmt: skip
 

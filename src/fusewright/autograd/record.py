@@ -1,9 +1,11 @@
-"""Recording the backward: PyTorch's autograd engine is asked for the gradients of the captured outputs, and what it does is recorded.
+"""Recording the backward: PyTorch's autograd engine is asked for the gradients of the captured outputs, and what it
+does is recorded.
 
-Takes a recorder at the end of a capture and the frame's outputs; gives the graph's results: its outputs, then the gradients, as traced
-tensors in the same graph. No formula is written here and nothing is traced twice. Always holds: outputs of the graph share no memory with
-each other or with an input (what does is rebuilt by view operators outside, see `Rebuilt`); what cannot be differentiated so that
-autograd's semantics are kept gives a reason instead, and the call runs eagerly.
+Takes a recorder at the end of a capture and the frame's outputs; gives the graph's results: its outputs, then the
+gradients, as traced tensors in the same graph. No formula is written here and nothing is traced twice. Always holds:
+outputs of the graph share no memory with each other or with an input (what does is rebuilt by view operators outside,
+see `Rebuilt`); what cannot be differentiated so that autograd's semantics are kept gives a reason instead, and the call
+runs eagerly.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class CannotDifferentiate(Exception):
 
 
 def record_backward(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward | None, tuple[object, ...], str]:
-    """Records the gradients of `outputs`. Gives (the backward half, the graph's outputs and gradients, ""), or (None, outputs, why not)."""
+    """Records the gradients of `outputs`. Gives (the backward half, the graph's outputs and gradients, ""), or (None,
+    outputs, why not)."""
     try:
         return _record(recorder, outputs)
     except CannotDifferentiate as error:
@@ -65,7 +68,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     results = _Results()
     rebuilt = tuple(_rebuilding(outputs, inputs, results))
     updates = tuple((position, results.add(node.meta["example_value"])) for position, node in _updated(recorder))
-    plain = len(results.values) == len(outputs) and all(one == Rebuilt(("output", index)) for index, one in enumerate(rebuilt))
+    plain = len(results.values) == len(outputs) and all(
+        one == Rebuilt(("output", index)) for index, one in enumerate(rebuilt)
+    )
     wanted = [
         (position, value)
         for position, value in enumerate(results.values)
@@ -85,7 +90,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     groups = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else []
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
     freed = False
-    with torch.autograd.set_detect_anomaly(False):  # its check for NaN would read traced gradients; the engine checks the real ones
+    with torch.autograd.set_detect_anomaly(
+        False
+    ):  # its check for NaN would read traced gradients; the engine checks the real ones
         for index, group in enumerate(groups, 1):
             roots, given = [wanted[place][1] for place in group.places], [tangents[place] for place in group.places]
             begins = next(iter(reversed(recorder.graph.nodes)), None)
@@ -110,11 +117,15 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         inputs=known,
         outputs=len(results.values),
         tangents=tuple(position for position, _ in wanted),
-        dense=tuple(one.tensor_type.stride != value.tensor_type.stride for one, (_, value) in zip(tangents, wanted, strict=True)),
+        dense=tuple(
+            one.tensor_type.stride != value.tensor_type.stride for one, (_, value) in zip(tangents, wanted, strict=True)
+        ),
         gradients=tuple(position for position, _, _ in defined),
         depends=tuple(depends for _, depends, _ in defined),
         groups=tuple((group.exits, group.frees) for group in groups),
-        histories=frozenset(position for position in leaves if recorder.inputs[position][0].meta["history"] is not None),
+        histories=frozenset(
+            position for position in leaves if recorder.inputs[position][0].meta["history"] is not None
+        ),
         undefined=tuple((position, depends) for position, depends, value in gradients if value is None),
         updates=updates,
         rebuilt=None if plain else rebuilt,
@@ -135,8 +146,9 @@ def _ends(recorder: Recorder, leaves: dict[int, TracedTensor]) -> dict[Any, int]
 
 
 def _note_effects(graph: torch.fx.Graph, before: torch.fx.Node | None, group: int) -> bool:
-    """Marks what the backward of `group` (recorded after the node `before`) does besides computing: it is done when the backward
-    runs. Gives whether there is anything but writes to its own tensors; raises CannotDifferentiate for writes to others."""
+    """Marks what the backward of `group` (recorded after the node `before`) does besides computing: it is done when the
+    backward runs. Gives whether there is anything but writes to its own tensors; raises CannotDifferentiate for writes
+    to others."""
     found = False
     recorded: dict[torch.fx.Node, None] = {}
     for node in reversed(graph.nodes):
@@ -219,6 +231,8 @@ def _steps(value: TracedTensor, root: TracedTensor, calls: dict[torch.fx.Node, i
             node, element = node.args[0], node.args[1]  # type: ignore[assignment]
         if not isinstance(node.args[0], torch.fx.Node) or any(isinstance(one, torch.fx.Node) for one in node.args[1:]):
             raise CannotDifferentiate(f"a view made by {node.target} is returned together with what it is a view of")
-        steps.append((node.target, tuple(node.args[1:]), dict(node.kwargs), element, calls.setdefault(node, len(calls))))
+        steps.append(
+            (node.target, tuple(node.args[1:]), dict(node.kwargs), element, calls.setdefault(node, len(calls)))
+        )
         value = value.viewed
     return tuple(reversed(steps))

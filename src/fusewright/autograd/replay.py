@@ -1,8 +1,9 @@
 """Running the recorded forward operators again, under PyTorch's own autograd: for gradients of gradients.
 
-Takes the graph as it was recorded (forward and backward operators, writes included); gives a callable (*inputs) → the graph's outputs, with
-their history. Always holds: nothing is written to (the graph is made functional first, and what it would write at its end is left out);
-what ran without autograd in the program runs without it here; a custom autograd function is applied natively, so that its own rules hold.
+Takes the graph as it was recorded (forward and backward operators, writes included); gives a callable (*inputs) → the
+graph's outputs, with their history. Always holds: nothing is written to (the graph is made functional first, and what
+it would write at its end is left out); what ran without autograd in the program runs without it here; a custom autograd
+function is applied natively, so that its own rules hold.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def replay(
     constants: dict[str, torch.Tensor],
     user_code: tuple[Application | Hook, ...] = (),
 ) -> Replay | None:
-    """`inputs`, `outputs`: how many placeholders and outputs of the recorded graph are the forward's. Prepared at the first call.
-    `user_code` is called again, natively. None where it stands beside writes, which only another graph than the recorded one is free of."""
+    """`inputs`, `outputs`: how many placeholders and outputs of the recorded graph are the forward's. Prepared at the
+    first call. `user_code` is called again, natively. None where it stands beside writes, which only another graph than
+    the recorded one is free of."""
     if user_code and any(isinstance(node.target, OpOverload) and facts(node.target).written for node in recorded.nodes):
         return None
     prepared: list[_Program] = []
@@ -49,7 +51,9 @@ def replay(
 class _Program:
     """The nodes to run, in order, and the user code among them."""
 
-    def __init__(self, graph: torch.fx.Graph, inputs: int, outputs: int, user_code: tuple[Application | Hook, ...]) -> None:
+    def __init__(
+        self, graph: torch.fx.Graph, inputs: int, outputs: int, user_code: tuple[Application | Hook, ...]
+    ) -> None:
         self.wanted: tuple[Any, ...] = tuple(output_node(graph).args[0])[:outputs]  # type: ignore[arg-type]
         self.inside = {node: one for one in user_code if isinstance(one, Application) for node in one.nodes}
         self.hooks: dict[torch.fx.Node, list[Callable[..., Any]]] = {}
@@ -75,7 +79,9 @@ class _Program:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         # Every draw of random numbers is made again, so that each gets the numbers that it got.
         drawn = {node for node in graph.nodes if node.op == "call_function" and node.meta.get("random")}
-        return placeholders[:inputs] + [node for node in graph.nodes if node.op != "placeholder" and (node in seen or node in drawn)]
+        return placeholders[:inputs] + [
+            node for node in graph.nodes if node.op != "placeholder" and (node in seen or node in drawn)
+        ]
 
     def run(self, values: tuple[Any, ...], constants: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         environment: dict[torch.fx.Node, Any] = {}
@@ -115,8 +121,8 @@ class _Program:
 
 
 def _apply(application: Application, environment: dict[torch.fx.Node, Any], sizes: dict[Any, int]) -> None:
-    """Calls the user's function on the values, and puts its results, with their history, in the place of the recorded operators'. They are
-    compared: the function may read something that has changed since."""
+    """Calls the user's function on the values, and puts its results, with their history, in the place of the recorded
+    operators'. They are compared: the function may read something that has changed since."""
     found = application.function(*_resolved(application.args, environment, sizes))
     for node, value in zip(application.outputs, found if isinstance(found, (list, tuple)) else (found,)):
         if node is None:
@@ -125,8 +131,10 @@ def _apply(application: Application, environment: dict[torch.fx.Node, Any], size
         same = isinstance(value, torch.Tensor) and value.shape == recorded.shape
         if not same or not torch.equal(value.nan_to_num(), recorded.nan_to_num()):
             raise RuntimeError(
-                f"fusewright: gradients of gradients (create_graph=True) need the forward of {application.function.__qualname__} once "
-                "more, and it computes something else now. Keep it out of the compiled function, or compile with fusewright.disable around "
+                "fusewright: gradients of gradients (create_graph=True) need the forward of "
+                f"{application.function.__qualname__} once "
+                "more, and it computes something else now. Keep it out of the compiled function, or compile with "
+                "fusewright.disable around "
                 "it."
             )
         environment[node] = value

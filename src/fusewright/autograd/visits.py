@@ -1,14 +1,14 @@
 """Several outputs of one group, which may lead to different inputs.
 
-A backward visits whatever the outputs that it starts from lead to: hooks of those inputs are called, and the graphs behind them
-run; hooks of another output, which has no gradient, are not. So each output has a node of its own, and each set of inputs that the
-same outputs lead to; tokens (no elements) tie them:
+A backward visits whatever the outputs that it starts from lead to: hooks of those inputs are called, and the graphs
+behind them run; hooks of another output, which has no gradient, are not. So each output has a node of its own, and each
+set of inputs that the same outputs lead to; tokens (no elements) tie them:
 
     output ─► _Outputs ─token─► _Inputs ─► inputs
 
-Takes a group and a run of the forward; gives the group's outputs. Always holds: the compiled backward runs once for a backward
-pass, when the gradients of all outputs that take part are there; should PyTorch's engine ask for it earlier, it runs again for
-what came later.
+Takes a group and a run of the forward; gives the group's outputs. Always holds: the compiled backward runs once for a
+backward pass, when the gradients of all outputs that take part are there; should PyTorch's engine ask for it earlier,
+it runs again for what came later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class _Pass:
 
     __slots__ = ("device", "exits", "found", "freed", "frees", "given", "saved", "task", "waiting")
 
-    def __init__(self, saved: torch.Tensor | None, outputs: int, frees: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+    def __init__(
+        self, saved: torch.Tensor | None, outputs: int, frees: tuple[tuple[int, ...], ...], device: torch.device
+    ) -> None:
         self.saved = saved
         self.frees = frees
         self.device = device
@@ -63,7 +65,9 @@ class _Pass:
     def take(self, ctx: Any, places: tuple[int, ...]) -> list[Any]:
         """The gradients at `places` (-1: none) for the node `ctx`; each is taken once in a pass."""
         if self.found is None:
-            visited = {index for index, part in enumerate(self.frees) if any(self.given[place] is not None for place in part)}
+            visited = {
+                index for index, part in enumerate(self.frees) if any(self.given[place] is not None for place in part)
+            }
             if visited & self.freed:
                 raise RuntimeError(FREED)
             last = not any(map(self._comes, self.waiting))
@@ -95,11 +99,13 @@ class _Saved(torch.autograd.Function):
 
 
 class _Inputs(torch.autograd.Function):
-    """forward(ctx, state, reach, saved, *inputs, *tokens) → token. saved: what `remember` takes, if this node holds it; tokens: of the
-    nodes that stand beyond."""
+    """forward(ctx, state, reach, saved, *inputs, *tokens) → token. saved: what `remember` takes, if this node holds it;
+    tokens: of the nodes that stand beyond."""
 
     @staticmethod
-    def forward(ctx: Any, state: _Pass, reach: Reach, saved: tuple[Halves, Group, Call] | None, *inputs: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, state: _Pass, reach: Reach, saved: tuple[Halves, Group, Call] | None, *inputs: Any
+    ) -> torch.Tensor:
         ctx.state, ctx.reach = state, reach
         if saved is not None:
             remember(ctx, *saved)
@@ -118,7 +124,9 @@ class _Outputs(torch.autograd.Function):
     """forward(ctx, state, places, values, *tokens) → values."""
 
     @staticmethod
-    def forward(ctx: Any, state: _Pass, places: tuple[int, ...], values: tuple[Any, ...], *tokens: Any) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, state: _Pass, places: tuple[int, ...], values: tuple[Any, ...], *tokens: Any
+    ) -> tuple[Any, ...]:
         ctx.state, ctx.places, ctx.exit = state, places, len(state.exits)
         state.exits.append(weakref.ref(ctx))
         ctx.set_materialize_grads(False)

@@ -1,8 +1,9 @@
 """`fusewright.aot`: a backend made of a user's compilers of ATen graphs, one for each direction.
 
-Takes fw_compiler and bw_compiler, each called as compiler(gm, example_inputs), and a partition; gives a Backend. Always holds: the graphs
-are functional (writes into inputs stand at the end, as `copy_`); the forward returns (outputs..., saved values...), the backward takes
-(saved values..., tangents...) and returns the gradients of those inputs that have one.
+Takes fw_compiler and bw_compiler, each called as compiler(gm, example_inputs), and a partition; gives a Backend. Always
+holds: the graphs are functional (writes into inputs stand at the end, as `copy_`); the forward returns (outputs...,
+saved values...), the backward takes (saved values..., tangents...) and returns the gradients of those inputs that have
+one.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ def aot(
 ) -> Backend:
     """A backend for `compile(backend=...)` that receives functional ATen graphs.
 
-    fw_compiler  compiler(gm, example_inputs) → callable over the same flat inputs; called for the forward, or for the whole graph when
-                 no gradient is wanted. `gm` is a torch.fx.GraphModule of ATen overloads, each node with meta["type"] (shape, strides in
-                 elements, dtype, device) and meta["location"]; example_inputs are the real inputs (tensors, ints for symbolic sizes)
-    bw_compiler  the same for the backward (default: fw_compiler); its example inputs have the right sizes and arbitrary contents
-    partition    cuts the joint graph: partition(JointGraph) → Split (default: fusewright.autograd.partition.split, a minimum cut)
+    fw_compiler  compiler(gm, example_inputs) → callable over the same flat inputs; called for the forward, or for the
+                 whole graph when no gradient is wanted. `gm` is a torch.fx.GraphModule of ATen overloads, each node
+                 with meta["type"] (shape, strides in elements, dtype, device) and meta["location"]; example_inputs are
+                 the real inputs (tensors, ints for symbolic sizes)
+    bw_compiler  the same for the backward (default: fw_compiler); its example inputs have the right sizes and arbitrary
+        contents
+    partition    cuts the joint graph: partition(JointGraph) → Split (default: fusewright.autograd.partition.split, a
+        minimum cut)
 
     Raises OptionError for something that is not callable; what a compiler raises reaches the user as BackendError.
     """
@@ -57,20 +61,26 @@ def aot(
     return Backend("aot", "aten", compile_graph, follows_autograd=False, trains=True)
 
 
-def _compile_half(to_compile: GraphToCompile, compilers: dict[str, Compiler], graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:
+def _compile_half(
+    to_compile: GraphToCompile, compilers: dict[str, Compiler], graph: torch.fx.Graph, direction: str
+) -> Callable[..., Any]:
     env = next((node.meta.get("env") for node in to_compile.graph.nodes if node.op == "output"), None)
     if direction == "forward":
-        inputs = [value if isinstance(value, torch.Tensor) else _example(value, env) for value in to_compile.example_inputs]
+        inputs = [
+            value if isinstance(value, torch.Tensor) else _example(value, env) for value in to_compile.example_inputs
+        ]
     else:
         inputs = [_example(node.meta["type"], env) for node in graph.nodes if node.op == "placeholder"]
     run_with_grad_mode(graph)
     try:
         compiled = compilers[direction](to_compile.module(graph), inputs)
     except Exception as error:
-        message = f"the {direction} compiler given to aot failed on the graph of {to_compile.function}: {type(error).__name__}: {error}"
-        raise BackendError(message) from error
+        what = f"the {direction} compiler given to aot failed on the graph of {to_compile.function}"
+        raise BackendError(f"{what}: {type(error).__name__}: {error}") from error
     if not callable(compiled):
-        raise BackendError(f"the {direction} compiler given to aot returned {type(compiled).__name__}; it must return a callable")
+        raise BackendError(
+            f"the {direction} compiler given to aot returned {type(compiled).__name__}; it must return a callable"
+        )
     return below_autograd(as_tuple(compiled))
 
 

@@ -1,4 +1,5 @@
-"""Backend `aot_eager`: records ATen operators, runs the graph passes, then runs the result with PyTorch's own operators.
+"""Backend `aot_eager`: records ATen operators, runs the graph passes, then runs the result with PyTorch's own
+operators.
 
 Tests the recorder and the passes apart from loops and code generation.
 """

@@ -18,11 +18,16 @@ def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
 
 
 def repeatable(run: Callable[..., Any], writes: bool) -> Callable[..., Any]:
-    """`run`, whose failure means that the call is repeated eagerly: the user's program decides what becomes of the error, and gets its own
-    traceback and side effects. Inputs that the graph has written to by then (`writes`: it may) get their old content back."""
+    """`run`, whose failure means that the call is repeated eagerly: the user's program decides what becomes of the
+    error, and gets its own traceback and side effects. Inputs that the graph has written to by then (`writes`: it may)
+    get their old content back."""
 
     def attempt(*inputs: Any) -> Any:
-        kept = [(value, _version(value), value.detach().clone()) for value in inputs if isinstance(value, torch.Tensor)] if writes else ()
+        kept = (
+            [(value, _version(value), value.detach().clone()) for value in inputs if isinstance(value, torch.Tensor)]
+            if writes
+            else ()
+        )
         try:
             return run(*inputs)
         except Exception as error:
@@ -38,7 +43,8 @@ def repeatable(run: Callable[..., Any], writes: bool) -> Callable[..., Any]:
 
 
 def _stops_a_checkpoint(error: Exception) -> bool:
-    """Whether a checkpoint around the call has all that it wanted to compute again: PyTorch ends the forward with an exception then."""
+    """Whether a checkpoint around the call has all that it wanted to compute again: PyTorch ends the forward with an
+    exception then."""
     module = sys.modules.get("torch.utils.checkpoint")
     return module is not None and isinstance(error, module._StopRecomputationError)
 
@@ -49,11 +55,29 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _writes(node: torch.fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = name in ("setitem", "__setitem__") or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    return node.op.startswith("call_") and (in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True or name in _STATISTICS)
+    in_place = (
+        name in ("setitem", "__setitem__") or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    )
+    return node.op.startswith("call_") and (
+        in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True or name in _STATISTICS
+    )
 
 
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor")
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+)
 _IN_PLACE = frozenset(f"i{name}" for name in _OPERATORS)
 _STATISTICS = frozenset({"batch_norm", "instance_norm"})  # they write to running means when training
 

@@ -1,7 +1,7 @@
 """What the native backend does differently on a GPU: schedule options, and kernels in Triton.
 
-Takes a program or a plan; gives options and kernels. Always holds: a plan's kernels on CPU memory and those on GPU memory are told apart
-by the buffers that they write.
+Takes a program or a plan; gives options and kernels. Always holds: a plan's kernels on CPU memory and those on GPU
+memory are told apart by the buffers that they write.
 """
 
 from __future__ import annotations
@@ -21,11 +21,21 @@ from fusewright.schedule.plan import Kernel, Plan
 from fusewright.select.autotune import Records, Tuned, tune
 from fusewright.select.measure import GpuTrials, machine_text
 
-__all__ = ["Unsupported", "autotune", "compile_kernels", "may_autotune", "schedule_options", "split", "texts", "warm_up"]
+__all__ = [
+    "Unsupported",
+    "autotune",
+    "compile_kernels",
+    "may_autotune",
+    "schedule_options",
+    "split",
+    "texts",
+    "warm_up",
+]
 
 
 OWN_BYTES = 8 << 20
-"""Larger temporaries are allocations of their own, given back after their last reader; the rest are one allocation a call."""
+"""Larger temporaries are allocations of their own, given back after their last reader; the rest are one allocation a
+call."""
 
 
 def warm_up(inputs: Iterable[object]) -> None:
@@ -41,7 +51,8 @@ def schedule_options(options: ScheduleOptions, program: LoopProgram) -> Schedule
         return options
     units = cuda_code.processor(device.index or 0).units
     return replace(
-        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=512, gathered_chunk=128, scratch_bytes=128 * 1024,
+        options, min_parallel=4 * units, lanes=64, chunks=8 * units, smallest_chunk=512, gathered_chunk=128,
+        scratch_bytes=128 * 1024,
         own_bytes=OWN_BYTES,
     )  # fmt: skip
 
@@ -66,7 +77,8 @@ def home(kernel: Kernel, buffers: Mapping[str, Buffer]) -> torch.device:
 
 
 def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) -> dict[str, DeviceKernel]:
-    """Generates the kernels, by name, and has them compiled in the background. tiles: block sizes that tuning chose. Raises Unsupported."""
+    """Generates the kernels, by name, and has them compiled in the background. tiles: block sizes that tuning chose.
+    Raises Unsupported."""
     if cuda_code.triton_version() is None:
         raise Unsupported("a GPU without Triton (pip install triton)")
     groups: dict[int, list[Kernel]] = {}
@@ -82,7 +94,8 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
 
 
 def autotune(plan: Plan, own_bytes: int | None, seconds: float, records: Records | None) -> Tuned:
-    """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds. own_bytes: of the plan's schedule."""
+    """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds. own_bytes: of the
+    plan's schedule."""
     tuned = Tuned(plan, {}, (), 0)
     ends = time.perf_counter() + seconds
     for device in sorted({buffer.device for buffer in plan.buffers.values() if buffer.device.type == "cuda"}, key=str):

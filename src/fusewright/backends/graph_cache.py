@@ -1,9 +1,10 @@
 """Compiled graphs in the disk cache: what a graph's key is made of, and how an entry is used and written.
 
-Takes a graph on its way to backend `native`; gives the compiled graph that an earlier process (or an earlier compile of this one) has
-stored for it. Always holds: the key covers everything that decides the result: graph, sizes' relations, options, PyTorch's global
-state, and the versions of fusewright, Python, PyTorch and the processor. Relations between sizes on which the compile relied are
-checked against the present sizes and become guards again; other sizes have an entry of their own.
+Takes a graph on its way to backend `native`; gives the compiled graph that an earlier process (or an earlier compile of
+this one) has stored for it. Always holds: the key covers everything that decides the result: graph, sizes' relations,
+options, PyTorch's global state, and the versions of fusewright, Python, PyTorch and the processor. Relations between
+sizes on which the compile relied are checked against the present sizes and become guards again; other sizes have an
+entry of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
 from fusewright.sizes.expressions import Expr, Relation, from_tuples, to_tuples
 from fusewright.sizes.shape_env import ShapeEnv
 
-IRRELEVANT = frozenset({"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"})
+IRRELEVANT = frozenset(
+    {"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"}
+)
 """Options that do not change what is compiled."""
 RECORDED = "cuda"
 """The kind of device whose work can be recorded and replayed."""
@@ -47,8 +50,9 @@ RECORDED = "cuda"
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What is known about one graph. key: where it is or will be stored, None when it cannot be. `known`: relations that its sizes had
-    before it was compiled; `assumed`: sizes that were taken to be 2 or more before. plan: the native plan, when it was found and loaded."""
+    """What is known about one graph. key: where it is or will be stored, None when it cannot be. `known`: relations
+    that its sizes had before it was compiled; `assumed`: sizes that were taken to be 2 or more before. plan: the native
+    plan, when it was found and loaded."""
 
     graph: torch.fx.Graph
     key: str | None
@@ -89,7 +93,9 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
     return Lookup(graph, None, known, assumed)
 
 
-def save(to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, kernels: Iterable[KernelCode | DeviceKernel]) -> None:
+def save(
+    to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, kernels: Iterable[KernelCode | DeviceKernel]
+) -> None:
     """Stores what was compiled for the graph of `lookup`, if it can be stored."""
     if lookup.key is None:
         return
@@ -108,7 +114,8 @@ def save(to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, ke
 
 
 def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) -> Any:
-    """The native plan, with its machine code in memory, and what prepares its last inputs. Raises LoadError or ValueError."""
+    """The native plan, with its machine code in memory, and what prepares its last inputs. Raises LoadError or
+    ValueError."""
     started = time.perf_counter()
     plan = compiled.plan
     keys = {call.key for call in kernel_calls(plan)}
@@ -142,11 +149,18 @@ def _hint(notify: Callable[[Event], None], function: str, text: str) -> None:
 
 def with_draws(plan: Callable[..., Any], draws: tuple[Callable[[], torch.Tensor], ...]) -> Callable[..., Any]:
     """The plan of a graph whose last inputs are drawn anew at each call."""
-    return replace(plan, draws=draws) if isinstance(plan, Half) else lambda *inputs: plan(*inputs, *(draw() for draw in draws))
+    return (
+        replace(plan, draws=draws)
+        if isinstance(plan, Half)
+        else lambda *inputs: plan(*inputs, *(draw() for draw in draws))
+    )
 
 
-def training_graphs(to_compile: GraphToCompile, forward: Any, backward: Any, saved: Sequence[int], outputs: int) -> TrainingGraphs | None:
-    """Both halves of a joint graph behind CUDA graphs, if they are plans for a GPU in a mode that records. `saved`: see joint.Split."""
+def training_graphs(
+    to_compile: GraphToCompile, forward: Any, backward: Any, saved: Sequence[int], outputs: int
+) -> TrainingGraphs | None:
+    """Both halves of a joint graph behind CUDA graphs, if they are plans for a GPU in a mode that records. `saved`: see
+    joint.Split."""
     if not isinstance(forward, Half) or not isinstance(backward, Half):
         return None
     index = max((slot.device_index for slot in forward.call_plan.slots if slot.device == "cuda"), default=0)
@@ -159,7 +173,11 @@ def training_graphs(to_compile: GraphToCompile, forward: Any, backward: Any, sav
 
 def _key(to_compile: GraphToCompile, graph: torch.fx.Graph) -> str | None:
     settings = to_compile.settings
-    if not (settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")) or settings["trace.enabled"] or environment("FUSEWRIGHT_DEBUG"):
+    if (
+        not (settings["disk_cache"] and environment("FUSEWRIGHT_CACHE"))
+        or settings["trace.enabled"]
+        or environment("FUSEWRIGHT_DEBUG")
+    ):
         return None
     text = fingerprint(graph, to_compile.constants)
     if text is None:
@@ -191,7 +209,9 @@ def _relations(stored: CompiledGraph, env: ShapeEnv | None) -> list[Relation]:
 
 def _facts_hold(stored: CompiledGraph, env: ShapeEnv | None) -> bool:
     relations = _relations(stored, env)
-    return not relations or (env is not None and all(Relation(r.op, env.hint(r.left), env.hint(r.right)).holds({}) for r in relations))
+    return not relations or (
+        env is not None and all(Relation(r.op, env.hint(r.left), env.hint(r.right)).holds({}) for r in relations)
+    )
 
 
 def _learn_facts(stored: CompiledGraph, env: ShapeEnv | None) -> None:
@@ -222,9 +242,13 @@ def kernel_facts(kernel: KernelCode | DeviceKernel, places: dict[Location, tuple
 
 def announce_kernel(to_compile: GraphToCompile, kernel: KernelFacts, graph: torch.fx.Graph) -> None:
     nodes = list(graph.nodes)
-    stacks = ((nodes[position].meta.get("location", ()), level) for position, level in kernel.lines if position < len(nodes))
+    stacks = (
+        (nodes[position].meta.get("location", ()), level) for position, level in kernel.lines if position < len(nodes)
+    )
     locations = tuple(stack[level] for stack, level in stacks if level < len(stack))
-    to_compile.notify(KernelMade(to_compile.function, kernel.name, locations, kernel.origins, partial(_text, kernel.text)))
+    to_compile.notify(
+        KernelMade(to_compile.function, kernel.name, locations, kernel.origins, partial(_text, kernel.text))
+    )
 
 
 def _text(compressed: bytes) -> str:

@@ -1,4 +1,5 @@
-"""Backend `inductor`: PyTorch's own compiler on our captured graph, for comparison. Imported only when it is asked for by name."""
+"""Backend `inductor`: PyTorch's own compiler on our captured graph, for comparison. Imported only when it is asked for
+by name."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from torch._inductor.compile_fx import compile_fx
 from fusewright.backends.registry import from_callable
 
 
-def _compile(module: torch.fx.GraphModule, example_inputs: list[Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
+def _compile(
+    module: torch.fx.GraphModule, example_inputs: list[Any], options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
     return compile_fx(module, example_inputs, config_patches=options)  # type: ignore[return-value]
 
 

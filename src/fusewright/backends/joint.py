@@ -1,6 +1,7 @@
 """Compiling a joint graph: split it, compile both halves, join them in an autograd function.
 
-Takes a functional joint graph and a compiler of one graph; gives the callable that the entry runs. Used by every backend that trains.
+Takes a functional joint graph and a compiler of one graph; gives the callable that the entry runs. Used by every
+    backend that trains.
 Always holds: the joint graph and its halves are announced (artifact "aot_graphs") before anything is made of them.
 """
 
@@ -37,18 +38,28 @@ def compile_joint(
     partition: Callable[[JointGraph], Split] = split,
     record: Callable[..., Graphs | None] = lambda *halves: None,
 ) -> Callable[..., Any]:
-    """`graph` is the functional form of `to_compile.graph`; `compile_half(graph, direction)` compiles one half ("forward", "backward");
-    `record(forward, backward, saved, outputs)` gives what replays the compiled halves, if anything does."""
+    """`graph` is the functional form of `to_compile.graph`; `compile_half(graph, direction)` compiles one half
+    ("forward", "backward"); `record(forward, backward, saved, outputs)` gives what replays the compiled halves, if
+    anything does."""
     backward = to_compile.backward
     assert backward is not None
     joint = JointGraph(graph, backward.inputs, backward.outputs, backward.tangents, backward.gradients)
     started = time.perf_counter()
     halves = partition(joint)
     seconds = time.perf_counter() - started
-    parts = (("joint graph", graph, 0.0), ("forward graph", halves.forward, seconds), ("backward graph", halves.backward, 0.0))
+    parts = (
+        ("joint graph", graph, 0.0),
+        ("forward graph", halves.forward, seconds),
+        ("backward graph", halves.backward, 0.0),
+    )
     for stage, part, spent in parts:
-        to_compile.notify(StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs"))
-    function, notify = to_compile.function, to_compile.notify  # not `to_compile` itself, which holds the first call's inputs
+        to_compile.notify(
+            StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs")
+        )
+    function, notify = (
+        to_compile.function,
+        to_compile.notify,
+    )  # not `to_compile` itself, which holds the first call's inputs
     again = None
     if backward.user_code is not None:
         again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)
@@ -65,7 +76,9 @@ def compile_joint(
         forward=run_forward,
         groups=tuple(compiled_groups),
         parts=in_parts,
-        graphs=record(run_forward, compiled_groups[0].backward, halves.saved, backward.outputs) if len(groups) == 1 else None,
+        graphs=record(run_forward, compiled_groups[0].backward, halves.saved, backward.outputs)
+        if len(groups) == 1
+        else None,
         replay=again,
         random=drawing_devices(halves.forward),
         updates=bool(backward.updates),
@@ -101,7 +114,8 @@ def _groups(joint: JointGraph, halves: Split, backward: Backward, whole: bool) -
         sets = sorted(reached, key=len)[::-1]
         beyond = nested(list(map(frozenset, sets)))
         reaches = tuple(
-            replace(_reach(reached[one], tuple(map(places.index, one)), backward), beyond=around) for one, around in zip(sets, beyond)
+            replace(_reach(reached[one], tuple(map(places.index, one)), backward), beyond=around)
+            for one, around in zip(sets, beyond)
         )
         leads = [tuple(at for at, one in enumerate(sets) if exit[0] in one) for exit in exits]
         leads = [tuple(at for at in ats if not any(at in beyond[other] for other in ats)) for ats in leads]
@@ -132,8 +146,11 @@ def _reach(inputs: list[tuple[int, int]], depends: tuple[int, ...], backward: Ba
     return Reach(tuple(position for position, _ in ordered), tuple(place for _, place in ordered), depends)
 
 
-def _parts(graph: torch.fx.Graph, compile_half: Callable[[torch.fx.Graph, str], Callable[..., Any]]) -> tuple[CompiledPart, ...]:
-    """The backward cut at the borders of DistributedDataParallel's buckets, compiled; nothing outside of such a module."""
+def _parts(
+    graph: torch.fx.Graph, compile_half: Callable[[torch.fx.Graph, str], Callable[..., Any]]
+) -> tuple[CompiledPart, ...]:
+    """The backward cut at the borders of DistributedDataParallel's buckets, compiled; nothing outside of such a
+    module."""
     capacities = bucket_bytes()
     if capacities is None or any(node.op == "call_function" and must_stay(node) for node in graph.nodes):
         return ()  # what has effects runs in one piece: their order is the program's
@@ -142,7 +159,8 @@ def _parts(graph: torch.fx.Graph, compile_half: Callable[[torch.fx.Graph, str], 
         return ()
     parts = parts_of(graph, groups)
     return tuple(
-        CompiledPart(compile_half(part.graph, f"backward part {index}"), part.reads, part.gradients) for index, part in enumerate(parts)
+        CompiledPart(compile_half(part.graph, f"backward part {index}"), part.reads, part.gradients)
+        for index, part in enumerate(parts)
     )
 
 

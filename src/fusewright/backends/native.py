@@ -1,6 +1,8 @@
-"""Backend `native`: a graph comes from the disk cache, or goes through the stages; its native call plan is loaded either way.
+"""Backend `native`: a graph comes from the disk cache, or goes through the stages; its native call plan is loaded
+either way.
 
-Always holds: the stages (passes, loops, schedule, code generation) are imported when something must be compiled, not before.
+Always holds: the stages (passes, loops, schedule, code generation) are imported when something must be compiled, not
+    before.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from fusewright.runtime.parameters import with_preparation
 
 
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
-    """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a joint graph."""
+    """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a
+    joint graph."""
     if to_compile.settings["bucket"]:
         to_compile = _stages().with_buckets(to_compile)
     if to_compile.backward is not None:
@@ -62,7 +65,8 @@ def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
 
 
 def _mark_parameters(to_compile: GraphToCompile) -> None:
-    """Marks the inputs that seldom change and whose changes are noticed: parameters in the memory of a CPU that count their versions."""
+    """Marks the inputs that seldom change and whose changes are noticed: parameters in the memory of a CPU that count
+    their versions."""
     placeholders = [node for node in to_compile.graph.nodes if node.op == "placeholder"]
     for position in to_compile.parameters:
         real = to_compile.example_inputs[position]
@@ -98,18 +102,31 @@ def _generate(
     preparation: Preparation | None = None,
     half: str = "",
 ) -> Callable[..., Any]:
-    """The native plan of a functional graph, compiled and stored under the key of `lookup`. `half`: see native_stages.generate."""
+    """The native plan of a functional graph, compiled and stored under the key of `lookup`. `half`: see
+    native_stages.generate."""
     try:
         plan, code, kernels, races = _stages().generate(graph, to_compile, name, half)
     except Unsupported as reason:
-        to_compile.notify(Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}"))
+        to_compile.notify(
+            Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}")
+        )
         by_operators = to_compile.module(graph).forward
-        return by_operators if preparation is None else with_preparation(by_operators, preparation, len(to_compile.example_inputs))
+        return (
+            by_operators
+            if preparation is None
+            else with_preparation(by_operators, preparation, len(to_compile.example_inputs))
+        )
     compiled = CompiledGraph(plan, code, (), (), preparation, races or ())
     loaded = graph_cache.load_plan(to_compile, compiled, name)
     for kernel in kernels:
         to_compile.notify(
-            KernelMade(to_compile.function, kernel.name, kernel.locations, kernel.origins, functools.partial(str, kernel.source))
+            KernelMade(
+                to_compile.function,
+                kernel.name,
+                kernel.locations,
+                kernel.origins,
+                functools.partial(str, kernel.source),
+            )
         )
     if races is not None:
         graph_cache.save(to_compile, lookup, compiled, kernels)

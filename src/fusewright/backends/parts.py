@@ -1,9 +1,11 @@
-"""Graphs with sizes that depend on data, compiled in parts: each part begins where a size is known that the part before has given.
+"""Graphs with sizes that depend on data, compiled in parts: each part begins where a size is known that the part before
+has given.
 
-Takes a functional graph whose nodes may carry meta[GIVES] (record/data_sizes.py); gives the parts, each a graph of its own with the sizes
-as inputs, and the callable that runs them one after the other. Always holds: a size is checked against everything that capture took for
-granted of it before the part that depends on it runs; a check that fails, like any failure at run time, has the whole call repeated
-eagerly, and nothing was written to an input before (only the last part writes), nor were random numbers drawn that eager would miss.
+Takes a functional graph whose nodes may carry meta[GIVES] (record/data_sizes.py); gives the parts, each a graph of its
+own with the sizes as inputs, and the callable that runs them one after the other. Always holds: a size is checked
+against everything that capture took for granted of it before the part that depends on it runs; a check that fails, like
+any failure at run time, has the whole call repeated eagerly, and nothing was written to an input before (only the last
+part writes), nor were random numbers drawn that eager would miss.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ Name = Node | Symbol
 
 @dataclass(slots=True)
 class Part:
-    """graph: its placeholders stand for `reads` (nodes of the whole graph, and sizes), its outputs are the values of `gives`; None when
-    there is nothing to compile. runs: the operators that give sizes, and the reads of their results, called one by one after it."""
+    """graph: its placeholders stand for `reads` (nodes of the whole graph, and sizes), its outputs are the values of
+    `gives`; None when there is nothing to compile. runs: the operators that give sizes, and the reads of their results,
+    called one by one after it."""
 
     graph: torch.fx.Graph | None
     reads: tuple[Name, ...]
@@ -43,7 +46,8 @@ def has_data_sizes(graph: torch.fx.Graph) -> bool:
     return any(GIVES in node.meta for node in graph.nodes)
 
 
-# --- the split ---------------------------------------------------------------------------------------------------------------
+# --- the split
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def symbols_of(value: object) -> set[Symbol]:
@@ -77,12 +81,16 @@ def _levels(graph: torch.fx.Graph) -> dict[Node, int]:
         if node.op != "call_function":
             continue
         if node.meta.get("writes_private"):
-            raise CannotFunctionalise("an operator that updates its argument, in a graph with sizes that depend on data")
+            raise CannotFunctionalise(
+                "an operator that updates its argument, in a graph with sizes that depend on data"
+            )
         if node.target is operator.getitem and _is_run(node):
             levels[node] = levels[node.args[0]]  # type: ignore[index]
             continue
         given = node.meta.get(GIVES)
-        level = max((levels[source] + _is_run(source) for source in node.all_input_nodes if source in levels), default=0)
+        level = max(
+            (levels[source] + _is_run(source) for source in node.all_input_nodes if source in levels), default=0
+        )
         for symbol in used_symbols(node):
             if given is None or symbol is not given[0]:
                 level = max(level, known.get(symbol, 0))
@@ -106,7 +114,11 @@ def split(graph: torch.fx.Graph) -> list[Part]:
     """The parts of `graph`, in order."""
     levels = _levels(graph)
     wanted = set(next(iter(reversed(graph.nodes))).all_input_nodes)
-    makers = {node.meta["type"]: node for node in graph.nodes if node.op == "placeholder" and isinstance(node.meta["type"], Symbol)}
+    makers = {
+        node.meta["type"]: node
+        for node in graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta["type"], Symbol)
+    }
     parts: list[Part] = []
     for level in sorted(set(levels.values())):
         inside = [node for node in graph.nodes if levels.get(node) == level]
@@ -125,7 +137,9 @@ def _part(kept: list[Node], runs: tuple[Node, ...], gives: tuple[Node, ...], mak
     own = frozenset(kept)
     outside = dict.fromkeys(source for node in kept for source in node.all_input_nodes if source not in own)
     symbols = {symbol for node in (*kept, *outside) for symbol in used_symbols(node)}
-    needs: dict[Name, None] = dict.fromkeys((*outside, *(makers.get(symbol, symbol) for symbol in sorted(symbols, key=str))))
+    needs: dict[Name, None] = dict.fromkeys(
+        (*outside, *(makers.get(symbol, symbol) for symbol in sorted(symbols, key=str)))
+    )
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
     reads: list[Name] = [name for name in needs if not isinstance(name, Node) or name.op != "get_attr"]
@@ -146,7 +160,8 @@ def _part(kept: list[Node], runs: tuple[Node, ...], gives: tuple[Node, ...], mak
     return Part(graph, tuple(reads), gives, runs)
 
 
-# --- the run -----------------------------------------------------------------------------------------------------------------
+# --- the run
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -171,7 +186,9 @@ class InParts:
 
     def _run(self, given: tuple[Any, ...]) -> Any:
         values: dict[Any, Any] = {**self.constants, **dict(zip(self.inputs, given, strict=True))}
-        sizes: dict[Any, int] = {node.meta["type"]: values[node] for node in self.inputs if isinstance(node.meta["type"], Symbol)}
+        sizes: dict[Any, int] = {
+            node.meta["type"]: values[node] for node in self.inputs if isinstance(node.meta["type"], Symbol)
+        }
         for part, run in self.parts:
             if run is not None:
                 values.update(zip(part.gives, run(*(values[name] for name in part.reads)), strict=True))
@@ -192,18 +209,24 @@ class InParts:
         given = node.meta.get(GIVES)
         if given is not None:
             symbol, dim, index = given
-            sizes[symbol] = values[symbol] = found if dim is None else (found if index is None else found[index]).shape[dim]
+            sizes[symbol] = values[symbol] = (
+                found if dim is None else (found if index is None else found[index]).shape[dim]
+            )
 
     def _check(self, runs: Sequence[Node], values: dict[Any, Any], sizes: dict[Any, int]) -> None:
         for relation in self.checks:
             known = all(symbol in sizes for symbol in (*free_symbols(relation.left), *free_symbols(relation.right)))
             if known and not relation.holds(sizes):
-                raise RuntimeFallback(f"a size that depends on data is not what was taken for granted: {relation} does not hold")
+                raise RuntimeFallback(
+                    f"a size that depends on data is not what was taken for granted: {relation} does not hold"
+                )
         for node in runs:
             found, kinds = values[node], node.meta["type"]
             for tensor, kind in zip(found, kinds) if isinstance(kinds, tuple) else ((found, kinds),):
                 if isinstance(kind, TensorType) and not _is_as_recorded(tensor, kind, sizes):
-                    raise RuntimeFallback(f"{node.target} gave a tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+                    raise RuntimeFallback(
+                        f"{node.target} gave a tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+                    )
 
 
 def _is_as_recorded(tensor: torch.Tensor, kind: TensorType, sizes: dict[Any, int]) -> bool:
@@ -223,14 +246,19 @@ def _resolved(value: Any, values: dict[Any, Any], sizes: dict[Any, int]) -> Any:
 
 
 def in_parts(
-    graph: torch.fx.Graph, constants: dict[str, torch.Tensor], compile_part: Callable[[torch.fx.Graph, str], Callable[..., Any]]
+    graph: torch.fx.Graph,
+    constants: dict[str, torch.Tensor],
+    compile_part: Callable[[torch.fx.Graph, str], Callable[..., Any]],
 ) -> InParts:
     """The callable of a graph with sizes that depend on data. `compile_part(graph, name)` compiles one part."""
     env = env_of(graph)
     assert env is not None
     output = next(iter(reversed(graph.nodes)))
     parts = split(graph)
-    compiled = [(part, None if part.graph is None else compile_part(part.graph, f"part {index}")) for index, part in enumerate(parts)]
+    compiled = [
+        (part, None if part.graph is None else compile_part(part.graph, f"part {index}"))
+        for index, part in enumerate(parts)
+    ]
     ranges = [
         Relation("<=", left, right)
         for symbol in env.unbacked

@@ -1,7 +1,8 @@
 """The stages of backend `native`: functional ATen graph → loops → schedule → LLVM kernels and a call plan.
 
-The order of the stages is written here and nowhere else. Each stage is timed and announced on the event stream with its printed result
-(the text is built only when somebody reads it). Imported only when something must be compiled: a warm start does without.
+The order of the stages is written here and nowhere else. Each stage is timed and announced on the event stream with its
+printed result (the text is built only when somebody reads it). Imported only when something must be compiled: a warm
+start does without.
 """
 
 from __future__ import annotations
@@ -44,14 +45,23 @@ from fusewright.select.linear import Chooser
 if TYPE_CHECKING:
     from fusewright.codegen.triton.module import Tiles
 
-__all__ = ["BACKWARD_STAGES", "GRAPH_STAGES", "generate", "optimise", "seeds_outside", "split_parameters", "with_buckets"]
+__all__ = [
+    "BACKWARD_STAGES",
+    "GRAPH_STAGES",
+    "generate",
+    "optimise",
+    "seeds_outside",
+    "split_parameters",
+    "with_buckets",
+]
 
 Result = TypeVar("Result")
 
 Races = tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...]
 
 TRAINING_OWN_BYTES = 512 * 1024
-"""An arena would lie beside all gradients when the last of them is made. Inference keeps one: memory that stays has no page faults."""
+"""An arena would lie beside all gradients when the last of them is made. Inference keeps one: memory that stays has no
+page faults."""
 
 
 def run_stage(
@@ -179,14 +189,17 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
 def generate(
     graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
 ) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...], Races | None]:
-    """The call plan of a functional graph, the object file of its CPU kernels, all kernels, and what was measured (see CompiledGraph; None
-    where more should have been: a later compile shall go on). Kernels for a GPU are compiled in the background; loading the plan waits for
-    them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
+    """The call plan of a functional graph, the object file of its CPU kernels, all kernels, and what was measured (see
+    CompiledGraph; None where more should have been: a later compile shall go on). Kernels for a GPU are compiled in the
+    background; loading the plan waits for them. `half`: of a joint graph. Raises Unsupported for a graph that has
+    none."""
     run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
     own_bytes = TRAINING_OWN_BYTES if half else None
     env = env_of(graph)
-    options = ScheduleOptions(fusion=to_compile.settings["fusion"], own_bytes=own_bytes, examples={} if env is None else env.examples)
+    options = ScheduleOptions(
+        fusion=to_compile.settings["fusion"], own_bytes=own_bytes, examples={} if env is None else env.examples
+    )
     gpu: Any = None
     plan = None if half else _of_bodies(to_compile, graph, options)
     if plan is None:
@@ -198,7 +211,9 @@ def generate(
     if gpu is None and not half and to_compile.settings["fusion"]:
         choose = chooser(to_compile)
         takes = choose.takes_own, choose.few_rows
-        plan = run("products", "schedule", plan_text, own_products.with_own_products, plan, own_bytes, *takes, options.examples)
+        plan = run(
+            "products", "schedule", plan_text, own_products.with_own_products, plan, own_bytes, *takes, options.examples
+        )
         plan = run("attention", "schedule", plan_text, own_products.with_own_attention, plan, own_bytes)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
@@ -225,7 +240,8 @@ _CPU = torch.device("cpu")
 
 
 def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: ScheduleOptions) -> Plan | None:
-    """The plan of a graph with bodies that repeat, from the loops of a few of them; None where there are none, or they differ after all."""
+    """The plan of a graph with bodies that repeat, from the loops of a few of them; None where there are none, or they
+    differ after all."""
     kinds = (node.meta["type"] for node in graph.find_nodes(op="placeholder"))
     found = bodies.find(graph) if all(getattr(kind, "device", _CPU).type == "cpu" for kind in kinds) else None
     if found is None:
@@ -247,7 +263,8 @@ def _is_on_cpu(program: LoopProgram) -> bool:
 
 
 def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles, Races | None]:
-    """The plan with what was found to be quickest on its GPUs, block sizes of its kernels, and what was measured (see `generate`)."""
+    """The plan with what was found to be quickest on its GPUs, block sizes of its kernels, and what was measured (see
+    `generate`)."""
     gpu = _gpu()
     if not gpu.may_autotune():
         to_compile.notify(Hint(to_compile.function, "max_autotune measures nothing while a CUDA graph is recorded"))
@@ -259,9 +276,21 @@ def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tup
     seconds = time.perf_counter() - started
     to_compile.notify(StageDone(to_compile.function, "autotuning", lambda: tuned.text, seconds, "autotuning"))
     for answer in tuned.answers:
-        to_compile.notify(Raced(to_compile.function, answer.question, answer.winner, dict(answer.times), dict(answer.refused), answer.text))
+        to_compile.notify(
+            Raced(
+                to_compile.function,
+                answer.question,
+                answer.winner,
+                dict(answer.times),
+                dict(answer.refused),
+                answer.text,
+            )
+        )
     if tuned.unasked:
-        spent = f"autotune_seconds={settings['autotune_seconds']:g} were over before {tuned.unasked} products or kernels were measured"
+        limit = f"autotune_seconds={settings['autotune_seconds']:g}"
+        spent = f"{limit} were over before {tuned.unasked} products or kernels were measured"
         to_compile.notify(Hint(to_compile.function, f"{spent}: they run as in default mode"))
-    races = tuple((answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers)
+    races = tuple(
+        (answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers
+    )
     return tuned.plan, tuned.tiles, None if tuned.unasked else races

@@ -1,7 +1,8 @@
 """Backends by name: what each takes (a torch-level or an ATen-level graph) and how it turns a graph into a callable.
 
-Takes a name, a callable or a `Backend`; gives a `Backend`. Built-in ones are modules of this folder, each with a `BACKEND`, imported when
-asked for; further ones come from `register_backend` and from the entry-point group `torch_dynamo_backends`, which is the ecosystem's.
+Takes a name, a callable or a `Backend`; gives a `Backend`. Built-in ones are modules of this folder, each with a
+`BACKEND`, imported when asked for; further ones come from `register_backend` and from the entry-point group
+`torch_dynamo_backends`, which is the ecosystem's.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class GraphToCompile:
     rewrites: Rewrites = field(default_factory=Rewrites)
 
     def without_examples(self) -> GraphToCompile:
-        """For what outlives the compile: a backward that is compiled later must not keep the first call's inputs alive."""
+        """For what outlives the compile: a backward that is compiled later must not keep the first call's inputs
+        alive."""
         return replace(self, example_inputs=())
 
     def module(self, graph: torch.fx.Graph | None = None) -> torch.fx.GraphModule:
@@ -106,17 +108,21 @@ class GraphToCompile:
     def real_inputs(self) -> list[Any]:
         """The inputs of the call that caused the compile: tensors, and Python numbers for symbolic sizes."""
         env = next((node.meta.get("env") for node in self.graph.nodes if node.op == "output"), None)
-        return [env.hint(value) if isinstance(value, Expr) and env is not None else value for value in self.example_inputs]
+        return [
+            env.hint(value) if isinstance(value, Expr) and env is not None else value for value in self.example_inputs
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """name; `level`: which graph it takes; `compile(graph)` gives a callable over the flat inputs that returns the flat outputs (tuple).
+    """name; `level`: which graph it takes; `compile(graph)` gives a callable over the flat inputs that returns the flat
+    outputs (tuple).
 
     follows_autograd: the callable's outputs carry autograd's history when the inputs do (it runs PyTorch operators).
     trains: takes joint graphs (`GraphToCompile.backward` set) and attaches their backward.
     dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
-    own_random: takes dropout as a function of a seed and positions (record/draws.py), unless the option `fallback_random` says no.
+    own_random: takes dropout as a function of a seed and positions (record/draws.py), unless the option
+    `fallback_random` says no.
     """
 
     name: str
@@ -140,11 +146,12 @@ def register(backend: Backend) -> Backend:
 def register_backend(compiler: Any = None, name: str | None = None) -> Any:
     """Decorator: registers `compiler(gm, example_inputs, **options)` as a backend.
 
-    `gm` is a torch.fx.GraphModule at torch level: call_function and call_method nodes, with parameters, buffers and symbolic sizes as
-    placeholders, writes and views as the program has them, and a tuple as output; `node.meta["example_value"]` tells shapes and dtypes.
-    `example_inputs` are the real tensors (ints for sizes). It returns a callable over the same inputs. The name is the function's
-    unless given: `@register_backend`, `@register_backend("name")` and `@register_backend(name="name")` all work. Raises OptionError for
-    what is not callable, and for the name of a built-in backend.
+    `gm` is a torch.fx.GraphModule at torch level: call_function and call_method nodes, with parameters, buffers and
+    symbolic sizes as placeholders, writes and views as the program has them, and a tuple as output;
+    `node.meta["example_value"]` tells shapes and dtypes. `example_inputs` are the real tensors (ints for sizes). It
+    returns a callable over the same inputs. The name is the function's unless given: `@register_backend`,
+    `@register_backend("name")` and `@register_backend(name="name")` all work. Raises OptionError for what is not
+    callable, and for the name of a built-in backend.
     """
     if compiler is not None and not callable(compiler) and not isinstance(compiler, str):
         raise OptionError(f"register_backend takes a function, got {compiler!r}")
@@ -168,7 +175,8 @@ def _accepts_options(function: Callable[..., Any]) -> bool:
 
 
 def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True) -> Backend:
-    """A Backend that calls `function(gm, example_inputs)`; what it raises reaches the user as BackendError naming the backend."""
+    """A Backend that calls `function(gm, example_inputs)`; what it raises reaches the user as BackendError naming the
+    backend."""
 
     def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
         options = to_compile.settings.backend_options
@@ -179,9 +187,14 @@ def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True)
         try:
             compiled = function(module, to_compile.real_inputs(), **keywords)
         except Exception as error:
-            raise BackendError(f"backend {name!r} failed on the graph of {to_compile.function}: {type(error).__name__}: {error}") from error
+            raise BackendError(
+                f"backend {name!r} failed on the graph of {to_compile.function}: {type(error).__name__}: {error}"
+            ) from error
         if not callable(compiled):
-            raise BackendError(f"backend {name!r} returned {type(compiled).__name__} for {to_compile.function}; it must return a callable")
+            raise BackendError(
+                f"backend {name!r} returned {type(compiled).__name__} for {to_compile.function}; it must return a "
+                "callable"
+            )
         return as_tuple(compiled)
 
     return Backend(name, "torch", compile_graph, dynamic=dynamic)
@@ -208,7 +221,11 @@ def as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _entry_points() -> dict[str, Any]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if not point.value.startswith("fusewright.")}
+    return {
+        point.name: point
+        for point in entry_points(group=ENTRY_POINT_GROUP)
+        if not point.value.startswith("fusewright.")
+    }
 
 
 def required(backend: str, modules: dict[str, str]) -> None:
@@ -224,7 +241,8 @@ def list_backends() -> list[str]:
 
 
 def resolve(backend: Any) -> Backend:
-    """The backend for what the user gave: a name, a callable, or a `Backend`. Raises OptionError with the near misses."""
+    """The backend for what the user gave: a name, a callable, or a `Backend`. Raises OptionError with the near
+    misses."""
     if isinstance(backend, Backend):
         return backend
     if isinstance(backend, str):
@@ -239,7 +257,9 @@ def resolve(backend: Any) -> Backend:
             try:
                 loaded = points[backend].load()
             except Exception as error:
-                raise OptionError(f"backend {backend!r} cannot be loaded from {points[backend].value}: {error}") from error
+                raise OptionError(
+                    f"backend {backend!r} cannot be loaded from {points[backend].value}: {error}"
+                ) from error
             return register(from_callable(loaded, backend))
         raise OptionError(f"unknown backend {backend!r}: {near_misses(backend, list_backends())}")
     if callable(backend):

@@ -1,7 +1,9 @@
-"""The option `bucket`: graphs over named sizes are compiled for the size's bucket, where padding is shown to change nothing.
+"""The option `bucket`: graphs over named sizes are compiled for the size's bucket, where padding is shown to change
+nothing.
 
-Takes a captured graph whose sizes carry buckets (ShapeEnv.buckets); gives the graph to compile: for a bucket, with guards on the range of
-sizes that it serves, or the graph as it is, with a hint that says why. Always holds: guards on sizes are added only for what is bucketed.
+Takes a captured graph whose sizes carry buckets (ShapeEnv.buckets); gives the graph to compile: for a bucket, with
+guards on the range of sizes that it serves, or the graph as it is, with a hint that says why. Always holds: guards on
+sizes are added only for what is bucketed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ def with_buckets(to_compile: GraphToCompile, graph: torch.fx.Graph) -> torch.fx.
         if isinstance(tied, Symbol):
             named.setdefault(tied, (source, buckets))
         else:
-            why = f"the program fixes that size to {tied}" if isinstance(tied, int) else f"the program ties that size to others: {tied}"
+            why = (
+                f"the program fixes that size to {tied}"
+                if isinstance(tied, int)
+                else f"the program ties that size to others: {tied}"
+            )
             to_compile.notify(Hint(to_compile.function, f"{_place(source)} is not put into buckets: {why}"))
     for symbol, (source, buckets) in named.items():
         bucket = next((size for size in buckets if size >= env.hint(symbol)), None)

@@ -1,7 +1,7 @@
 """Backend `xla`: graphs run on an XLA device through torch_xla.
 
-Takes torch-level graphs; gives callables that move their inputs to the device, run the graph there, and move the results back. Always
-holds: without torch_xla the name is an error that says what to install.
+Takes torch-level graphs; gives callables that move their inputs to the device, run the graph there, and move the
+results back. Always holds: without torch_xla the name is an error that says what to install.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The catalogue of graph breaks: code → (cause, what the user can do). The codes are raised in `capture` and `graph`."""
+"""The catalogue of graph breaks: code → (cause, what the user can do). The codes are raised in `capture` and
+`graph`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ BREAKS: dict[str, tuple[str, str]] = {
     ),
     "data-dependent-scalar": (
         "a tensor's value is read into Python",
-        "keep it a tensor; for a choice use torch.where or torch.cond; move .item()/.tolist()/float() out of the compiled function",
+        "keep it a tensor; for a choice use torch.where or torch.cond; move .item()/.tolist()/float() out of the "
+        "compiled function",
     ),
     "data-dependent-shape": (
         "the shape of a result depends on the values in a tensor",
@@ -36,7 +38,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "an in-place operator changes a tensor's shape or storage",
         "use the operator without the underscore and assign its result",
     ),
-    "overlapping-inputs": ("arguments that share memory are written to", "pass tensors that do not overlap, or clone one of them"),
+    "overlapping-inputs": (
+        "arguments that share memory are written to",
+        "pass tensors that do not overlap, or clone one of them",
+    ),
     "no-pure-form": (
         "tensors are written to in a way that has no pure equivalent",
         "write to fresh tensors instead of views, or use out-of-place operators",
@@ -52,13 +57,19 @@ BREAKS: dict[str, tuple[str, str]] = {
         "NumPy is used in a way that has no operator of exactly the same meaning",
         "use torch operators, or leave it: the code around it is still compiled",
     ),
-    "torchscript": ("a TorchScript function or module is called", "pass the Python original instead of the scripted one"),
+    "torchscript": (
+        "a TorchScript function or module is called",
+        "pass the Python original instead of the scripted one",
+    ),
     "higher-order-operator": ("a higher-order operator is called", _MOVE_OUT),
     "autograd-call": (
         "the autograd engine is called inside the compiled function",
         "call backward() and torch.autograd.grad outside of it",
     ),
-    "operator-failed": ("an operator could not be traced", "run the function eagerly to see whether it is an error of the program"),
+    "operator-failed": (
+        "an operator could not be traced",
+        "run the function eagerly to see whether it is an error of the program",
+    ),
     "inline-depth": ("calls are nested too deeply", "turn deep recursion into a loop"),
     "autograd-function": (
         "a custom torch.autograd.Function is applied",
@@ -68,20 +79,36 @@ BREAKS: dict[str, tuple[str, str]] = {
         "activation checkpointing is used inside",
         "compile the checkpointed block itself, or checkpoint around the compiled module",
     ),
-    "functorch-transform": ("vmap, grad or jvp is called inside", "apply the transform outside of the compiled function, or batch by hand"),
+    "functorch-transform": (
+        "vmap, grad or jvp is called inside",
+        "apply the transform outside of the compiled function, or batch by hand",
+    ),
     "distributed-call": (
         "a collective, or a module that communicates, is called",
-        "nothing for DistributedDataParallel (the module inside is compiled by itself); else call it between compiled functions",
+        "nothing for DistributedDataParallel (the module inside is compiled by itself); else call it between compiled "
+        "functions",
     ),
-    "random-state": ("the random generator is seeded, or its state read or set", "seed before calling the compiled function"),
-    "inference-mode": ("inference_mode is entered inside", "enter it around the compiled function, or use torch.no_grad inside"),
+    "random-state": (
+        "the random generator is seeded, or its state read or set",
+        "seed before calling the compiled function",
+    ),
+    "inference-mode": (
+        "inference_mode is entered inside",
+        "enter it around the compiled function, or use torch.no_grad inside",
+    ),
     # Python objects
-    "opaque-object": ("an object whose behaviour is unknown (a C extension, a file, a lock, a generator from outside) is used", _MOVE_OUT),
+    "opaque-object": (
+        "an object whose behaviour is unknown (a C extension, a file, a lock, a generator from outside) is used",
+        _MOVE_OUT,
+    ),
     "cannot-rebuild": (
         "an object made in the compiled function cannot be made again outside of it",
         "return or keep plain containers, dataclasses and tensors",
     ),
-    "class-creation": ("a class is defined in a way that is not traced", "define the class outside of the compiled function"),
+    "class-creation": (
+        "a class is defined in a way that is not traced",
+        "define the class outside of the compiled function",
+    ),
     "class-mutation": ("an attribute of a class is changed", "change it outside of the compiled function"),
     "function-mutation": ("an attribute of a function is changed", "change it outside of the compiled function"),
     "container-with-slots": ("a container subclass with __slots__ is used", "use a plain container or a dataclass"),
@@ -102,7 +129,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "nothing: it runs eagerly, so that the exception and its traceback are genuine",
     ),
     "frame-access": ("a call reads or changes the frame that makes it (globals, eval, exec, sys._getframe)", _MOVE_OUT),
-    "frame-kind": ("a generator, coroutine, class body or module is not compiled by itself", "compile the function that consumes it"),
+    "frame-kind": (
+        "a generator, coroutine, class body or module is not compiled by itself",
+        "compile the function that consumes it",
+    ),
     "generator-abandoned": (
         "a generator is left suspended inside a try or with block",
         "exhaust it, or close it inside the compiled function",
@@ -115,9 +145,13 @@ BREAKS: dict[str, tuple[str, str]] = {
     "outside-exception": ("an exception made outside is raised or examined", _MOVE_OUT),
     "recursion": ("Python's recursion limit was met", "turn deep recursion into a loop"),
     "size-out-of-range": ("a size is outside the range that it was marked with", "mark it with a range that holds it"),
-    "unsupported-instruction": ("a bytecode instruction that is not interpreted", "rewrite the statement that the report names"),
+    "unsupported-instruction": (
+        "a bytecode instruction that is not interpreted",
+        "rewrite the statement that the report names",
+    ),
     "transform-active": (
-        "the call is made inside vmap, grad, jvp, forward-mode differentiation, a tracer, a mode of the user or anomaly detection",
+        "the call is made inside vmap, grad, jvp, forward-mode differentiation, a tracer, a mode of the user or "
+        "anomaly detection",
         "nothing: such calls run eagerly, so that the transform or mode sees every operator",
     ),
     "training-eager": (

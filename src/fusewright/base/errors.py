@@ -1,7 +1,8 @@
 """Every error that a user can meet, and the catalogue of graph breaks.
 
-Takes the code and the detail of a break (base/signals.py carries them); gives a message that says what happened, where in the
-user's code, and what to do. Always holds: a code raised anywhere in capture is a row of `BREAKS` (a test checks it).
+Takes the code and the detail of a break (base/signals.py carries them); gives a message that says what happened, where
+in the user's code, and what to do. Always holds: a code raised anywhere in capture is a row of `BREAKS` (a test checks
+it).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class OptionError(FusewrightError, ValueError):
 
 
 class GraphBreakError(FusewrightError):
-    """`fullgraph=True` was asked for and the function cannot be captured whole. `code` is the break's row in the catalogue."""
+    """`fullgraph=True` was asked for and the function cannot be captured whole. `code` is the break's row in the
+    catalogue."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -35,7 +37,8 @@ class BackendError(FusewrightError):
 
 
 class ServedCaseError(FusewrightError):
-    """FUSEWRIGHT_DEBUG found a call that an existing compile serves, and that a compile of its own does otherwise: a defect of ours."""
+    """FUSEWRIGHT_DEBUG found a call that an existing compile serves, and that a compile of its own does otherwise: a
+    defect of ours."""
 
 
 class RecompileError(FusewrightError):
@@ -52,7 +55,8 @@ class RuntimeFallback(FusewrightError):
 
 
 class CannotFunctionalise(FusewrightError):
-    """Raised by the graph passes for a mutation that has no pure equivalent: the graph runs eagerly, so users never see it."""
+    """Raised by the graph passes for a mutation that has no pure equivalent: the graph runs eagerly, so users never see
+    it."""
 
 
 class RecompileLimitWarning(UserWarning):

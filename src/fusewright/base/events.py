@@ -1,7 +1,7 @@
 """The event stream: everything that a user can be told about a compile, as data.
 
-Emitted by the driver and the backends; read by `explain`, the logs, the debug folder and tests. Always holds: emitting costs next to
-nothing when nobody
+Emitted by the driver and the backends; read by `explain`, the logs, the debug folder and tests. Always holds: emitting
+costs next to nothing when nobody
 listens, and a subscriber's exception is the subscriber's caller's problem (it propagates: nothing is swallowed).
 """
 
@@ -25,8 +25,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Captured(Event):
-    """A frame was captured: the graph (fx, or None), what gives its guards as text, inputs, the generated finish text, seconds, and the
-    output calls that are made after the graph."""
+    """A frame was captured: the graph (fx, or None), what gives its guards as text, inputs, the generated finish text,
+    seconds, and the output calls that are made after the graph."""
 
     graph: Any
     guard_texts: Callable[[], tuple[str, ...]]  # a model of 48 layers has 12,000, and seldom does anybody read them
@@ -58,7 +58,8 @@ class Skipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class Recompiling(Event):
-    """An existing compile did not fit: `failures` says, for each cache entry, which guard failed, in the user's terms."""
+    """An existing compile did not fit: `failures` says, for each cache entry, which guard failed, in the user's
+    terms."""
 
     failures: tuple[str, ...]
     compiles: int
@@ -73,8 +74,8 @@ class Reused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Served(Event):
-    """A call that `entry` serves because it was shown to (`reason`), not because it was captured for it: all that is needed to try both
-    (tools/served_cases.py)."""
+    """A call that `entry` serves because it was shown to (`reason`), not because it was captured for it: all that is
+    needed to try both (tools/served_cases.py)."""
 
     reason: str
     entry: Any
@@ -101,7 +102,8 @@ class InternalError(Event):
 
 @dataclass(frozen=True, slots=True)
 class StageDone(Event):
-    """One stage of a compile: its printed result (built only when somebody asks: a callable) and the seconds that it took."""
+    """One stage of a compile: its printed result (built only when somebody asks: a callable) and the seconds that it
+    took."""
 
     stage: str
     text: Callable[[], str]
@@ -111,8 +113,8 @@ class StageDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class PassDone(Event):
-    """One pass over a graph that changed it, told while stages are written to files: its name, the rewrites that it made, the graph after
-    it."""
+    """One pass over a graph that changed it, told while stages are written to files: its name, the rewrites that it
+    made, the graph after it."""
 
     name: str
     rewrites: int
@@ -161,8 +163,8 @@ class Hint(Event):
 
 @dataclass(frozen=True, slots=True)
 class Raced(Event):
-    """Something was measured to find what is quickest: what, who won, seconds by contender, why others were refused, and all of it as text.
-    A contender whose results were not as good as the first one's is among the refused."""
+    """Something was measured to find what is quickest: what, who won, seconds by contender, why others were refused,
+    and all of it as text. A contender whose results were not as good as the first one's is among the refused."""
 
     question: str
     winner: str

@@ -1,7 +1,7 @@
 """Modes, options and environment variables: one typed table each. The only place that reads the environment.
 
-Takes what the user passed to `compile`; gives a frozen `Settings`. Always holds: an unknown key or a value of the wrong type is an
-`OptionError` that names the value and the near misses.
+Takes what the user passed to `compile`; gives a frozen `Settings`. Always holds: an unknown key or a value of the wrong
+type is an `OptionError` that names the value and the near misses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def _wrong_buckets(value: dict[Any, Any]) -> str:
         argument, _, dimension = name.rpartition(".") if isinstance(name, str) else ("", "", "")
         if name not in ("batch", "seq") and not (argument and dimension.isdecimal()):
             return f'{name!r} names no dimension: "batch", "seq", or an argument and a dimension, as in "input_ids.1"'
-        if not isinstance(sizes, (list, tuple)) or not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        if (
+            not isinstance(sizes, (list, tuple))
+            or not sizes
+            or any(type(size) is not int or size < 1 for size in sizes)
+        ):
             return f"the sizes of {name!r} are not a list of positive ints: {sizes!r}"
         if list(sizes) != sorted(set(sizes)):
             return f"the sizes of {name!r} do not ascend: {sizes!r}"
@@ -40,42 +44,70 @@ def _wrong_buckets(value: dict[Any, Any]) -> str:
 
 
 OPTIONS: dict[str, Option] = {
-    "max_autotune": Option(bool, False, "search kernel parameters and library paths by measuring, within autotune_seconds"),
+    "max_autotune": Option(
+        bool, False, "search kernel parameters and library paths by measuring, within autotune_seconds"
+    ),
     "autotune_seconds": Option(float, 30.0, "time budget of a max_autotune compile, in seconds"),
     "bucket": Option(
         dict,
         {},
-        'sizes to pad dimensions to, e.g. {"seq": [64, 128, 256]}: "batch" and "seq" are the first and second dimension of tensor '
-        'arguments, "NAME.1" is one argument\'s; where padding cannot be shown to be exact, code for any size is compiled',
+        'sizes to pad dimensions to, e.g. {"seq": [64, 128, 256]}: "batch" and "seq" are the first and second '
+        'dimension of tensor '
+        'arguments, "NAME.1" is one argument\'s; where padding cannot be shown to be exact, code for any size is '
+        'compiled',
         wrong=_wrong_buckets,
     ),
     "shape_padding": Option(
         bool,
         True,
-        "pad half-precision matrix products on a GPU to sizes that the hardware likes, where that gains more than it costs",
+        "pad half-precision matrix products on a GPU to sizes that the hardware likes, where that gains more than it "
+        "costs",
     ),
     "triton.cudagraphs": Option(bool, False, "replay the compiled graph as a CUDA graph where that is safe (GPU only)"),
-    "triton.cudagraphs_training": Option(bool, True, "with triton.cudagraphs: replay forward and backward of training too"),
-    "trace.enabled": Option(bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"),
-    "fallback_random": Option(bool, False, "dropout draws exactly eager's numbers; each costs a library call and a mask in memory"),
+    "triton.cudagraphs_training": Option(
+        bool, True, "with triton.cudagraphs: replay forward and backward of training too"
+    ),
+    "trace.enabled": Option(
+        bool, False, "write every stage of the compile to ./fusewright_debug, as FUSEWRIGHT_DEBUG=1 does"
+    ),
+    "fallback_random": Option(
+        bool, False, "dropout draws exactly eager's numbers; each costs a library call and a mask in memory"
+    ),
     "activation_memory_budget": Option(
         float,
         1.0,
-        "share (0 to 1) of the memory that the forward saves for the backward by default; less is bought by computing more again",
+        "share (0 to 1) of the memory that the forward saves for the backward by default; less is bought by computing "
+        "more again",
         (0.0, 1.0),
     ),
     "layout": Option(bool, True, "let convolution chains run in channels-last memory format inside the graph"),
-    "pack_weights": Option(bool, True, "keep weights in the layout that library operators like best (inference; takes memory for a copy)"),
-    "capture_dynamic_output_shape_ops": Option(
-        bool, False, "nonzero, boolean masks, unique and the like become part of the graph, with a size that is known at run time"
+    "pack_weights": Option(
+        bool, True, "keep weights in the layout that library operators like best (inference; takes memory for a copy)"
     ),
-    "capture_scalar_outputs": Option(bool, False, "item() of an integer tensor becomes part of the graph, as a number known at run time"),
-    "background": Option(bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"),
+    "capture_dynamic_output_shape_ops": Option(
+        bool,
+        False,
+        "nonzero, boolean masks, unique and the like become part of the graph, with a size that is known at run time",
+    ),
+    "capture_scalar_outputs": Option(
+        bool, False, "item() of an integer tensor becomes part of the graph, as a number known at run time"
+    ),
+    "background": Option(
+        bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"
+    ),
     "disk_cache": Option(bool, True, "keep compiled graphs on disk and take them from there"),
-    "fusion": Option(bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"),
-    "stop_after_rewrites": Option(int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"),
-    "instruction_limit": Option(int, 5_000_000, "Python instructions that capture follows before it gives up on a frame"),
-    "arena_limit_mib": Option(int, 4096, "temporary memory kept between calls, in MiB; larger needs are freed after each call"),
+    "fusion": Option(
+        bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"
+    ),
+    "stop_after_rewrites": Option(
+        int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"
+    ),
+    "instruction_limit": Option(
+        int, 5_000_000, "Python instructions that capture follows before it gives up on a frame"
+    ),
+    "arena_limit_mib": Option(
+        int, 4096, "temporary memory kept between calls, in MiB; larger needs are freed after each call"
+    ),
 }
 
 MODES: dict[str, dict[str, Any]] = {
@@ -110,28 +142,36 @@ class Variable:
 
 VARIABLES: dict[str, Variable] = {
     "FUSEWRIGHT_LOGS": Variable(str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles"),
-    "FUSEWRIGHT_DEBUG": Variable(_flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/"),
+    "FUSEWRIGHT_DEBUG": Variable(
+        _flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/"
+    ),
     "FUSEWRIGHT_DISABLE": Variable(_flag, False, "compile() returns its argument unchanged"),
     "FUSEWRIGHT_CACHE": Variable(_flag, True, "0 turns the disk cache off"),
-    "FUSEWRIGHT_CACHE_DIR": Variable(str, "", "the disk cache's folder (default: fusewright in the user's cache folder)"),
+    "FUSEWRIGHT_CACHE_DIR": Variable(
+        str, "", "the disk cache's folder (default: fusewright in the user's cache folder)"
+    ),
     "FUSEWRIGHT_CACHE_MIB": Variable(_positive, 2048, "the disk cache's largest size, in MiB; a positive number"),
     "FUSEWRIGHT_BACKEND": Variable(str, "", "the backend to use where the program does not name one"),
 }
 
 
 def environment(name: str) -> Any:
-    """The value of an environment variable of the table, parsed (read at each call: a test may change it). Raises OptionError."""
+    """The value of an environment variable of the table, parsed (read at each call: a test may change it). Raises
+    OptionError."""
     variable = VARIABLES[name]
     text = os.environ.get(name)
     try:
         return variable.default if text is None else variable.parse(text)
     except ValueError:
-        raise OptionError(f"the environment variable {name} is {text!r}, which it cannot be ({variable.meaning})") from None
+        raise OptionError(
+            f"the environment variable {name} is {text!r}, which it cannot be ({variable.meaning})"
+        ) from None
 
 
 def cache_folder() -> Path:
-    """The disk cache's folder: FUSEWRIGHT_CACHE_DIR, or `fusewright` in the user's cache folder (XDG_CACHE_HOME, else ~/.cache); for a user
-    without a home (an unknown number in a container), one of the user's own among the temporary files."""
+    """The disk cache's folder: FUSEWRIGHT_CACHE_DIR, or `fusewright` in the user's cache folder (XDG_CACHE_HOME, else
+    ~/.cache); for a user without a home (an unknown number in a container), one of the user's own among the temporary
+    files."""
     named = environment("FUSEWRIGHT_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -139,7 +179,9 @@ def cache_folder() -> Path:
             return Path(named).expanduser().absolute()
         return (Path(base) if base else Path.home() / ".cache").absolute() / "fusewright"
     except RuntimeError:
-        return Path(os.environ.get("TMPDIR", "/tmp")) / f"fusewright-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
+        return (
+            Path(os.environ.get("TMPDIR", "/tmp")) / f"fusewright-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +209,16 @@ def _checked(key: str, value: Any) -> Any:
     if row.type is float and type(value) is int:
         value = float(value)
     if type(value) is not row.type:
-        raise OptionError(f"option {key!r} takes {row.type.__name__}, got {value!r} of type {type(value).__name__} ({row.meaning})")
+        raise OptionError(
+            f"option {key!r} takes {row.type.__name__}, got {value!r} of type {type(value).__name__} ({row.meaning})"
+        )
     complaint = row.wrong(value)
     if complaint:
         raise OptionError(f"option {key!r}: {complaint} ({row.meaning})")
     if row.between is not None and isinstance(value, float) and not row.between[0] <= value <= row.between[1]:
-        raise OptionError(f"option {key!r} takes a value between {row.between[0]} and {row.between[1]}, got {value!r} ({row.meaning})")
+        raise OptionError(
+            f"option {key!r} takes a value between {row.between[0]} and {row.between[1]}, got {value!r} ({row.meaning})"
+        )
     return value
 
 
@@ -188,7 +234,8 @@ def settings(
 ) -> Settings:
     """Checks the arguments of `compile` and merges mode and options (options refine the mode).
 
-    Raises OptionError naming the wrong value and the choices. Options of a backend other than "native" are passed to it unchecked.
+    Raises OptionError naming the wrong value and the choices. Options of a backend other than "native" are passed to it
+        unchecked.
     """
     if type(fullgraph) is not bool:
         raise OptionError(f"fullgraph takes True or False, got {fullgraph!r}")

@@ -1,10 +1,11 @@
 """Dataclasses that cost little to define.
 
-Takes a class with annotated fields; gives it what `dataclasses.dataclass(slots=True)` would: constructor, equality, hash, text, and what
-the `dataclasses` module's `fields` and `replace` need. Always holds: no code is generated when a class is defined. The standard decorator
-generates and compiles up to six functions a class, 0.3 ms, and this package has 200 such classes: half of the time of its imports. Here
-equality, hash and text are closures over one getter of the fields, and the constructor is generated when the first object is made. What the
-decorator does besides is done by hand too (0.1 ms): fields are what is annotated, without ClassVar, InitVar and keyword-only ones.
+Takes a class with annotated fields; gives it what `dataclasses.dataclass(slots=True)` would: constructor, equality,
+hash, text, and what the `dataclasses` module's `fields` and `replace` need. Always holds: no code is generated when a
+class is defined. The standard decorator generates and compiles up to six functions a class, 0.3 ms, and this package
+has 200 such classes: half of the time of its imports. Here equality, hash and text are closures over one getter of the
+fields, and the constructor is generated when the first object is made. What the decorator does besides is done by hand
+too (0.1 ms): fields are what is annotated, without ClassVar, InitVar and keyword-only ones.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ class KeepsHash:
 
 
 @dataclass_transform(field_specifiers=(field,))
-def dataclass(*, slots: Literal[True], frozen: bool = False, eq: bool = True, weakref_slot: bool = False) -> Callable[[Class], Class]:
-    """`dataclasses.dataclass` with those of its arguments that this package uses. What the class itself defines is kept."""
+def dataclass(
+    *, slots: Literal[True], frozen: bool = False, eq: bool = True, weakref_slot: bool = False
+) -> Callable[[Class], Class]:
+    """`dataclasses.dataclass` with those of its arguments that this package uses. What the class itself defines is
+    kept."""
 
     def define(cls: Class) -> Class:
         own = {name for name, value in cls.__dict__.items() if not (name == "__hash__" and value is None)}
@@ -41,9 +45,17 @@ def dataclass(*, slots: Literal[True], frozen: bool = False, eq: bool = True, we
         methods: dict[str, Any] = {"__init__": _first_constructor(made, frozen), "__repr__": _text}
         if eq:
             get = _getter(f.name for f in fields(made) if f.compare)
-            methods |= {"__eq__": _equality(get), "__hash__": _hash(get, issubclass(cls, KeepsHash)) if frozen else None}
+            methods |= {
+                "__eq__": _equality(get),
+                "__hash__": _hash(get, issubclass(cls, KeepsHash)) if frozen else None,
+            }
         if frozen:
-            methods |= {"__setattr__": _no_store, "__delattr__": _no_delete, "__getstate__": _state, "__setstate__": _set_state}
+            methods |= {
+                "__setattr__": _no_store,
+                "__delattr__": _no_delete,
+                "__getstate__": _state,
+                "__setstate__": _set_state,
+            }
         for name, method in methods.items():
             if name not in own:
                 setattr(made, name, method)
@@ -121,7 +133,9 @@ def _hash(get: Getter, kept: bool) -> Callable[[Any], int]:
 
 @reprlib.recursive_repr()
 def _text(self: Any) -> str:
-    return f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.repr)})"
+    return (
+        f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.repr)})"
+    )
 
 
 def _no_store(self: Any, name: str, value: object) -> None:
@@ -150,7 +164,8 @@ def _first_constructor(cls: Any, frozen: bool) -> Callable[..., None]:
 
 
 def _constructor(cls: Any, frozen: bool) -> Callable[..., None]:
-    """`__init__` of `cls`, as the standard module would make it. A slot of a frozen class is set by its descriptor: the quickest way."""
+    """`__init__` of `cls`, as the standard module would make it. A slot of a frozen class is set by its descriptor: the
+    quickest way."""
     scope: dict[str, Any] = {"MISSING": MISSING}
     parameters, body = ["self"], []
     for f in fields(cls):
@@ -164,7 +179,9 @@ def _constructor(cls: Any, frozen: bool) -> Callable[..., None]:
         elif not f.init:
             continue  # __post_init__ sets it
         if f.init:
-            default = "=MISSING" if f.default_factory is not MISSING else "" if f.default is MISSING else f"=default_{name}"
+            default = (
+                "=MISSING" if f.default_factory is not MISSING else "" if f.default is MISSING else f"=default_{name}"
+            )
             parameters.append(name + default)
         if frozen:
             scope[f"set_{name}"] = getattr(cls, name).__set__

@@ -1,4 +1,5 @@
-"""A budget of rewrites, which a compile shares between all its lists of passes: a wrong answer is bisected to one rewrite."""
+"""A budget of rewrites, which a compile shares between all its lists of passes: a wrong answer is bisected to one
+rewrite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Control flow of capture itself: signals that travel through interpreted code without it being able to catch them.
 
-Always holds: every signal is a BaseException that user code cannot name, and the interpreter never unwinds one through the
-user's exception tables (not even through a bare `except:` or `finally:`).
+Always holds: every signal is a BaseException that user code cannot name, and the interpreter never unwinds one through
+the user's exception tables (not even through a bare `except:` or `finally:`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ class Signal(BaseException):
 
 
 class GraphBreak(Signal):
-    """Capture cannot go past this point. `code` names a row of the catalogue in `fusewright.base.errors` (cause, what to do).
+    """Capture cannot go past this point. `code` names a row of the catalogue in `fusewright.base.errors` (cause, what
+    to do).
 
-    `stack` is the user's stack (outermost first) at the moment of the break, `operators` how many the frame and what it called had
-    recorded until then; the interpreter fills them in.
+    `stack` is the user's stack (outermost first) at the moment of the break, `operators` how many the frame and what it
+    called had recorded until then; the interpreter fills them in.
     """
 
     def __init__(self, code: str, detail: str = "") -> None:

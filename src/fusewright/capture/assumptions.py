@@ -1,6 +1,7 @@
 """What one attempt to capture a frame takes for granted.
 
-Always holds: an attempt never changes its assumptions. One that does not hold raises `Retry`, and the next attempt is made without it.
+Always holds: an attempt never changes its assumptions. One that does not hold raises `Retry`, and the next attempt is
+    made without it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Assumptions:
     unknown_shapes    nobody asks for a shape that depends on data, so the operators that give one may be recorded
     data_sizes        no gradient is taken through a size that depends on data, so such sizes may be symbols
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
-    broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1: none)
+    broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
+        none)
     """
 
     custom_gradients: bool = True

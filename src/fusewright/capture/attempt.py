@@ -1,8 +1,10 @@
 """Capturing one frame: attempts of the tracer, and what a graph break makes of them.
 
-Takes a function and the real values of its frame's arguments; gives a `CapturedFrame` up to the function's end or its first graph break.
-Always holds: a break starts a fresh attempt, with a new recorder and a new world, that stops in front of the breaking instruction (so
-nothing is ever undone); whatever cannot be captured or cut raises SkipFrame, and the frame is to be run eagerly.
+Takes a function and the real values of its frame's arguments; gives a `CapturedFrame` up to the function's end or its
+    first graph break.
+Always holds: a break starts a fresh attempt, with a new recorder and a new world, that stops in front of the breaking
+instruction (so nothing is ever undone); whatever cannot be captured or cut raises SkipFrame, and the frame is to be run
+eagerly.
 """
 
 from __future__ import annotations
@@ -43,13 +45,16 @@ from fusewright.sizes.symfloat import float_of_size
 
 __all__ = ["Frame", "Tracer", "capture_frame"]
 
-# Python frames of ours per interpreted call (measured: 8 for a function, 14 for a module or a property), and some for what runs
-# natively below the last.
+# Python frames of ours per interpreted call (measured: 8 for a function, 14 for a module or a property), and some for
+# what runs natively below the last.
 _HOST_FRAMES_PER_CALL = 16
 
 
-def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], options: CaptureOptions) -> CapturedFrame:
-    """Captures the frame of a call of `function`; `arguments` are its argument slots (positional, keyword-only, *args, **kwargs).
+def capture_frame(
+    function: types.FunctionType, arguments: tuple[object, ...], options: CaptureOptions
+) -> CapturedFrame:
+    """Captures the frame of a call of `function`; `arguments` are its argument slots (positional, keyword-only, *args,
+    **kwargs).
 
     Raises SkipFrame when the frame must run eagerly, and, under `options.fullgraph`, GraphBreak at the first break.
     """
@@ -77,7 +82,11 @@ def capture_frame(function: types.FunctionType, arguments: tuple[object, ...], o
             except RecursionError as error:
                 raise SkipFrame("recursion", str(error)) from None
         found = assumptions.broken
-        raise _skipped(found, "the same frame breaks elsewhere each time it is captured") if found else SkipFrame("no-attempts")
+        raise (
+            _skipped(found, "the same frame breaks elsewhere each time it is captured")
+            if found
+            else SkipFrame("no-attempts")
+        )
 
 
 def _skipped(signal: GraphBreak, reason: str) -> SkipFrame:
@@ -100,7 +109,8 @@ def _deep_recursion(options: CaptureOptions) -> Iterator[None]:
 
 @contextmanager
 def _own_saved_tensors() -> Iterator[None]:
-    """Keeps the user's hooks on saved tensors (a checkpoint around the compiled function, say) from seeing traced ones."""
+    """Keeps the user's hooks on saved tensors (a checkpoint around the compiled function, say) from seeing traced
+    ones."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         yield
         return
@@ -158,7 +168,8 @@ class _Attempt:
             self.tracer.forget()
             env = self.tracer.recorder.env
             if env is not None:
-                # PyTorch holds symbolic sizes where the collector of cycles does not look: nothing may lead from them to the attempt.
+                # PyTorch holds symbolic sizes where the collector of cycles does not look: nothing may lead from them
+                # to the attempt.
                 env.location, env.float_of = tuple, None  # what passes learn has no line of the user's
 
     def _load_argument(self, real: object, slot: int, name: str) -> Any:
@@ -211,13 +222,20 @@ class _Attempt:
             backward=backward,
             eager_reason=reason,
             repeats=world.repeats.count,
-            replayed=tuple(f"{getattr(call.function, '__name__', 'call')}() at {call.where}" for call in world.effects.calls if call.where),
+            replayed=tuple(
+                f"{getattr(call.function, '__name__', 'call')}() at {call.where}"
+                for call in world.effects.calls
+                if call.where
+            ),
             later_guards=_later_guards(recorder.env),
             shown=shown,
         )
 
-    def _differentiated(self, outputs: tuple[object, ...], wanted: bool) -> tuple[Backward | None, tuple[object, ...], str]:
-        """(the backward half, the graph's results: outputs and then gradients, why the call must run eagerly after all)."""
+    def _differentiated(
+        self, outputs: tuple[object, ...], wanted: bool
+    ) -> tuple[Backward | None, tuple[object, ...], str]:
+        """(the backward half, the graph's results: outputs and then gradients, why the call must run eagerly after
+        all)."""
         recorder, options = self.tracer.recorder, self.tracer.options
         if options.follows_autograd or recorder.level == "torch" or not wanted:
             return None, outputs, ""
@@ -229,8 +247,8 @@ class _Attempt:
 
 
 def _wants_gradients(recorder: Recorder, outputs: tuple[object, ...]) -> bool:
-    """Whether autograd has a part in what eager would give: an output that requires a gradient, or that is cut off from one which an
-    input requires, or an input that was written to with its history kept."""
+    """Whether autograd has a part in what eager would give: an output that requires a gradient, or that is cut off from
+    one which an input requires, or an input that was written to with its history kept."""
     for value in outputs:
         if isinstance(value, TracedTensor) and (value.requires_grad or memory_root(value).requires_grad):
             return True

@@ -1,12 +1,15 @@
-"""Whether a graph that was captured as if a batch of 1 were several does for 1 what eager does: shown from that one capture.
+"""Whether a graph that was captured as if a batch of 1 were several does for 1 what eager does: shown from that one
+capture.
 
-Takes the log of a capture whose symbols of size 1 had a larger example (`ShapeEnv.taken`); gives whether interpreting the frame with sizes
-of 1 would have recorded the same graph, but for how data is moved (a copy or a view that sizes of 1 make needless). What a program does is
-decided by what it is told: it would have taken the same way for 1 if every question about sizes that taking them to be 2 or more has
-answered has the same answer for 1. Where an answer differs inside of a call of a torch function (is this tensor contiguous?), that call
-alone is made again, on tensors as they are for 1, and what it records is compared by value (graph/translation_validation.py). So is every
-call that is given a tensor whose strides, or memory format, are others for 1. The type of every other result is derived once more for 1.
-Always holds: what is not understood, or has no counterpart in the log, makes the answer False; the frame is then captured for 1 too.
+Takes the log of a capture whose symbols of size 1 had a larger example (`ShapeEnv.taken`); gives whether interpreting
+the frame with sizes of 1 would have recorded the same graph, but for how data is moved (a copy or a view that sizes of
+1 make needless). What a program does is decided by what it is told: it would have taken the same way for 1 if every
+question about sizes that taking them to be 2 or more has answered has the same answer for 1. Where an answer differs
+inside of a call of a torch function (is this tensor contiguous?), that call alone is made again, on tensors as they are
+for 1, and what it records is compared by value (graph/translation_validation.py). So is every call that is given a
+tensor whose strides, or memory format, are others for 1. The type of every other result is derived once more for 1.
+Always holds: what is not understood, or has no counterpart in the log, makes the answer False; the frame is then
+    captured for 1 too.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ aten = torch.ops.aten
 _NUMBERS = (int, torch.SymInt)
 _ASK_MEMORY = frozenset({"_is_view", "_base", "_version", "is_set_to", "_is_alias_of", "storage_offset"})
 """Functions and attributes that are about a tensor's memory, not about its elements."""
-_BY_MEMORY = frozenset({aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
+_BY_MEMORY = frozenset(
+    {aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
+)
 
 
 class _Unproven(Exception):
@@ -54,7 +59,8 @@ class _Unproven(Exception):
 
 
 def shown(world: World, outputs: Sequence[object]) -> bool:
-    """Whether the frame, whose results are `outputs`, does for sizes of 1 what its capture does; then the sizes know (`ShapeEnv.show`)."""
+    """Whether the frame, whose results are `outputs`, does for sizes of 1 what its capture does; then the sizes know
+    (`ShapeEnv.show`)."""
     recorder: Any = world.recorder
     env: ShapeEnv = recorder.env
     tracer = world.tracer
@@ -99,9 +105,9 @@ class _Families:
 
 
 class _Proof:
-    """One proof. `one`: the sizes, with 1 for those that are shown; `exact`: the types for 1 that are not just what was recorded with 1 in
-    place of the symbols, but have other strides; `hidden`: what a call that was made again has recorded besides its results; `moved`:
-    results that share memory with others for 1 than was recorded."""
+    """One proof. `one`: the sizes, with 1 for those that are shown; `exact`: the types for 1 that are not just what was
+    recorded with 1 in place of the symbols, but have other strides; `hidden`: what a call that was made again has
+    recorded besides its results; `moved`: results that share memory with others for 1 than was recorded."""
 
     def __init__(self, world: World, symbols: frozenset[Symbol]) -> None:
         self.world = world
@@ -117,7 +123,9 @@ class _Proof:
         self.stand_ins: dict[Node, TracedTensor] = {}
         self.recorded, self.eager, self.either = _Families(), _Families(), _Families()
         self.moved: set[Node] = set()
-        self.again_in: dict[Node, tuple[set[Node], set[Node]]] = {}  # a result of a repeated call: what it shares memory with
+        self.again_in: dict[
+            Node, tuple[set[Node], set[Node]]
+        ] = {}  # a result of a repeated call: what it shares memory with
         self._as_recorded, self._as_one = self.env.copy(), self.one.copy()  # to ask what shall leave no trace
         self._written: dict[Node, Any] = {}
         self._plain: dict[Node, bool] = {}
@@ -126,7 +134,10 @@ class _Proof:
         """Raises unless it is shown."""
         env, one, recorder = self.env, self.one, self.recorder
         for relation in env.guards:
-            _require(Relation(relation.op, one.hint(relation.left), one.hint(relation.right)).holds({}), f"a guard: {relation}")
+            _require(
+                Relation(relation.op, one.hint(relation.left), one.hint(relation.right)).holds({}),
+                f"a guard: {relation}",
+            )
         for_types: dict[int, Node] = {}
         for before, start, end in recorder.inferred:
             for_types.update(dict.fromkeys(range(start, end), _next(recorder.graph, before)))
@@ -224,7 +235,8 @@ class _Proof:
         return self.one.simplify(value) if isinstance(value, Expr) else value
 
     def note(self, node: Node, found: object) -> None:
-        """Compares a node's type for 1 with what was recorded, and keeps it where strides along dimensions of 1 are others."""
+        """Compares a node's type for 1 with what was recorded, and keeps it where strides along dimensions of 1 are
+        others."""
         expected, found = self.type_of(node), with_sizes(found, self.one.simplify)
         if expected == found:
             return
@@ -264,7 +276,9 @@ class _Proof:
         finally:
             context.restore(settings)
         mine = list(nodes_between(scratch.graph, before, last_node(scratch)))
-        _require(all(node.op == "call_function" and not _written(node) for node in (*nodes, *mine)), "a constant, or a write")
+        _require(
+            all(node.op == "call_function" and not _written(node) for node in (*nodes, *mine)), "a constant, or a write"
+        )
         numbers: dict[Any, int] = {}
         types: dict[int, Any] = {}
         recorded, special = (Numbering(numbers, self.one.simplify, {}, {}, types) for _ in range(2))
@@ -307,14 +321,21 @@ class _Proof:
             node.meta["type"] = type_
             with torch.inference_mode(tensor.is_inference()):
                 found = make_traced(self.scratch, node, type_, requires_grad=tensor.requires_grad)
-            found.original_class, found.input_storage, found.is_input = tensor.original_class, tensor.input_storage, tensor.is_input
+            found.original_class, found.input_storage, found.is_input = (
+                tensor.original_class,
+                tensor.input_storage,
+                tensor.is_input,
+            )
             self.stand_ins[tensor.node] = found
         return found
 
     def compare(self, old: Any, new: Any, recorded: Numbering, special: Numbering) -> None:
         """Raises unless two results are equal."""
         if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
-            _require(type(old) is type(new) is TracedTensor and old.requires_grad == new.requires_grad, "a result of another kind")
+            _require(
+                type(old) is type(new) is TracedTensor and old.requires_grad == new.requires_grad,
+                "a result of another kind",
+            )
             _require(recorded.numbers[old.node] == special.numbers[new.node], "another value")
             if old.node not in self.hidden:  # an argument that comes back
                 _require(new is self.stand_ins.get(old.node) or old.node in self.again_in, "another tensor")
@@ -370,8 +391,13 @@ class _Proof:
         """A node that was copied, for another call that is given the same."""
         if node is next(iter(copied.made.values())):
             for one, other in copied.given.items():
-                same = _is_laid_out(self.type_of(one), self.type_of(other)) and self.is_plain(one) == self.is_plain(other)
-                _require(same and one not in self.hidden and other not in self.hidden, "a replay that is given something else")
+                same = _is_laid_out(self.type_of(one), self.type_of(other)) and self.is_plain(one) == self.is_plain(
+                    other
+                )
+                _require(
+                    same and one not in self.hidden and other not in self.hidden,
+                    "a replay that is given something else",
+                )
         if old in self.hidden:
             self.hidden.add(node)
             return
@@ -426,7 +452,8 @@ def _formats(type_: TensorType, env: ShapeEnv) -> object:
     guards, node = len(env.guards), SymNode(0, env)
     sizes, strides = ([SymNode(dim, env) for dim in dims] for dims in (type_.shape, type_.stride))
     asked = (
-        node.is_contiguous, node.is_channels_last_contiguous_2d, node.is_channels_last_contiguous_3d, node.is_channels_last_strides_2d,
+        node.is_contiguous, node.is_channels_last_contiguous_2d, node.is_channels_last_contiguous_3d,
+        node.is_channels_last_strides_2d,
         node.is_channels_last_strides_3d, node.is_non_overlapping_and_dense,
     )  # fmt: skip
     answers = [ask(sizes, strides).value for ask in asked]
@@ -445,7 +472,9 @@ def _is_laid_out(expected: Any, found: Any) -> bool:
 def _is_operator(function: Any, nodes: Sequence[Node]) -> bool:
     """Whether a call is of the very operator that it has recorded, so that nothing was decided in between."""
     targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
-    return len(targets) == 1 and targets[0].overloadpacket.__name__ == getattr(function, "__name__", "").partition(".")[0]
+    return (
+        len(targets) == 1 and targets[0].overloadpacket.__name__ == getattr(function, "__name__", "").partition(".")[0]
+    )
 
 
 def _asks_memory(function: Any) -> bool:
@@ -460,11 +489,16 @@ def _written(node: Node) -> list[Node]:
         return []
     places = facts(node.target).written
     kwargs: Any = node.kwargs
-    return [one for one in leaves([argument(node.target, node.args, kwargs, place) for place in places]) if isinstance(one, Node)]
+    return [
+        one
+        for one in leaves([argument(node.target, node.args, kwargs, place) for place in places])
+        if isinstance(one, Node)
+    ]
 
 
 def _bases(node: Node, inside: set[Node]) -> set[Node]:
-    """The values outside of a call, and the ones inside in memory of their own, that share memory with one of its values."""
+    """The values outside of a call, and the ones inside in memory of their own, that share memory with one of its
+    values."""
     found: set[Node] = set()
     pending = [node]
     while pending:

@@ -27,11 +27,14 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """How one of the frame's outputs is made of what the graph returns, outside of the autograd function that runs the graph.
+    """How one of the frame's outputs is made of what the graph returns, outside of the autograd function that runs the
+    graph.
 
-    base      ("output", position among the graph's outputs) or ("input", position among its inputs): what it is, or is a view of
-    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of the result or None,
-              number of the call: outputs that have a call in common share its result); sizes in the arguments may be symbolic
+    base      ("output", position among the graph's outputs) or ("input", position among its inputs): what it is, or is
+        a view of
+    steps     the view operators that lead to it: (operator, arguments after the first, keyword arguments, element of
+              the result or None, number of the call: outputs that have a call in common share its result); sizes in the
+              arguments may be symbolic
     no_grad   it is cut off from its base's history (a detached view, one made under no_grad)
     leaf      it is a leaf that requires a gradient
     """
@@ -44,23 +47,27 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """The backward half of a joint graph: its placeholders are the forward's inputs, then the tangents; its outputs the forward's,
-    then the gradients.
+    """The backward half of a joint graph: its placeholders are the forward's inputs, then the tangents; its outputs the
+    forward's, then the gradients.
 
     inputs, outputs  how many placeholders and outputs are the forward's
     tangents   positions of the outputs that have a tangent, in order
     dense      for each tangent, whether it is laid out as empty_like(output): elements of the output share memory
-    gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs that share no
-               operator (each backward frees its own) have gradients of their own, so that an input may stand here more than once
-    depends    for each gradient, the tangents (their places in `tangents`) whose outputs lead to the input in autograd's graph
-    groups     outputs that share operators, as places among the tangents: by the operator that made them, and by what a backward frees
+    gradients  positions of the inputs that have a gradient, in the order in which the engine comes to them. Outputs
+               that share no operator (each backward frees its own) have gradients of their own, so that an input may
+               stand here more than once
+    depends    for each gradient, the tangents (their places in `tangents`) whose outputs lead to the input in
+        autograd's graph
+    groups     outputs that share operators, as places among the tangents: by the operator that made them, and by what a
+        backward frees
     histories  positions of the inputs that have a history: the others are leaves
     undefined  (input, tangents): inputs that outputs lead to, and that get no gradient from them
-    updates    (input, output) positions: an input that was written to with its history kept; it is to be given the output's value under
-               autograd, after the graph
-    rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they are
-    user_code  the custom autograd functions and hooks that have a part in the gradients. Gradients of gradients run them and the recorded
-               operators again under autograd; None: one of them cannot be run again
+    updates    (input, output) positions: an input that was written to with its history kept; it is to be given the
+               output's value under autograd, after the graph
+    rebuilt    how the frame's outputs are made of the graph's, in order; None when they are the graph's outputs as they
+        are
+    user_code  the custom autograd functions and hooks that have a part in the gradients. Gradients of gradients run
+               them and the recorded operators again under autograd; None: one of them cannot be run again
     freed      the program has freed the outputs' graph already: their backward raises what eager raises
     """
 
@@ -93,10 +100,11 @@ class CapturedFrame:
     op_count  torch-level operators captured
     example_inputs  the real values of `inputs` at capture
     backward  when gradients are wanted and `options.differentiate` recorded them: the graph is then the joint graph
-    eager_reason  why calls that these guards accept must run eagerly (gradients are wanted and cannot be compiled); "" when they need not
+    eager_reason  why calls that these guards accept must run eagerly (gradients are wanted and cannot be compiled); ""
+        when they need not
     later_guards  guards that compiling the graph has added; asked after the backend is done
-    shown         whether it was shown that sizes of 1, which this capture took to be larger (`CaptureOptions.ones`), are served as well;
-                  None where there are none
+    shown         whether it was shown that sizes of 1, which this capture took to be larger (`CaptureOptions.ones`),
+                  are served as well; None where there are none
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
     repeats    calls of modules that were replayed from others alike (capture/border/memoise.py)
     constants  real tensors met inside native code, by the target of their get_attr node

@@ -1,9 +1,9 @@
 """The PEP 523 frame hook, from Python: who decides which frames inside an eager region are compiled.
 
-Takes a policy, asked once a code object: policy(code, function) -> FrameCache (its entries answer the frame, its `miss` captures)
-or None (never).
-Always holds: the evaluator is replaced only while some thread is inside `call_eager` or `region`, and acts on that thread alone
-(csrc/hook.c); capture, graphs and `finish` run with it off.
+Takes a policy, asked once a code object: policy(code, function) -> FrameCache (its entries answer the frame, its `miss`
+captures) or None (never).
+Always holds: the evaluator is replaced only while some thread is inside `call_eager` or `region`, and acts on that
+thread alone (csrc/hook.c); capture, graphs and `finish` run with it off.
 """
 
 from __future__ import annotations

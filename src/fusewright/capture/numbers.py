@@ -1,6 +1,7 @@
 """Python floats as inputs of a compiled graph: they reach it as 0-dimensional float64 tensors.
 
-Takes the sources of a graph's inputs and the compiled callable; gives the sources that guards read, and a callable that converts.
+Takes the sources of a graph's inputs and the compiled callable; gives the sources that guards read, and a callable that
+    converts.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from fusewright.capture.guards.sources import ArrayTensor, NumberTensor, Source
 
 def plain_sources(inputs: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[int, ...]]:
     """Where each input is read, and the positions of those that are floats or NumPy arrays."""
-    positions = tuple(position for position, source in enumerate(inputs) if isinstance(source, (NumberTensor, ArrayTensor)))
-    return tuple(source.base if isinstance(source, (NumberTensor, ArrayTensor)) else source for source in inputs), positions
+    positions = tuple(
+        position for position, source in enumerate(inputs) if isinstance(source, (NumberTensor, ArrayTensor))
+    )
+    return tuple(
+        source.base if isinstance(source, (NumberTensor, ArrayTensor)) else source for source in inputs
+    ), positions
 
 
 def takes_numbers(compiled: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:

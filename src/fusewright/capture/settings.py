@@ -29,18 +29,23 @@ class CaptureOptions:
     inline_depth          interpreted frames on top of each other after which a call is a graph break
     max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
     wrap_resume           makes a resume function a compiled function
-    call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are compiled
+    call_eager            call_eager(fn, *args, **kwargs): calls with the frame hook installed, so that callees are
+        compiled
     call_paused           call_paused(fn, *args, **kwargs): calls without compiling the frames that it runs
-    differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see autograd/record.py; None: the
-                    backend runs operators that autograd follows by itself, or has no backward
+    differentiate   differentiate(recorder, outputs): records the gradients of the graph's outputs, see
+                    autograd/record.py; None: the backend runs operators that autograd follows by itself, or has no
+                    backward
     own_random      dropout draws from the kernels' own generator (record/draws.py), not from PyTorch's
     follows_autograd  whether the backend's outputs carry autograd's history by themselves
-    data_shapes     operators whose result has a size that depends on data are recorded, see record/data_sizes.py; else they break the graph
+    data_shapes     operators whose result has a size that depends on data are recorded, see record/data_sizes.py; else
+        they break the graph
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
-    ones            sizes of 1 that would be symbolic were they larger are so, as if they were (capture/border/dynamic.py)
-    bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded to
-    size_history    sizes seen so far by (code, source), None where they differed, and what is known of a function as a whole
-                    (capture/border/dynamic.py): captures add to it
+    ones            sizes of 1 that would be symbolic were they larger are so, as if they were
+        (capture/border/dynamic.py)
+    bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded
+        to
+    size_history    sizes seen so far by (code, source), None where they differed, and what is known of a function as a
+                    whole (capture/border/dynamic.py): captures add to it
     """
 
     fullgraph: bool = False

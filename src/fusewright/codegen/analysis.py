@@ -1,9 +1,9 @@
 """What code generation needs to know about a kernel before it writes anything.
 
-Takes a `Kernel`; gives a `Shape`: its axes after normalisation (axes of extent 1 dropped, the axes of lone pointwise stages made
-parallel, axes split where an index divides by a constant, adjacent axes merged where every access walks them as one), and facts about
-each expression. Always holds: normalisation is a change of loop variables only; indices are read through `Shape.dim`, expressions are
-never rebuilt.
+Takes a `Kernel`; gives a `Shape`: its axes after normalisation (axes of extent 1 dropped, the axes of lone pointwise
+stages made parallel, axes split where an index divides by a constant, adjacent axes merged where every access walks
+them as one), and facts about each expression. Always holds: normalisation is a change of loop variables only; indices
+are read through `Shape.dim`, expressions are never rebuilt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusewright.base.records import dataclass, field
-from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.loops.ir import (
+    Apply,
+    Axis,
+    CheckedIndex,
+    Constant,
+    Expression,
+    IndexValue,
+    Load,
+    LocalValue,
+    Masked,
+    Store,
+)
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Stage
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
@@ -21,8 +32,8 @@ _TRAPPING = frozenset({"floor_divide", "trunc_divide", "remainder", "fmod", "div
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """deps: loop symbols, size symbols and local names that the value depends on. effects: touches memory or may report a failure, so
-    that it must stay under its mask. volatile: memory written by this kernel that it reads.
+    """deps: loop symbols, size symbols and local names that the value depends on. effects: touches memory or may report
+    a failure, so that it must stay under its mask. volatile: memory written by this kernel that it reads.
     """
 
     deps: frozenset[object]
@@ -94,8 +105,8 @@ def is_pointwise(stage: Stage) -> bool:
 
 @dataclass(slots=True)
 class StageView:
-    """One stage with its axes normalised. `mapping`: the kernel's loop symbols in terms of the axes here (stages may share symbols, so
-    each has its own).
+    """One stage with its axes normalised. `mapping`: the kernel's loop symbols in terms of the axes here (stages may
+    share symbols, so each has its own).
     """
 
     stage: Stage
@@ -175,8 +186,8 @@ def same_walk(first: StageView, second: StageView) -> bool:
 
 @dataclass(slots=True)
 class Shape:
-    """A kernel normalised. `aliases`: buffer -> the name under which writes to its memory are counted, for buffers whose memory the
-    kernel writes.
+    """A kernel normalised. `aliases`: buffer -> the name under which writes to its memory are counted, for buffers
+    whose memory the kernel writes.
     """
 
     kernel: Kernel
@@ -250,7 +261,8 @@ def _split_candidates(indices: set[Dim], symbol: Expr, extent: int) -> list[int]
 
 
 def _split(axes: list[Axis], views: list[StageView]) -> None:
-    """i becomes i1 * k + i0 where an index holds i // k or i % k and k divides the extent, if that makes more indices affine."""
+    """i becomes i1 * k + i0 where an index holds i // k or i % k and k divides the extent, if that makes more indices
+    affine."""
     position = 0
     while position < len(axes):
         axis = axes[position]

@@ -1,9 +1,9 @@
 """The call plan of a scheduled graph: which memory, tensors and calls, in which order, one native call goes through.
 
-Takes a schedule's `Plan` and the `KernelCode` of its kernels; gives a `CallPlan` (plain data, see call_plan_types.py), which
-runtime/launch.py turns into the native object. `describe` prints it, one line a step.
-Always holds: every tensor that a step reads exists before the step; memory that the call allocates is released after its last reader;
-an input is marked as changed before the first step that writes it.
+Takes a schedule's `Plan` and the `KernelCode` of its kernels; gives a `CallPlan` (plain data, see call_plan_types.py),
+which runtime/launch.py turns into the native object. `describe` prints it, one line a step.
+Always holds: every tensor that a step reads exists before the step; memory that the call allocates is released after
+its last reader; an input is marked as changed before the first step that writes it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def build_call_plan(
     available: Callable[[str], bool] = lambda symbol: True,
     consumes: bool = False,
 ) -> CallPlan:
-    """The call plan of `plan`. `kernels` by kernel name; `single`: the one output is given as it is, not in a tuple; `available`: whether
-    PyTorch exports a C function; `consumes`: inputs are dropped after their last reader too (for `Plan.consume`).
+    """The call plan of `plan`. `kernels` by kernel name; `single`: the one output is given as it is, not in a tuple;
+    `available`: whether PyTorch exports a C function; `consumes`: inputs are dropped after their last reader too (for
+    `Plan.consume`).
 
     Raises ValueError when the schedule contradicts itself (a size that no input gives, memory that is
     returned but was planned as temporary)."""
@@ -106,7 +107,9 @@ class _Builder:
             if isinstance(step, RunExtern):
                 self.extern(step)
             elif not step.together:
-                others = takewhile(lambda other: isinstance(other, RunKernel) and other.together, plan.steps[index + 1 :])
+                others = takewhile(
+                    lambda other: isinstance(other, RunKernel) and other.together, plan.steps[index + 1 :]
+                )
                 self.region([step, *others])  # type: ignore[list-item]
         outputs = tuple(self.output(output) for output in plan.outputs)
         arena = self.values.of(plan.arena_size)
@@ -165,7 +168,9 @@ class _Builder:
 
     def frozen(self, slot: _Slot) -> SlotSpec:
         # A shape that the data decide: the operator makes the tensor, and nobody asks.
-        unknown = slot.kind == "returned" and any(s not in self.plan.size_symbols for dim in slot.shape for s in free_symbols(dim))
+        unknown = slot.kind == "returned" and any(
+            s not in self.plan.size_symbols for dim in slot.shape for s in free_symbols(dim)
+        )
         shape, stride = ((), ()) if unknown else (slot.shape, slot.stride)
         return SlotSpec(
             slot.name,
@@ -187,13 +192,19 @@ class _Builder:
         buffer = self.plan.buffers[ref.buffer]
         slot = self.slot_of(ref.buffer)
         own = self.slots[slot]
-        whole = (ref.shape, ref.stride, ref.dtype) == (tuple(own.shape), tuple(own.stride), own.dtype) and ref.offset == 0
+        whole = (ref.shape, ref.stride, ref.dtype) == (
+            tuple(own.shape),
+            tuple(own.stride),
+            own.dtype,
+        ) and ref.offset == 0
         if whole and own.kind != "arena":
             return slot
         found = self.window_slots.get(ref)
         if found is None:
             self.pointer_slot(ref.buffer)
-            window = _Slot(f"{ref.buffer}[...]", "window", slot, ref.dtype, buffer.device, ref.shape, ref.stride, ref.offset)
+            window = _Slot(
+                f"{ref.buffer}[...]", "window", slot, ref.dtype, buffer.device, ref.shape, ref.stride, ref.offset
+            )
             found = self.window_slots[ref] = self.new_slot(window)
         return found
 
@@ -245,7 +256,9 @@ class _Builder:
         device = next(self.plan.buffers[name].device for name in code.buffers if name in kernel.written)
         spills = []
         for spill in code.spills:
-            slot = self.new_slot(_Slot(f"{kernel.name}.rows", "fresh", 0, spill.dtype, device, (spill.elements,), (1,), 0, True))
+            slot = self.new_slot(
+                _Slot(f"{kernel.name}.rows", "fresh", 0, spill.dtype, device, (spill.elements,), (1,), 0, True)
+            )
             self.steps.append(SlotStep("allocate", slot))
             spills.append(slot)
         if code.scratch:
@@ -257,7 +270,11 @@ class _Builder:
         written = tuple(name in kernel.written for name in code.buffers) + (True,) * len(spills)
         grid = self.values.of(code.grid)
         touched = (*buffers, *spills)
-        self.steps.append(LaunchCall(kernel.name, code.key, device.index or 0, touched, by_value, written, grid, sizes, code.scratch > 0))
+        self.steps.append(
+            LaunchCall(
+                kernel.name, code.key, device.index or 0, touched, by_value, written, grid, sizes, code.scratch > 0
+            )
+        )
 
     def in_place_of_operators(self, buffers: Sequence[str], when: Dim | None) -> None:
         """Makes the results that an operator returns, where a kernel is to write them instead of it."""
@@ -276,7 +293,11 @@ class _Builder:
         if extern.placement == "out":
             written += [buffer for buffer in extern.outputs if buffer is not None]
         self.before_writing(written)
-        empty = [name for name in sorted(names) if 0 in self.plan.buffers[name].shape and self.slots[self.slot_of(name)].kind == "fresh"]
+        empty = [
+            name
+            for name in sorted(names)
+            if 0 in self.plan.buffers[name].shape and self.slots[self.slot_of(name)].kind == "fresh"
+        ]
         self.before_writing(empty)  # no kernel writes what has no elements
         calls = encode_extern(extern, self, devices, self.available)
         touched = dict.fromkeys(slot for call in calls for slot in slots_of(call))
@@ -302,7 +323,9 @@ class _Builder:
     def with_releases(self, kept: set[int]) -> tuple[StepSpec, ...]:
         """The steps, with each tensor that the call allocates dropped after its last reader."""
         last: dict[int, int] = {}
-        lists: dict[int, tuple[int, ...]] = {}  # a list borrows the handles of its sources: whoever reads the list reads them
+        lists: dict[
+            int, tuple[int, ...]
+        ] = {}  # a list borrows the handles of its sources: whoever reads the list reads them
         for position, step in enumerate(self.steps):
             for inner in step.steps if isinstance(step, Guarded) else (step,):
                 if isinstance(inner, Gather):
@@ -346,12 +369,19 @@ class _Builder:
         ref = output.ref
         assert ref is not None
         spec = OutputSpec(
-            "view", slot, ref.dtype, len(ref.shape), self.values.run(ref.shape), self.values.run(ref.stride), self.values.of(ref.offset)
+            "view",
+            slot,
+            ref.dtype,
+            len(ref.shape),
+            self.values.run(ref.shape),
+            self.values.run(ref.stride),
+            self.values.of(ref.offset),
         )
         return replace(spec, kind="private view") if self.is_private(name, ref) else spec
 
     def is_private(self, name: str, ref: BufferRef) -> bool:
-        """Whether a view's base can be seen by nobody else: made by this call, and given out by this one output only."""
+        """Whether a view's base can be seen by nobody else: made by this call, and given out by this one output
+        only."""
         buffer = self.plan.buffers[name]
         if buffer.role in ("input", "constant") or ref.dtype != buffer.dtype:
             return False

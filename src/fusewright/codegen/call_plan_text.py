@@ -1,6 +1,7 @@
 """A call plan as text, one line a step.
 
-Takes a `CallPlan`; gives what a person reads to see what one call does: which kernels and operators, on which tensors, in which memory.
+Takes a `CallPlan`; gives what a person reads to see what one call does: which kernels and operators, on which tensors,
+    in which memory.
 """
 
 from __future__ import annotations
@@ -55,14 +56,21 @@ class _Printer:
             base = self.plan.slots[slot.where]
             offset = self.value(slot.offset)
             # Equal runs of sizes share their place in the value table.
-            if (slot.dtype, slot.ndim, slot.sizes, slot.strides, offset) == (base.dtype, base.ndim, base.sizes, base.strides, "0"):
+            if (slot.dtype, slot.ndim, slot.sizes, slot.strides, offset) == (
+                base.dtype,
+                base.ndim,
+                base.sizes,
+                base.strides,
+                "0",
+            ):
                 return base.name
             at = "" if offset == "0" else f" at {offset}"
             return f"{base.name}[{self.shape(slot)}{at}]"
         return f"{slot.name}#{index}" if slot.kind == "alias" or slot.name == "_" else slot.name
 
     def shape(self, slot: SlotSpec) -> str:
-        return f"{str(slot.dtype).removeprefix('torch.')} ({self.run(slot.sizes, slot.ndim)}) stride ({self.run(slot.strides, slot.ndim)})"
+        sizes, strides = (self.run(values, slot.ndim) for values in (slot.sizes, slot.strides))
+        return f"{str(slot.dtype).removeprefix('torch.')} ({sizes}) stride ({strides})"
 
     def kernel(self, step: KernelCall) -> str:
         buffers = ", ".join(map(self.slot, step.buffers))
@@ -78,7 +86,9 @@ class _Printer:
         return f"launch    {step.name}({buffers})  on GPU {step.device}, {self.value(step.grid)} programs{sizes}"
 
     def c_call(self, step: CCall) -> str:
-        results = [self.slot(payload) for kind, payload in step.integers if kind == "result" and isinstance(payload, int)]
+        results = [
+            self.slot(payload) for kind, payload in step.integers if kind == "result" and isinstance(payload, int)
+        ]
         arguments: list[str] = []
         integers = [(kind, payload) for kind, payload in step.integers if kind != "result"]
         while integers:

@@ -1,8 +1,9 @@
 """A call plan as plain data: what the native `Plan` is built from, what prints, and what the disk cache stores.
 
-Takes nothing; defines the types between `codegen/call_plan.py` (which makes them), `runtime/launch.py` (which loads them) and
-`runtime/artifact.py` (which writes and reads them).
-Always holds: slots, values and inputs are named by their index; no address and no native code of a dtype or device appears here.
+Takes nothing; defines the types between `codegen/call_plan.py` (which makes them), `runtime/launch.py` (which loads
+them) and `runtime/artifact.py` (which writes and reads them).
+Always holds: slots, values and inputs are named by their index; no address and no native code of a dtype or device
+    appears here.
 """
 
 from __future__ import annotations
@@ -14,8 +15,32 @@ import torch
 from fusewright.base.records import dataclass
 
 SLOT_KINDS = ("input", "constant", "arena", "fresh", "returned", "window", "alias")
-STEP_KINDS = ("kernel", "extern", "python", "allocate", "window", "release", "check", "gather", "mutate", "group", "launch", "skip")
-INTEGER_KINDS = ("immediate", "value", "values", "pointer to values", "handle", "handles", "bytes", "pointer to bytes", "result", "scratch")
+STEP_KINDS = (
+    "kernel",
+    "extern",
+    "python",
+    "allocate",
+    "window",
+    "release",
+    "check",
+    "gather",
+    "mutate",
+    "group",
+    "launch",
+    "skip",
+)
+INTEGER_KINDS = (
+    "immediate",
+    "value",
+    "values",
+    "pointer to values",
+    "handle",
+    "handles",
+    "bytes",
+    "pointer to bytes",
+    "result",
+    "scratch",
+)
 ARGUMENT_KINDS = ("constant", "tensor", "value", "list", "tuple", "private tensor")
 OUTPUT_KINDS = ("buffer", "view", "private view", "size", "value")
 """Each in the order of the native enumeration (csrc/plan.h)."""
@@ -25,8 +50,9 @@ SlotKind = Literal["input", "constant", "arena", "fresh", "returned", "window", 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """One tensor or piece of memory. `where`: input position, constant number, or the slot that a window looks at. sizes/strides: first
-    value entry of a run of `ndim`; offset: value entry (bytes for "arena", elements for "window")."""
+    """One tensor or piece of memory. `where`: input position, constant number, or the slot that a window looks at.
+    sizes/strides: first value entry of a run of `ndim`; offset: value entry (bytes for "arena", elements for
+    "window")."""
 
     name: str
     kind: SlotKind
@@ -63,8 +89,8 @@ class KernelGroup:
 @dataclass(frozen=True, slots=True)
 class LaunchCall:
     """A kernel on GPU number `device`. key: content hash of its machine code; grid: value
-    entry of its number of programs; by_value: buffers (scalars in CPU memory) whose content is the parameter; written: those it writes.
-    scratch: the last buffer is scratch memory of Triton's own."""
+    entry of its number of programs; by_value: buffers (scalars in CPU memory) whose content is the parameter; written:
+    those it writes. scratch: the last buffer is scratch memory of Triton's own."""
 
     name: str
     key: str
@@ -79,8 +105,8 @@ class LaunchCall:
 
 @dataclass(frozen=True, slots=True)
 class CCall:
-    """A library operator through its C function. integers: (kind, payload) in the order of INTEGER_KINDS' meaning; the doubles follow in
-    their own order (the calling conventions keep the two apart)."""
+    """A library operator through its C function. integers: (kind, payload) in the order of INTEGER_KINDS' meaning; the
+    doubles follow in their own order (the calling conventions keep the two apart)."""
 
     name: str
     symbol: str
@@ -90,8 +116,8 @@ class CCall:
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """A call of a Python callable (an OpOverload or anything else). program: postfix, (kind, operand); the last len(keywords) values
-    are keyword arguments. results: the slot of each result, -1 for one that nobody reads."""
+    """A call of a Python callable (an OpOverload or anything else). program: postfix, (kind, operand); the last
+    len(keywords) values are keyword arguments. results: the slot of each result, -1 for one that nobody reads."""
 
     name: str
     target: Any
@@ -103,8 +129,8 @@ class PythonCall:
 
 @dataclass(frozen=True, slots=True)
 class SlotStep:
-    """allocate: make the tensor; window: (re)make a window; release: drop it; check: compare a returned tensor with what the plan
-    assumed; mutate: an input is about to change (its version is counted)."""
+    """allocate: make the tensor; window: (re)make a window; release: drop it; check: compare a returned tensor with
+    what the plan assumed; mutate: an input is about to change (its version is counted)."""
 
     kind: Literal["allocate", "window", "release", "check", "mutate"]
     slot: int
@@ -120,7 +146,8 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """Steps that are performed unless the value entry `value` is 0. Kernels are not among them: their extent is 0 then."""
+    """Steps that are performed unless the value entry `value` is 0. Kernels are not among them: their extent is 0
+    then."""
 
     value: int
     steps: tuple[CCall | PythonCall | SlotStep | Gather, ...]
@@ -131,8 +158,8 @@ StepSpec = KernelCall | KernelGroup | LaunchCall | CCall | PythonCall | SlotStep
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What the caller gets. "buffer": the tensor of `slot`; "view": a true view of it; "private view": a view whose base nobody else
-    can see; "size": the value entry `offset`; "value": `value`."""
+    """What the caller gets. "buffer": the tensor of `slot`; "view": a true view of it; "private view": a view whose
+    base nobody else can see; "size": the value entry `offset`; "value": `value`."""
 
     kind: Literal["buffer", "view", "private view", "size", "value"]
     slot: int = -1
@@ -146,8 +173,8 @@ class OutputSpec:
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """A whole call. inputs: "t" tensor, "i" integer, "x" unused, one character each. arena: value entry of the temporary memory's size.
-    value_texts: how a symbolic value entry prints."""
+    """A whole call. inputs: "t" tensor, "i" integer, "x" unused, one character each. arena: value entry of the
+    temporary memory's size. value_texts: how a symbolic value entry prints."""
 
     name: str
     inputs: str
@@ -181,7 +208,11 @@ def slots_of(step: StepSpec) -> tuple[int, ...]:
     if isinstance(step, KernelGroup):
         return tuple(slot for call in step.calls for slot in call.buffers)
     if isinstance(step, CCall):
-        return tuple(payload for kind, payload in step.integers if kind in ("handle", "handles", "result") and isinstance(payload, int))
+        return tuple(
+            payload
+            for kind, payload in step.integers
+            if kind in ("handle", "handles", "result") and isinstance(payload, int)
+        )
     if isinstance(step, PythonCall):
         arguments = tuple(operand for kind, operand in step.program if kind in ("tensor", "private tensor"))
         return arguments + tuple(slot for slot in step.results if slot >= 0)

@@ -1,7 +1,7 @@
 """What code generation for a GPU gives: a kernel's text and how to launch it, in plain data.
 
-Takes nothing; defines the types between codegen/triton and the runtime. A kernel's parameters are, in order: `buffers` (pointers,
-or values for those in `scalars`), one pointer for each of `spills`, the values of `sizes`.
+Takes nothing; defines the types between codegen/triton and the runtime. A kernel's parameters are, in order: `buffers`
+(pointers, or values for those in `scalars`), one pointer for each of `spills`, the values of `sizes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from fusewright.sizes.expressions import Dim, Expr
 
 
 class Unsupported(Exception):
-    """The kernel holds something that cannot be generated for a GPU; the message says what. The graph then runs its operators eagerly."""
+    """The kernel holds something that cannot be generated for a GPU; the message says what. The graph then runs its
+    operators eagerly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKernel:
-    """key: hash of all that decides the machine code. symbol: the function's name in `text`. signature: Triton's type of each parameter.
-    aligned: parameters whose pointers must be multiples of 16 bytes. grid: number of programs, over the size symbols. checks: the kernel
-    asserts that indices are in range. scratch: bytes of a program's scratch memory that Triton itself uses."""
+    """key: hash of all that decides the machine code. symbol: the function's name in `text`. signature: Triton's type
+    of each parameter. aligned: parameters whose pointers must be multiples of 16 bytes. grid: number of programs, over
+    the size symbols. checks: the kernel asserts that indices are in range. scratch: bytes of a program's scratch memory
+    that Triton itself uses."""
 
     name: str
     key: str

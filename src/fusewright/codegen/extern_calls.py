@@ -1,8 +1,10 @@
-"""Arguments of a library operator as a call plan passes them: to its C function where it has one, to its Python object otherwise.
+"""Arguments of a library operator as a call plan passes them: to its C function where it has one, to its Python object
+otherwise.
 
 Takes an `Extern` and a `Places` that gives slots and value entries; gives the steps of the call.
-Always holds: what a row of loops/externs.py cannot express for these arguments (an argument class without an encoding, a tensor that is
-on several devices, integer arithmetic with a C function that takes doubles) goes through Python, which expresses everything.
+Always holds: what a row of loops/externs.py cannot express for these arguments (an argument class without an encoding,
+a tensor that is on several devices, integer arithmetic with a C function that takes doubles) goes through Python, which
+expresses everything.
 """
 
 from __future__ import annotations
@@ -321,8 +323,11 @@ def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
     return [PythonCall(name, target, tuple(postfix.program), tuple(postfix.constants), tuple(keywords), results)]
 
 
-def encode_extern(extern: Extern, places: Places, devices: set[str], available: Callable[[str], bool]) -> list[StepSpec]:
-    """The steps that call `extern`. `devices`: device types of its buffers; `available`: whether PyTorch exports a function."""
+def encode_extern(
+    extern: Extern, places: Places, devices: set[str], available: Callable[[str], bool]
+) -> list[StepSpec]:
+    """The steps that call `extern`. `devices`: device types of its buffers; `available`: whether PyTorch exports a
+    function."""
     row = row_of(extern.target)
     row = None if row is None else _on_device(row, devices)
     if row is not None and available(row.symbol):

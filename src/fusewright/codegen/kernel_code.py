@@ -2,9 +2,9 @@
 
 The machine function's C signature is
     void kernel(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status)
-It performs iterations begin..end-1 of the kernel's parallel domain, whose extent is `extent` (a Dim over `sizes`). `buffers` are data
-pointers in the order of `buffers`; `sizes` the values of the size symbols in the order of `sizes`; `*status` is set non-zero when an
-index was
+It performs iterations begin..end-1 of the kernel's parallel domain, whose extent is `extent` (a Dim over `sizes`).
+`buffers` are data pointers in the order of `buffers`; `sizes` the values of the size symbols in the order of `sizes`;
+`*status` is set non-zero when an index was
 out of range. Different ranges of one kernel may run at the same time on different threads.
 """
 
@@ -22,7 +22,8 @@ def symbol_of(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
-    """key: content hash of what decides the machine code (two kernels with one key share it). symbol: function name in the module.
+    """key: content hash of what decides the machine code (two kernels with one key share it). symbol: function name in
+    the module.
 
     grain: fewest iterations of the parallel domain that are worth a thread (from a cost model of bytes and operations).
     """

@@ -1,8 +1,9 @@
 """A kernel's structure without its names: two kernels with equal signatures have the same code.
 
-Takes a `Kernel`; gives a hashable tuple. Always holds: buffers, scratch, locals and symbols of indirect indexing appear as numbers in
-order of first use, and so do numbers that are given as arguments, and sizes if asked (`by_place`: whoever shares the code must then write
-its own sizes in what the code says of them); axes appear as themselves (symbols are hash-consed, and schedules name axes alike).
+Takes a `Kernel`; gives a hashable tuple. Always holds: buffers, scratch, locals and symbols of indirect indexing appear
+as numbers in order of first use, and so do numbers that are given as arguments, and sizes if asked (`by_place`: whoever
+shares the code must then write its own sizes in what the code says of them); axes appear as themselves (symbols are
+hash-consed, and schedules name axes alike).
 """
 
 from __future__ import annotations
@@ -10,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from fusewright.loops.ir import Apply, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store, is_argument
+from fusewright.loops.ir import (
+    Apply,
+    CheckedIndex,
+    Constant,
+    Expression,
+    IndexValue,
+    Load,
+    LocalValue,
+    Masked,
+    Store,
+    is_argument,
+)
 from fusewright.schedule.plan import Attention, Axis, Kernel, Product, Reduce, ScanStep
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
@@ -98,9 +110,17 @@ def _product(number: _Numberer, product: Product) -> Hashable:
 def _attention(number: _Numberer, attention: Attention) -> Hashable:
     operands = (attention.query, attention.key, attention.value, attention.mask, attention.result)
     places = [
-        None if rows is None else (number.name(rows.buffer), rows.dtype, number.dim(rows.outer), number.dim(rows.step)) for rows in operands
+        None if rows is None else (number.name(rows.buffer), rows.dtype, number.dim(rows.outer), number.dim(rows.step))
+        for rows in operands
     ]
-    return (*places, number.dim(attention.columns), attention.features, attention.scale, attention.causal, attention.many)
+    return (
+        *places,
+        number.dim(attention.columns),
+        attention.features,
+        attention.scale,
+        attention.causal,
+        attention.many,
+    )
 
 
 def signature(kernel: Kernel, by_place: bool = False) -> Hashable:
@@ -118,7 +138,9 @@ def signature(kernel: Kernel, by_place: bool = False) -> Hashable:
                 place = (number.name(statement.buffer), number.dim(statement.index), statement.mode, bound)
                 statements.append(("store", number.node(statement.value), place))
             elif isinstance(statement, Reduce):
-                statements.append(("reduce", statement.kind, number.node(statement.value), number.local(statement.local)))
+                statements.append(
+                    ("reduce", statement.kind, number.node(statement.value), number.local(statement.local))
+                )
             elif isinstance(statement, ScanStep):
                 places = (number.local(statement.local), number.local(statement.position))
                 statements.append(("scan", statement.kind, number.node(statement.value), places))

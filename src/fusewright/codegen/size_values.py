@@ -1,6 +1,8 @@
-"""The value table of a call plan: every integer that a step needs, constants in place and symbolic ones computed by a short program.
+"""The value table of a call plan: every integer that a step needs, constants in place and symbolic ones computed by a
+short program.
 
-Takes `Dim`s; gives indices into one table of int64, the program that fills the symbolic entries, and where the symbols are read.
+Takes `Dim`s; gives indices into one table of int64, the program that fills the symbolic entries, and where the symbols
+    are read.
 Always holds: an instruction reads only entries that are constants, symbols, or written by an earlier instruction.
 """
 

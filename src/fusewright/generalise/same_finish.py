@@ -1,7 +1,8 @@
 """Whether two frames end in the same way, where sizes that are symbolic in one of them are numbers in the other.
 
-Takes the texts of two `finish` functions and the general graph's results; gives which of those results are plain numbers in the special
-frame. Always holds: the texts are compared as syntax trees, so what stands in a user's string is no part of the program.
+Takes the texts of two `finish` functions and the general graph's results; gives which of those results are plain
+numbers in the special frame. Always holds: the texts are compared as syntax trees, so what stands in a user's string is
+no part of the program.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ class _Written(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         node.value = self.visit(node.value)
         target = node.targets[0]
-        if len(node.targets) == 1 and isinstance(target, ast.Name) and target.id.startswith(LOCAL) and isinstance(node.value, ast.Constant):
+        if (
+            len(node.targets) == 1
+            and isinstance(target, ast.Name)
+            and target.id.startswith(LOCAL)
+            and isinstance(node.value, ast.Constant)
+        ):
             self.constants[target.id] = node.value
             return None
         node.targets = [self.visit(one) for one in node.targets]
@@ -50,8 +56,8 @@ class _Written(ast.NodeTransformer):
 
 
 def numbers_in(general: str, special: str, sizes: Sequence[int | None]) -> dict[int, int] | None:
-    """`sizes`: for each result of the general graph the number that it is in the special frame, None for other results. Gives
-    result → number where the two texts say the same; None where they do not."""
+    """`sizes`: for each result of the general graph the number that it is in the special frame, None for other results.
+    Gives result → number where the two texts say the same; None where they do not."""
     if general == special:
         return {}
     numbers = {place: size for place, size in enumerate(sizes) if size is not None}

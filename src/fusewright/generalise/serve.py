@@ -2,8 +2,8 @@
 
 Takes the entries that exist and the call, with what the driver does for it (capture, compile); gives the entry for it,
 and another that was made on the way. Always holds: code serves a case that it was not captured for only where that was
-shown (capture/batch_of_one.py: batches of 1, from the log of one capture; widening.py: sizes of 0 and 1, by comparing two
-captures). What the driver's functions raise passes through.
+shown (capture/batch_of_one.py: batches of 1, from the log of one capture; widening.py: sizes of 0 and 1, by comparing
+two captures). What the driver's functions raise passes through.
 """
 
 from __future__ import annotations

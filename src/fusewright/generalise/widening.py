@@ -1,9 +1,10 @@
 """One compiled version for sizes of 0 and 1 too, where it can be shown that it does the right thing for them.
 
-Takes what is remembered of compiles over symbolic sizes, and a fresh capture for a call whose sizes are smaller than those compiles were
-taken to be; gives an entry that runs the code that exists. Always holds: the capture for the small sizes is what eager does, and the
-existing graph was shown to be that graph (graph/translation_validation.py), over inputs of the same layout, under the same settings and
-with the same objects around it; what the existing compile knows of sizes holds as well.
+Takes what is remembered of compiles over symbolic sizes, and a fresh capture for a call whose sizes are smaller than
+those compiles were taken to be; gives an entry that runs the code that exists. Always holds: the capture for the small
+sizes is what eager does, and the existing graph was shown to be that graph (graph/translation_validation.py), over
+inputs of the same layout, under the same settings and with the same objects around it; what the existing compile knows
+of sizes holds as well.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ class General:
 
     def __init__(self, frame: CapturedFrame, graph: torch.fx.Graph) -> None:
         self.frame = frame
-        # Passes give a node new arguments and types, and never change those that it has: to note them is much quicker than to copy.
-        self._nodes = [(node, node.op, node.target, node.args, node.kwargs, node.name, dict(node.meta)) for node in graph.nodes]
+        # Passes give a node new arguments and types, and never change those that it has: to note them is much quicker
+        # than to copy.
+        self._nodes = [
+            (node, node.op, node.target, node.args, node.kwargs, node.name, dict(node.meta)) for node in graph.nodes
+        ]
         self.env = env_of(graph)
 
     @functools.cached_property
@@ -73,8 +77,9 @@ def widened(
     function: Any,
     fixed: dict[Expr, Dim] | None = None,
 ) -> Any:
-    """An entry for the calls that `frame` was captured for, running the code of the entry `larger`, whose tag is a General; None unless
-    that is shown to be right. `clean`: the graph passes; `values`, `function`: the call at hand; `fixed`: what `serves` has said."""
+    """An entry for the calls that `frame` was captured for, running the code of the entry `larger`, whose tag is a
+    General; None unless that is shown to be right. `clean`: the graph passes; `values`, `function`: the call at hand;
+    `fixed`: what `serves` has said."""
     general: General = larger.tag
     if fixed is None:
         fixed = serves(general, frame, clean)
@@ -89,10 +94,17 @@ def widened(
     return _native.Entry(program, larger.graph, larger.finish)
 
 
-def serves(general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph]) -> dict[Expr, Dim] | None:
-    """Whether the code of `general` does what `frame` does: the symbols of the former that are numbers in the latter; None if that
-    cannot be shown."""
-    if general.graph is None or frame.graph is None or frame.eager_reason or len(frame.breaks) != len(general.frame.breaks):
+def serves(
+    general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Graph], torch.fx.Graph]
+) -> dict[Expr, Dim] | None:
+    """Whether the code of `general` does what `frame` does: the symbols of the former that are numbers in the latter;
+    None if that cannot be shown."""
+    if (
+        general.graph is None
+        or frame.graph is None
+        or frame.eager_reason
+        or len(frame.breaks) != len(general.frame.breaks)
+    ):
         return None
     if _surroundings(general.frame) != _surroundings(frame):
         return None
@@ -111,17 +123,24 @@ def serves(general: General, frame: CapturedFrame, clean: Callable[[torch.fx.Gra
         if not same_for(graphs[0], graphs[1], inputs, sizes, (general.frame.constants, frame.constants)):
             return None
     except (CannotFunctionalise, ArithmeticError, RuntimeError, LookupError, ValueError):
-        return None  # for these sizes an operator of the general code cannot be: it divides by a size that is 0, has nothing to reduce
+        # for these sizes an operator of the general code cannot be: it divides by a size that is 0, has nothing to
+        # reduce
+        return None
     return fixed
 
 
 def ones_of(frame: CapturedFrame, known: Sequence[General]) -> bool:
-    """Whether a frame has sizes of 1 that would be symbolic were they larger, and that no compile in `known` takes as symbols."""
+    """Whether a frame has sizes of 1 that would be symbolic were they larger, and that no compile in `known` takes as
+    symbols."""
     env = None if frame.graph is None else env_of(frame.graph)
     if env is None or not env.ones:
         return False
-    covered = [general.env for general in known if _tensors(general.frame) == _tensors(frame)]  # others are of another program
-    return not any(env.ones <= {size.source for size in other.symbols.values()} for other in covered if other is not None)
+    covered = [
+        general.env for general in known if _tensors(general.frame) == _tensors(frame)
+    ]  # others are of another program
+    return not any(
+        env.ones <= {size.source for size in other.symbols.values()} for other in covered if other is not None
+    )
 
 
 def _tensors(frame: CapturedFrame) -> set[Source]:
@@ -130,13 +149,15 @@ def _tensors(frame: CapturedFrame) -> set[Source]:
 
 
 def _numbers(general: General, frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Collection[int] | None:
-    """The results of the general graph that are numbers in `frame`, where both frames end in the same way; None where they do not."""
+    """The results of the general graph that are numbers in `frame`, where both frames end in the same way; None where
+    they do not."""
     texts = general.frame.finish_text, frame.finish_text
     if texts[0] == texts[1]:
         return ()
     if frame.backward is not None or general.frame.backward is not None:
         return None
-    results = [substitute(value, sizes) if isinstance(value, Expr) else None for value in _output(general.graph).args[0]]  # type: ignore[arg-type, union-attr]
+    outputs: Any = _output(general.graph).args[0]
+    results = [substitute(value, sizes) if isinstance(value, Expr) else None for value in outputs]
     return numbers_in(*texts, [value if isinstance(value, int) else None for value in results])
 
 
@@ -159,10 +180,13 @@ def _is_kept(guard: Guard) -> bool:
 
 
 def _surroundings(frame: CapturedFrame) -> Any:
-    """What a frame's code was made for besides sizes: PyTorch's settings, and the objects that `finish` holds. Its text names these, and
-    two objects may have one name; code objects, which every capture makes anew, compare by what they do."""
+    """What a frame's code was made for besides sizes: PyTorch's settings, and the objects that `finish` holds. Its text
+    names these, and two objects may have one name; code objects, which every capture makes anew, compare by what they
+    do."""
     held = {} if frame.finish is None else frame.finish.__globals__
-    objects = {name: _identity(value) for name, value in held.items() if name != "__builtins__" and value is not frame.finish}
+    objects = {
+        name: _identity(value) for name, value in held.items() if name != "__builtins__" and value is not frame.finish
+    }
     return [guard.value for guard in frame.guards if guard.kind == "STATE"], objects
 
 
@@ -172,7 +196,8 @@ def _identity(value: object) -> object:
 
 
 def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
-    """A frame's backward, so that two compare: inputs by their sources (a graph over symbolic sizes has more of them), sizes as given."""
+    """A frame's backward, so that two compare: inputs by their sources (a graph over symbolic sizes has more of them),
+    sizes as given."""
     backward = frame.backward
     if backward is None:
         return None
@@ -188,7 +213,12 @@ def _backward(frame: CapturedFrame, sizes: dict[Expr, Dim]) -> Any:
         return substitute(value, sizes) if isinstance(value, Expr) else value
 
     rebuilt: Any = backward.rebuilt and tuple(
-        ((one.base[0], source(one.base[1]) if one.base[0] == "input" else one.base[1]), written(one.steps), one.no_grad, one.leaf)
+        (
+            (one.base[0], source(one.base[1]) if one.base[0] == "input" else one.base[1]),
+            written(one.steps),
+            one.no_grad,
+            one.leaf,
+        )
         for one in backward.rebuilt
     )
     updates = tuple((source(position), output) for position, output in backward.updates)
@@ -205,7 +235,9 @@ def _sizes(general: General, frame: CapturedFrame) -> dict[Expr, Dim] | None:
         return None
     symbols = {} if new is None else {known.source: known.symbol for known in new.symbols.values()}
     examples = dict(zip(frame.inputs, frame.example_inputs, strict=True))
-    constants = {guard.source: guard.value for guard in frame.guards if guard.kind == "EQUALS" and type(guard.value) is int}
+    constants = {
+        guard.source: guard.value for guard in frame.guards if guard.kind == "EQUALS" and type(guard.value) is int
+    }
     found: dict[Expr, Dim] = {}
     for symbol, known in old.symbols.items():
         source: Any = known.source
@@ -229,6 +261,8 @@ def _placeholders(inputs: Sequence[Source], graph: torch.fx.Graph) -> dict[Sourc
     """The placeholder of each input that is no size."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     count = len(inputs)  # a joint graph has further placeholders: its tangents
-    found: dict[Any, str] = {source: node.name for source, node in zip(inputs, nodes) if not isinstance(node.meta["type"], Expr)}
+    found: dict[Any, str] = {
+        source: node.name for source, node in zip(inputs, nodes) if not isinstance(node.meta["type"], Expr)
+    }
     found.update({number: node.name for number, node in enumerate(nodes[count:])})
     return found

@@ -1,6 +1,7 @@
 """Adding well-typed nodes to a graph: what passes and decompositions use instead of `graph.call_function`.
 
-Takes a graph (and the sizes' ShapeEnv, if any); gives nodes whose meta["type"] follows from the operator and its arguments.
+Takes a graph (and the sizes' ShapeEnv, if any); gives nodes whose meta["type"] follows from the operator and its
+    arguments.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def env_of(graph: torch.fx.Graph) -> ShapeEnv | None:
 
 
 class Builder:
-    """Adds nodes at the graph's insertion point. `location` and `marks` (meta["no_grad"]: the program ran it without autograd;
-    meta["recompute"]: the backward computes it again; meta["backward"]: it has an effect, and the backward ran it) are given to every node
-    until they are changed.
+    """Adds nodes at the graph's insertion point. `location` and `marks` (meta["no_grad"]: the program ran it without
+    autograd; meta["recompute"]: the backward computes it again; meta["backward"]: it has an effect, and the backward
+    ran it) are given to every node until they are changed.
 
     `env` is needed for symbolic sizes when the graph has no output yet (see `env_of`)."""
 
@@ -54,7 +55,9 @@ class Builder:
 
     def call(self, op: OpOverload, *args: object, **kwargs: object) -> torch.fx.Node:
         """One operator, typed."""
-        type_ = derive(op, [argument_types(a) for a in args], {k: argument_types(v) for k, v in kwargs.items()}, self.env)
+        type_ = derive(
+            op, [argument_types(a) for a in args], {k: argument_types(v) for k, v in kwargs.items()}, self.env
+        )
         return self.node(op, args, kwargs, type_)
 
     def node(self, op: object, args: Sequence[object], kwargs: dict[str, object], type_: object) -> torch.fx.Node:
@@ -84,7 +87,8 @@ class Builder:
         return made
 
     def restride(self, node: torch.fx.Node, like: TensorType) -> torch.fx.Node:
-        """A copy of `node` laid out with the strides of `like` (same shape, dense and non-overlapping), if it is not already."""
+        """A copy of `node` laid out with the strides of `like` (same shape, dense and non-overlapping), if it is not
+        already."""
         type_: TensorType = node.meta["type"]
         if same_strides(type_, like):
             return node
@@ -131,8 +135,8 @@ def is_dense(type_: TensorType) -> bool:
 
 @contextmanager
 def replacing(graph: torch.fx.Graph, node: torch.fx.Node) -> Iterator[Builder]:
-    """A builder of what stands for `node`, in front of it and with its place in the user's program. Inside, all uses of the node must go to
-    something else: it is erased at the end."""
+    """A builder of what stands for `node`, in front of it and with its place in the user's program. Inside, all uses of
+    the node must go to something else: it is erased at the end."""
     build = Builder(graph)
     build.location = node.meta.get("location", ())
     with graph.inserting_before(node):

@@ -1,8 +1,8 @@
 """A graph's identity: a text that two graphs share only when every later stage does the same with both.
 
-Takes a recorded graph, the tensors of its get_attr nodes, and what is known of its sizes; gives a SHA-256 digest, or None for a graph
-that holds something without a faithful text. Always holds: everything that a node carries is part of the text (an unknown kind of value
-gives None), except what only describes: names, source lines, example values.
+Takes a recorded graph, the tensors of its get_attr nodes, and what is known of its sizes; gives a SHA-256 digest, or
+None for a graph that holds something without a faithful text. Always holds: everything that a node carries is part of
+the text (an unknown kind of value gives None), except what only describes: names, source lines, example values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType
 
 DESCRIPTIVE = frozenset({
-    "location", "example_value", "leaf", "history", "no_grad", "recompute", "env", "keeps_history", "history_of", "tangent",
+    "location", "example_value", "leaf", "history", "no_grad", "recompute", "env", "keeps_history", "history_of",
+    "tangent",
 })  # fmt: skip
 LARGEST_CONSTANT = 64 << 20
 """Bytes of the largest constant that is read to be compared; a graph with a larger one has no fingerprint."""
@@ -33,7 +34,8 @@ class NoFingerprint(Exception):
 
 
 def fingerprint(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]) -> str | None:
-    """The digest of `graph`, in hexadecimal; None when it holds a value of an unknown kind, or a constant that is too large."""
+    """The digest of `graph`, in hexadecimal; None when it holds a value of an unknown kind, or a constant that is too
+    large."""
     try:
         text = _Text(constants)
         for position, node in enumerate(graph.nodes):
@@ -109,7 +111,11 @@ class _Text:
 
 def tensor_text(tensor: torch.Tensor) -> str:
     """A constant tensor as text, its content by digest. Raises NoFingerprint for one that is too large or not plain."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    plain = (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+    )
     if not plain or tensor.nbytes > LARGEST_CONSTANT or tensor.is_conj() or tensor.is_neg():
         raise NoFingerprint("a constant tensor")
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

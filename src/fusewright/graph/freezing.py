@@ -1,8 +1,9 @@
 """What a compiled graph computes from parameters beforehand, as data.
 
-A `Preparation` is a list of operator calls on some of the graph's inputs; `run` performs it. It is small and rarely run, so it is
-interpreted. Some values are made for one size and serve any (a matrix packed for a number of rows): they are prepared for the sizes that
-usually come, which the graph is told too. Always holds: no gradients, no autocast, and none of the caller's dispatch modes take part.
+A `Preparation` is a list of operator calls on some of the graph's inputs; `run` performs it. It is small and rarely
+run, so it is interpreted. Some values are made for one size and serve any (a matrix packed for a number of rows): they
+are prepared for the sizes that usually come, which the graph is told too. Always holds: no gradients, no autocast, and
+none of the caller's dispatch modes take part.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """inputs: positions, among the graph's inputs, of the parameters. results: the prepared values; types: of each. usual: (position,
-    among the graph's inputs, of a size; the name that `Size` has for its usual value)."""
+    """inputs: positions, among the graph's inputs, of the parameters. results: the prepared values; types: of each.
+    usual: (position, among the graph's inputs, of a size; the name that `Size` has for its usual value)."""
 
     inputs: tuple[int, ...]
     steps: tuple[Step, ...]
@@ -58,22 +59,32 @@ class Preparation:
         return len(self.usual) + len(self.results)
 
     def run(self, parameters: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> tuple[torch.Tensor, ...]:
-        """The prepared values. `sizes`: the usual ones. Raises ValueError when one is not of its type, and whatever an operator raises."""
+        """The prepared values. `sizes`: the usual ones. Raises ValueError when one is not of its type, and whatever an
+        operator raises."""
         numbers = {name: size for (_, name), size in zip(self.usual, sizes, strict=True)}
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch._C.DisableTorchFunction(),
+        ):
             values: list[Any] = [parameter.detach() for parameter in parameters]
             for step, unread in zip(self.steps, self._last_read()):
                 args = _resolve(step.args, values, numbers)
                 if step.target is None:
                     values.append(args[0][args[1]] if len(args) == 2 else args[0])
                 else:
-                    values.append(step.target(*args, **{name: _resolve(value, values, numbers) for name, value in step.kwargs}))
+                    values.append(
+                        step.target(*args, **{name: _resolve(value, values, numbers) for name, value in step.kwargs})
+                    )
                 for index in unread:
                     values[index] = None  # its memory serves the next steps
         results = tuple(values[ref.index] for ref in self.results)
         for value, type_ in zip(results, self.types, strict=True):
             opaque = value.layout is not torch.strided  # the library's own layout, whose size is its own matter
-            if value.dtype != type_.dtype or not (opaque or (tuple(value.shape) == type_.shape and _has_strides(value, type_))):
+            if value.dtype != type_.dtype or not (
+                opaque or (tuple(value.shape) == type_.shape and _has_strides(value, type_))
+            ):
                 raise ValueError(f"a prepared value is {value.dtype}{tuple(value.shape)}, not {type_}")
         return results
 
@@ -97,7 +108,9 @@ def _indices(argument: Any) -> Iterator[int]:
 
 
 def _has_strides(value: torch.Tensor, type_: TensorType) -> bool:
-    return value.numel() == 0 or all(size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), type_.stride))
+    return value.numel() == 0 or all(
+        size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), type_.stride)
+    )
 
 
 def _resolve(argument: Any, values: list[Any], numbers: Mapping[str, int]) -> Any:

@@ -1,7 +1,7 @@
 """The random generators that a graph draws from, and their states: so that it can be run again and draw the same.
 
-Takes a graph, or the devices that it draws on; gives `States`. Always holds: the CPU's generator is among them wherever there is one (an
-operator on a GPU may draw from it); a state is given back to the generator that it came from.
+Takes a graph, or the devices that it draws on; gives `States`. Always holds: the CPU's generator is among them wherever
+there is one (an operator on a GPU may draw from it); a state is given back to the generator that it came from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class States:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Draws inside are those that followed when the states were kept; what is drawn afterwards is what it would have been."""
+        """Draws inside are those that followed when the states were kept; what is drawn afterwards is what it would
+        have been."""
         now = States(tuple((device, generator_of(device).get_state()) for device, _ in self.kept))
         self.restore()
         try:
@@ -61,7 +62,8 @@ class States:
 
 
 def states_of(devices: Sequence[torch.device]) -> States | None:
-    """The generators' states now. None where the program records a CUDA graph: what a replay of that draws is not known here."""
+    """The generators' states now. None where the program records a CUDA graph: what a replay of that draws is not known
+    here."""
     if any(device.type == "cuda" for device in devices) and torch.cuda.is_current_stream_capturing():
         return None
     return States(tuple((device, generator_of(device).get_state()) for device in devices))

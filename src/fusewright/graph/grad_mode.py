@@ -1,7 +1,7 @@
 """Operators that work otherwise when the grad mode is on: in a graph that trains they run as in eager.
 
-Takes a functional graph on its way to code; gives it with such calls replaced. Always holds: autograd itself stays off (its keys are
-excluded while they run), so nothing is recorded; results have the types that the graph says.
+Takes a functional graph on its way to code; gives it with such calls replaced. Always holds: autograd itself stays off
+(its keys are excluded while they run), so nothing is recorded; results have the types that the graph says.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ _WORKSPACE_OUT, _WORKSPACE_IN = 3, 22
 
 
 def mkldnn_rnn_layer(*args: Any) -> tuple[Any, ...]:
-    """aten::mkldnn_rnn_layer in training, which gives the workspace that its backward needs only when the grad mode is on.
+    """aten::mkldnn_rnn_layer in training, which gives the workspace that its backward needs only when the grad mode is
+    on.
 
-    How large that is, only the library knows; the graph says 0 elements. So it travels as a view of 0 elements, with all of its memory.
+    How large that is, only the library knows; the graph says 0 elements. So it travels as a view of 0 elements, with
+    all of its memory.
     """
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         results = list(aten.mkldnn_rnn_layer.default(*args))

@@ -1,7 +1,8 @@
-"""Values of tensors that the program made from Python data alone: `torch.tensor(n)`, `torch.arange(4)`, and what it computed from them.
+"""Values of tensors that the program made from Python data alone: `torch.tensor(n)`, `torch.arange(4)`, and what it
+computed from them.
 
-Takes a node of the graph being recorded; gives the real tensor that it will hold at every call, or None. Always holds: nothing that it
-depends on comes from outside, is random, has a symbolic size, or is written to.
+Takes a node of the graph being recorded; gives the real tensor that it will hold at every call, or None. Always holds:
+nothing that it depends on comes from outside, is random, has a symbolic size, or is written to.
 """
 
 from __future__ import annotations
@@ -64,15 +65,26 @@ def _is_fixed(node: torch.fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     known, type_ = facts(node.target), node.meta.get("type")
-    if known.written or known.random or known.effect or any(isinstance(leaf, Expr) for leaf in leaves((node.args, node.kwargs))):
+    if (
+        known.written
+        or known.random
+        or known.effect
+        or any(isinstance(leaf, Expr) for leaf in leaves((node.args, node.kwargs)))
+    ):
         return False
     shape = getattr(type_, "shape", None)
-    if shape is None or not all(isinstance(size, int) for size in shape) or node.target.overloadpacket in _UNINITIALISED:
+    if (
+        shape is None
+        or not all(isinstance(size, int) for size in shape)
+        or node.target.overloadpacket in _UNINITIALISED
+    ):
         return False
     return torch.Size(shape).numel() <= _MOST_ELEMENTS
 
 
-_UNINITIALISED = frozenset({torch.ops.aten.empty, torch.ops.aten.new_empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided})
+_UNINITIALISED = frozenset(
+    {torch.ops.aten.empty, torch.ops.aten.new_empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided}
+)
 
 
 def _is_written(node: torch.fx.Node) -> bool:

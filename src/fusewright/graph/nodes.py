@@ -1,9 +1,10 @@
 """Nodes of operators, and what their arguments hold: what every stage does thousands of times for a deep model.
 
-Takes a torch.fx graph; gives new nodes, and the leaves of arguments. Always holds: the result is what `graph.call_function`,
-`graph.placeholder` and `torch.utils._pytree.tree_leaves` would give for arguments made of tuples, lists and dicts. FX looks through all
-arguments for raw symbolic numbers (of which there are none here) and derives a name anew for each node: two thirds of a node's cost. The
-quick way is taken only where this version of FX keeps its books as it is known to (`_keeps_known_books`).
+Takes a torch.fx graph; gives new nodes, and the leaves of arguments. Always holds: the result is what
+`graph.call_function`, `graph.placeholder` and `torch.utils._pytree.tree_leaves` would give for arguments made of
+tuples, lists and dicts. FX looks through all arguments for raw symbolic numbers (of which there are none here) and
+derives a name anew for each node: two thirds of a node's cost. The quick way is taken only where this version of FX
+keeps its books as it is known to (`_keeps_known_books`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def _stem(name: str) -> str:
 @cache
 def _is_plain(stem: str) -> bool:
     """Whether FX would use the name as it stands, or number it where it is taken already."""
-    return stem.isidentifier() and stem.isascii() and stem not in _TAKEN and not (_NUMBERED(stem) or stem.startswith("_"))
+    return (
+        stem.isidentifier() and stem.isascii() and stem not in _TAKEN and not (_NUMBERED(stem) or stem.startswith("_"))
+    )
 
 
 def add_call(
@@ -72,8 +75,8 @@ def _add(graph: Any, stem: str, op: str, target: Any, args: tuple[Any, ...], kwa
 
 
 def written(value: Any, by: Any) -> Any:
-    """Target of a node: the private copy `value` after the operator `by` has written to it. So whatever reads the new value follows a data
-    edge to the write, and no pass need know of writes."""
+    """Target of a node: the private copy `value` after the operator `by` has written to it. So whatever reads the new
+    value follows a data edge to the write, and no pass need know of writes."""
     return value
 
 
@@ -85,10 +88,15 @@ def _keeps_known_books() -> bool:
         table = {key: list(map(str, nodes)) for key, nodes in graph._find_nodes_lookup_table.table.items() if nodes}
         known = sorted(vars(graph)), sorted(vars(names)), sorted(vars(graph._find_nodes_lookup_table))
         objects = [(str(node), name) for node, name in names._obj_to_name.items()]
-        nodes = [(node.name, node.op, node.target, str(node.args), str(node.kwargs), list(map(str, node.users))) for node in graph.nodes]
+        nodes = [
+            (node.name, node.op, node.target, str(node.args), str(node.kwargs), list(map(str, node.users)))
+            for node in graph.nodes
+        ]
         return known, table, len(graph.nodes), names._used_names, names._base_count, objects, nodes
 
-    def of_fx(graph: Any, stem: str, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
+    def of_fx(
+        graph: Any, stem: str, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.fx.Node:
         return graph.create_node(op, target, args, kwargs, name=stem)
 
     made = []

@@ -1,7 +1,9 @@
-"""The text of an ATen graph, for people and for goldens: one line a node, `%3: float32[4, 8] = aten.add.Tensor(%1, %2)  # file:line`.
+"""The text of an ATen graph, for people and for goldens: one line a node, `%3: float32[4, 8] = aten.add.Tensor(%1, %2)
+# file:line`.
 
 Takes a torch.fx.Graph whose nodes carry meta["type"] and meta["location"]; gives text.
-Always holds: equal graphs print equally, whatever the names of their nodes; placeholders and constants keep their names.
+Always holds: equal graphs print equally, whatever the names of their nodes; placeholders and constants keep their
+    names.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ def print_graph(graph: torch.fx.Graph, locations: bool = True) -> str:
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             names[node] = f"%{node.target}"
-            text = f"%{node.target}: {type_text(node.meta.get('type'))} = {'input' if node.op == 'placeholder' else 'constant'}"
+            kind = "input" if node.op == "placeholder" else "constant"
+            text = f"%{node.target}: {type_text(node.meta.get('type'))} = {kind}"
             if node.meta.get("unused"):
                 text += " (unused)"
         elif node.op == "output":

@@ -1,9 +1,11 @@
-"""Bodies that repeat: where the layers of a deep model stand in a functional graph, and the graph with a few of them only.
+"""Bodies that repeat: where the layers of a deep model stand in a functional graph, and the graph with a few of them
+only.
 
-Takes a functional graph; gives `Bodies`, and by `shortened` a graph in which `KEPT` of them stand for all. Always holds: body k + 1 has
-the operators of body k, with equal constants and types, in the same order; what one of its operators reads is, of what the same operator of
-body k reads, the successor, or the same value from in front of all bodies, or an input of its own in the place of one of body k's. Nothing
-but the next body reads a body, save the last, so a graph with another number of them computes the same but for that number.
+Takes a functional graph; gives `Bodies`, and by `shortened` a graph in which `KEPT` of them stand for all. Always
+holds: body k + 1 has the operators of body k, with equal constants and types, in the same order; what one of its
+operators reads is, of what the same operator of body k reads, the successor, or the same value from in front of all
+bodies, or an input of its own in the place of one of body k's. Nothing but the next body reads a body, save the last,
+so a graph with another number of them computes the same but for that number.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ Node = torch.fx.Node
 LEAST = 8
 """Bodies from which on it pays to work on few of them."""
 KEPT = 5
-"""Bodies that stand for all: two that begin (the first reads what stands in front), two whose work is compared, one that ends."""
+"""Bodies that stand for all: two that begin (the first reads what stands in front), two whose work is compared, one
+that ends."""
 MOST_TIMES, CANDIDATES = 4, 4
-"""How many of a call that tells its length a body may hold, and how many lengths are looked at: layers of two kinds by turns have calls in
-common."""
+"""How many of a call that tells its length a body may hold, and how many lengths are looked at: layers of two kinds by
+turns have calls in common."""
 
 _MARKS = frozenset({"type", "location", "no_grad", "recompute", "keeps_history", "random"})
 _PLAIN = (int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, Expr)
@@ -39,8 +42,8 @@ _PLAIN = (int, str, type(None), torch.dtype, torch.device, torch.layout, torch.m
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """calls: the graph's calls in order; body k is calls[first + k * period :][:period] for k < count. own: an input that body k reads →
-    the one that body k + 1 has in its place."""
+    """calls: the graph's calls in order; body k is calls[first + k * period :][:period] for k < count. own: an input
+    that body k reads → the one that body k + 1 has in its place."""
 
     calls: tuple[Node, ...]
     first: int
@@ -51,9 +54,9 @@ class Bodies:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """graph: has all inputs of the whole graph, in their order, and `KEPT` bodies. body: of a node's name in it, the body (0..KEPT - 1)
-    that the node is in. following: a node's name → the name of the same node of the next body. own: the position of an input of one
-    body's own → the position of the next body's. left_out: how many bodies."""
+    """graph: has all inputs of the whole graph, in their order, and `KEPT` bodies. body: of a node's name in it, the
+    body (0..KEPT - 1) that the node is in. following: a node's name → the name of the same node of the next body. own:
+    the position of an input of one body's own → the position of the next body's. left_out: how many bodies."""
 
     graph: torch.fx.Graph
     body: dict[str, int]
@@ -62,7 +65,8 @@ class Short:
     left_out: int
 
 
-# --- finding them ------------------------------------------------------------------------------------------------------------
+# --- finding them
+# ------------------------------------------------------------------------------------------------------------
 
 
 def find(graph: torch.fx.Graph) -> Bodies | None:
@@ -95,7 +99,8 @@ def _tokens(calls: tuple[Node, ...]) -> list[object]:
 
 
 def _shape_of_call(node: Node, number: Callable[[Node], int]) -> Hashable | None:
-    """What a call does, its operands by the numbers of their types alone; None where nothing else may be taken for it."""
+    """What a call does, its operands by the numbers of their types alone; None where nothing else may be taken for
+    it."""
     target, meta = node.target, node.meta
     if not _MARKS.issuperset(meta):
         return None
@@ -116,7 +121,8 @@ def _shape_of_call(node: Node, number: Callable[[Node], int]) -> Hashable | None
 
 
 def _skeleton(value: object, number: Callable[[Node], int]) -> Hashable:
-    """An argument with each node replaced by its type's number. Raises TypeError for what is not known to compare exactly."""
+    """An argument with each node replaced by its type's number. Raises TypeError for what is not known to compare
+    exactly."""
     if isinstance(value, Node):
         return Node, number(value)
     if isinstance(value, (tuple, list)):
@@ -136,7 +142,9 @@ def _periods(tokens: list[object]) -> list[int]:
     votes: Counter[int] = Counter()
     for positions in places.values():
         for times in range(1, MOST_TIMES + 1) if len(positions) >= LEAST else ():  # so often a body holds such a call
-            gap, count = Counter(after - before for before, after in zip(positions, positions[times:])).most_common(1)[0]
+            gap, count = Counter(after - before for before, after in zip(positions, positions[times:])).most_common(1)[
+                0
+            ]
             votes[gap] += 2 * count > len(positions)
     return [gap for gap, _ in votes.most_common(CANDIDATES)]
 
@@ -155,7 +163,8 @@ def _longest_run(truths: list[bool]) -> tuple[int, int]:
 
 
 def _wired(calls: tuple[Node, ...], first: int, end: int, period: int) -> Bodies | None:
-    """The bodies in calls[first : end + period], of which calls[k] and calls[k + period] do the same for first <= k < end."""
+    """The bodies in calls[first : end + period], of which calls[k] and calls[k + period] do the same for first <= k <
+    end."""
     index = {node: position for position, node in enumerate(calls)}
     leaves = [tuple(_leaves(node)) for node in calls]
     while True:
@@ -176,9 +185,11 @@ def _wired(calls: tuple[Node, ...], first: int, end: int, period: int) -> Bodies
     return bodies if _is_closed(bodies, index) else None
 
 
-def _pairs(leaves: list[tuple[Node, ...]], index: dict[Node, int], first: int, end: int, period: int) -> dict[Node, Node] | int:
-    """The inputs of their own that bodies have, if the calls read what they should; else the place behind what is in the way. `leaves`:
-    what each call reads."""
+def _pairs(
+    leaves: list[tuple[Node, ...]], index: dict[Node, int], first: int, end: int, period: int
+) -> dict[Node, Node] | int:
+    """The inputs of their own that bodies have, if the calls read what they should; else the place behind what is in
+    the way. `leaves`: what each call reads."""
     own: dict[Node, Node] = {}
     shared: set[Node] = set()
     behind = first
@@ -216,7 +227,10 @@ def _leaves(node: Node) -> Iterator[Node]:
 def _is_float(node: Node) -> bool:
     """What is known of integers (their range) might not be the same in every body."""
     type_ = node.meta["type"]
-    return all(isinstance(one, TensorType) and one.dtype.is_floating_point for one in (type_ if isinstance(type_, tuple) else (type_,)))
+    return all(
+        isinstance(one, TensorType) and one.dtype.is_floating_point
+        for one in (type_ if isinstance(type_, tuple) else (type_,))
+    )
 
 
 def _is_closed(bodies: Bodies, index: dict[Node, int]) -> bool:
@@ -230,7 +244,8 @@ def _is_closed(bodies: Bodies, index: dict[Node, int]) -> bool:
     return all(inside(user) for node in (*computed, *bodies.own, *bodies.own.values()) for user in node.users)
 
 
-# --- the shortened graph ---------------------------------------------------------------------------------------------------------
+# --- the shortened graph
+# ---------------------------------------------------------------------------------------------------------
 
 
 def shortened(graph: torch.fx.Graph, bodies: Bodies) -> Short:
@@ -247,7 +262,9 @@ def shortened(graph: torch.fx.Graph, bodies: Bodies) -> Short:
                 copies[node] = add_call(new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies))  # type: ignore[arg-type]
                 if node is bodies.calls[first + KEPT * period - 1]:
                     end = bodies.calls[last : last + period]
-                    copies.update((late, copies[early]) for early, late in zip(bodies.calls[first + (KEPT - 1) * period :], end))
+                    copies.update(
+                        (late, copies[early]) for early, late in zip(bodies.calls[first + (KEPT - 1) * period :], end)
+                    )
         elif node.op == "placeholder":
             numbers[node] = len(numbers)
             copies[node] = add_placeholder(new, str(node.target))

@@ -1,8 +1,9 @@
-"""Seeds of a graph's random truths, drawn before the graph runs instead of inside it: so that a recording of the graph holds no draw.
+"""Seeds of a graph's random truths, drawn before the graph runs instead of inside it: so that a recording of the graph
+holds no draw.
 
 Takes a functional graph; gives a copy of it that takes its seeds as further inputs, and how to draw them.
-Always holds: the same numbers come from PyTorch's generator, in the same order (but for those of fused attention, whose draws a recording
-may hold: they come after all seeds). A graph that draws anything else stays as it is.
+Always holds: the same numbers come from PyTorch's generator, in the same order (but for those of fused attention, whose
+draws a recording may hold: they come after all seeds). A graph that draws anything else stays as it is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Seed:
 
 
 def seeds_outside(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Graph, tuple[Seed, ...]]:
-    """The graph with its seeds as last inputs, and the seeds in that order; the graph itself unless seeds on GPUs (or whatever kind
-    `device` is) are all that it draws."""
+    """The graph with its seeds as last inputs, and the seeds in that order; the graph itself unless seeds on GPUs (or
+    whatever kind `device` is) are all that it draws."""
     drawn = [node for node in graph.nodes if node.meta.get("random") and not replays_draws(node.target)]
     seeds = [seed for node in drawn if (seed := _seed(node)) is not None and seed.device.type == device]
     if not drawn or len(seeds) != len(drawn):
@@ -50,8 +51,8 @@ def seeds_outside(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Graph, t
 
 
 def replays_draws(target: Any) -> bool:
-    """Whether a recorded CUDA graph of the operator draws anew at each replay: fused attention takes its place in the generator's sequence
-    from memory, which PyTorch moves on before a replay."""
+    """Whether a recorded CUDA graph of the operator draws anew at each replay: fused attention takes its place in the
+    generator's sequence from memory, which PyTorch moves on before a replay."""
     return isinstance(target, torch._ops.OpOverload) and "attention" in target._schema.name
 
 

@@ -1,8 +1,8 @@
 """A note on a matrix product over any number of rows: with few rows it may as well be made of other operands.
 
-`few_rows(product, x, weight, bias, most)` is `product`; for 1 to `most` rows it may be computed as x @ weight (+ bias) instead, which is
-the same but for rounding. The lowering joins it with the operator that made the product. Always holds: leaving the note out changes
-nothing.
+`few_rows(product, x, weight, bias, most)` is `product`; for 1 to `most` rows it may be computed as x @ weight (+ bias)
+instead, which is the same but for rounding. The lowering joins it with the operator that made the product. Always
+holds: leaving the note out changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ _LIBRARY.define("few_rows(Tensor product, Tensor x, Tensor weight, Tensor? bias,
 FEW_ROWS = torch.ops.fusewright.few_rows.default
 
 
-def _product(product: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> torch.Tensor:
+def _product(
+    product: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, most: int
+) -> torch.Tensor:
     return product.clone()
 
 

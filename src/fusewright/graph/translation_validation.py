@@ -1,11 +1,13 @@
 """Whether a graph over symbolic sizes does, for some sizes, what a graph that was captured for just these sizes does.
 
-Takes two functional graphs and what stands for the inputs and size symbols of the first in the second. Both are numbered by value:
-operators with equal arguments get one number, and what only moves data (a copy, a view, a permutation that moves sizes of 1) gets a
-number that depends on where the elements go, not on how they got there. An input's number depends on its strides: code for one layout reads
-another memory than its own of a tensor that has another. Equal numbers of everything that leaves the graphs are a proof.
-Always holds: an operator, an argument or a type that is not understood makes the answer False. Used for sizes of 0 and 1: capture takes
-a symbolic size to be 2 or more, and that is right for smaller ones too unless something broadcasts, vanishes or branches.
+Takes two functional graphs and what stands for the inputs and size symbols of the first in the second. Both are
+numbered by value: operators with equal arguments get one number, and what only moves data (a copy, a view, a
+permutation that moves sizes of 1) gets a number that depends on where the elements go, not on how they got there. An
+input's number depends on its strides: code for one layout reads another memory than its own of a tensor that has
+another. Equal numbers of everything that leaves the graphs are a proof.
+Always holds: an operator, an argument or a type that is not understood makes the answer False. Used for sizes of 0 and
+1: capture takes a symbolic size to be 2 or more, and that is right for smaller ones too unless something broadcasts,
+vanishes or branches.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _COPIES = frozenset({
     aten._to_copy.default, aten.contiguous.default,
 })  # fmt: skip
 _RESHAPES = frozenset({
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default, aten.unsqueeze.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
+    aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unflatten.int,
 })  # fmt: skip
 _PERMUTATIONS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
@@ -46,8 +49,8 @@ def same_for(
     sizes: Mapping[Expr, Dim],
     constants: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
 ) -> bool:
-    """Whether `general`, with `sizes` for its symbols, computes what `special` does. `inputs`: the tensor placeholder of `special` that
-    stands for each of `general`; `constants`: the tensors of the get_attr nodes of both."""
+    """Whether `general`, with `sizes` for its symbols, computes what `special` does. `inputs`: the tensor placeholder
+    of `special` that stands for each of `general`; `constants`: the tensors of the get_attr nodes of both."""
     table: dict[Any, int] = {}
     types: dict[int, Any] = {}
     names = {node.name: number for number, node in enumerate(special.nodes) if node.op == "placeholder"}
@@ -70,7 +73,9 @@ class Numbering:
     inputs: Mapping[str, int]
     types: dict[int, Any]  # (shape, dtype, device) of each number
     numbers: dict[Node, Any] = field(default_factory=dict)
-    reshaped: dict[int, int] = field(default_factory=dict)  # the number of a reshaped value -> of what it is a reshape of
+    reshaped: dict[int, int] = field(
+        default_factory=dict
+    )  # the number of a reshaped value -> of what it is a reshape of
     drawn: int = 0
 
     def run(self, graph: torch.fx.Graph) -> Any:
@@ -81,7 +86,10 @@ class Numbering:
             if node.op == "output":
                 values = _flat(node.args[0])
                 roots = [_root(value) if isinstance(value, Node) else None for value in values]
-                outputs = [(self.result(value), None if root is None else roots.index(root)) for value, root in zip(values, roots)]
+                outputs = [
+                    (self.result(value), None if root is None else roots.index(root))
+                    for value, root in zip(values, roots)
+                ]
             elif node.meta.get("epilogue"):
                 target, value = node.args[0], node.args[1]
                 epilogue.append((self.numbers[target], self.numbers[value]))  # type: ignore[index]
@@ -96,7 +104,12 @@ class Numbering:
         if not isinstance(type_, TensorType):
             return self.numbers[value]
         root = _root(value)
-        return self.numbers[value], self.type(type_), self.layout(type_), self.numbers[root] if root.op == "placeholder" else None
+        return (
+            self.numbers[value],
+            self.type(type_),
+            self.layout(type_),
+            self.numbers[root] if root.op == "placeholder" else None,
+        )
 
     def layout(self, type_: TensorType) -> Any:
         """The strides that tell where elements lie."""
@@ -158,7 +171,11 @@ class Numbering:
                 known = self.biased(node, type_)
             if known is not None:
                 return known
-        key: tuple[Any, ...] = (node.target, self.argument(node.args), self.argument(tuple(sorted(node.kwargs.items()))))
+        key: tuple[Any, ...] = (
+            node.target,
+            self.argument(node.args),
+            self.argument(tuple(sorted(node.kwargs.items()))),
+        )
         if node.meta.get("random") or facts(node.target).effect or facts(node.target).written:
             key = (*key, "occurrence", self.drawn)
             self.drawn += 1
@@ -179,9 +196,15 @@ class Numbering:
         if target in _RESHAPES:
             return self.reshape(self.numbers[source], after[0], type_)
         if target is aten.sum.dim_IntList and after[1:3] == before[1:3] and _only_ones_go(node, before[0], after[0]):
-            return self.reshape(self.numbers[source], after[0], type_)  # autograd sums gradients over what was broadcast
+            return self.reshape(
+                self.numbers[source], after[0], type_
+            )  # autograd sums gradients over what was broadcast
         if target is aten.expand.default:
-            return self.reshape(self.numbers[source], after[0], type_) if _without_ones(before[0]) == _without_ones(after[0]) else None
+            return (
+                self.reshape(self.numbers[source], after[0], type_)
+                if _without_ones(before[0]) == _without_ones(after[0])
+                else None
+            )
         if target in _PERMUTATIONS:
             order = _order(node, len(before[0]))
             long = [axis for axis in order if before[0][axis] != 1]
@@ -191,7 +214,8 @@ class Numbering:
         return None
 
     def biased(self, node: Node, type_: TensorType) -> int | None:
-        """The number of a matrix product plus a vector, which PyTorch computes in one operator or in two, by the layout of the matrix."""
+        """The number of a matrix product plus a vector, which PyTorch computes in one operator or in two, by the layout
+        of the matrix."""
         bias: Any
         if node.kwargs:
             return None
@@ -209,7 +233,13 @@ class Numbering:
         vector: Any = bias.meta["type"] if isinstance(bias, Node) else None
         matrix = self.types[product]
         last = self.dim(vector.shape[0]) if isinstance(vector, TensorType) and vector.ndim == 1 else None
-        if last is None or last == 1 or matrix[1:] != (vector.dtype, vector.device) or len(matrix[0]) != 2 or matrix[0][1] != last:
+        if (
+            last is None
+            or last == 1
+            or matrix[1:] != (vector.dtype, vector.device)
+            or len(matrix[0]) != 2
+            or matrix[0][1] != last
+        ):
             return None
         if self.dim(type_.shape[-1]) != last:
             return None

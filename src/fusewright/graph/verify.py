@@ -25,9 +25,11 @@ class GraphError(Exception):
     """A graph that breaks a rule: a defect of the stage that made it."""
 
 
-def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = False, env: ShapeEnv | None = None) -> None:
-    """Check topology, types and symbols; with `functional` also that nothing writes to memory but the epilogue's copies;
-    with `rederive` also that every type is what the operator's shape rule or meta kernel gives."""
+def verify(
+    graph: torch.fx.Graph, functional: bool = False, rederive: bool = False, env: ShapeEnv | None = None
+) -> None:
+    """Check topology, types and symbols; with `functional` also that nothing writes to memory but the epilogue's
+    copies; with `rederive` also that every type is what the operator's shape rule or meta kernel gives."""
     seen: set[torch.fx.Node] = set()
     symbols: set[Expr] = set()
     epilogue = False
@@ -51,7 +53,9 @@ def verify(graph: torch.fx.Graph, functional: bool = False, rederive: bool = Fal
             symbols |= symbols_in(type_)  # sizes that the data decide
         unknown = symbols_in(type_) - symbols
         if unknown:
-            raise GraphError(f"{node.name}: {node.meta['type']} depends on {', '.join(map(str, unknown))}, which is no input's size")
+            raise GraphError(
+                f"{node.name}: {node.meta['type']} depends on {', '.join(map(str, unknown))}, which is no input's size"
+            )
         if node.op != "call_function":
             continue
         if epilogue and not node.meta.get("epilogue"):

@@ -17,7 +17,9 @@ from fusewright.sizes.expressions import Dim, Expr
 from fusewright.sizes.tensor_type import with_sizes
 
 
-def write_sizes(graph: torch.fx.Graph, becomes: Callable[[Dim], Dim], allowed: Callable[[str], bool] = lambda text: True) -> torch.fx.Graph:
+def write_sizes(
+    graph: torch.fx.Graph, becomes: Callable[[Dim], Dim], allowed: Callable[[str], bool] = lambda text: True
+) -> torch.fx.Graph:
     """`allowed` is asked for each node whether its arguments may be rewritten."""
     dim = cache(becomes)
 

@@ -1,9 +1,9 @@
 """Library operators that native code calls through PyTorch's C functions, one operator a row.
 
-Takes an operator; gives its row: the exported function, and who allocates the result. What has no row is called through its Python
-operator object, which handles every operator (about 1.5 microseconds more a call).
-Always holds: a row's C function takes the operator's arguments in the order of its schema, encoded by `CLASSES`; a new row therefore needs
-no code, only a test against eager (tests/loops/test_externs.py runs each).
+Takes an operator; gives its row: the exported function, and who allocates the result. What has no row is called through
+its Python operator object, which handles every operator (about 1.5 microseconds more a call).
+Always holds: a row's C function takes the operator's arguments in the order of its schema, encoded by `CLASSES`; a new
+row therefore needs no code, only a test against eager (tests/loops/test_externs.py runs each).
 
 Source: torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h and c/shim_cpu.h of PyTorch 2.11 and 2.13.
 """
@@ -23,7 +23,8 @@ Placement = Literal["out", "returned"]
 
 @dataclass(frozen=True, slots=True)
 class ExternRow:
-    """symbol: exported C function. placement "out": it writes into a given tensor (its first argument), with the strides that has."""
+    """symbol: exported C function. placement "out": it writes into a given tensor (its first argument), with the
+    strides that has."""
 
     symbol: str
     placement: Placement
@@ -47,10 +48,13 @@ _RETURNED = (
     "aten::replication_pad1d_backward", "aten::replication_pad2d_backward",
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
     "aten::cat", "aten::cumsum", "aten::cumprod", "aten::cummax", "aten::cummin", "aten::logcumsumexp",
-    "aten::topk", "aten::sort", "aten::kthvalue", "aten::mode", "aten::median", "aten::nanmedian", "aten::histc", "aten::masked_scatter",
-    "aten::cholesky_inverse", "aten::cholesky_solve", "aten::triangular_solve", "aten::geqrf", "aten::ormqr", "aten::lu_unpack",
+    "aten::topk", "aten::sort", "aten::kthvalue", "aten::mode", "aten::median", "aten::nanmedian", "aten::histc",
+    "aten::masked_scatter",
+    "aten::cholesky_inverse", "aten::cholesky_solve", "aten::triangular_solve", "aten::geqrf", "aten::ormqr",
+    "aten::lu_unpack",
     "aten::_fft_r2c", "aten::_fft_c2c", "aten::polar", "aten::native_dropout",
-    "mkldnn::_convolution_pointwise", "mkldnn::_convolution_transpose_pointwise", "mkldnn::_linear_pointwise", "mkl::_mkl_linear",
+    "mkldnn::_convolution_pointwise", "mkldnn::_convolution_transpose_pointwise", "mkldnn::_linear_pointwise",
+    "mkl::_mkl_linear",
 )  # fmt: skip
 
 _OVERLOADS = {
@@ -58,7 +62,9 @@ _OVERLOADS = {
     "aten::sort.stable": ExternRow("aoti_torch_cpu_sort_stable", "returned"),
     "aten::searchsorted.Tensor": ExternRow("aoti_torch_cpu_searchsorted_Tensor", "returned"),
     "aten::bucketize.Tensor": ExternRow("aoti_torch_cpu_bucketize_Tensor", "returned"),
-    "mkldnn::_convolution_pointwise.binary": ExternRow("aoti_torch_cpu_mkldnn__convolution_pointwise_binary", "returned"),
+    "mkldnn::_convolution_pointwise.binary": ExternRow(
+        "aoti_torch_cpu_mkldnn__convolution_pointwise_binary", "returned"
+    ),
     "mkldnn::_linear_pointwise": ExternRow("aoti_torch_cpu__linear_pointwise", "returned"),
     "mkldnn::_linear_pointwise.binary": ExternRow("aoti_torch_cpu__linear_pointwise_binary", "returned"),
     "mkl::_mkl_linear": ExternRow("aoti_torch_cpu__mkl_linear", "returned"),
@@ -82,7 +88,8 @@ CUDA_EXTERNS: dict[str, ExternRow] = {
     for kind in ("cudnn", "flash", "efficient")
     for name in (f"_scaled_dot_product_{kind}_attention", f"_scaled_dot_product_{kind}_attention_backward")
 }
-"""Operators that only a GPU has (c_shim_cuda.h). A version of PyTorch that lacks a function calls the operator through Python."""
+"""Operators that only a GPU has (c_shim_cuda.h). A version of PyTorch that lacks a function calls the operator through
+Python."""
 
 CLASSES: dict[str, str] = {
     # type in the schema: how its C function takes it (see codegen/extern_calls.py)
@@ -127,8 +134,8 @@ def row_of(target: Any) -> ExternRow | None:
 
 
 def placement(target: Any, args: Any) -> Placement:
-    """Whether `target`, called with these arguments (nested tuples with BufferRefs or anything else that has a `dtype`), writes into
-    memory that the plan places ("out") or allocates its results itself ("returned")."""
+    """Whether `target`, called with these arguments (nested tuples with BufferRefs or anything else that has a
+    `dtype`), writes into memory that the plan places ("out") or allocates its results itself ("returned")."""
     row = row_of(target)
     if row is None or row.placement == "returned":
         return "returned"

@@ -1,13 +1,17 @@
 """The loop IR: a graph as loops over buffers, in plain data that prints, compares and hashes.
 
-Takes nothing; defines the types between lowering (`loops/lower`), scheduling (`schedule`) and code generation (`codegen`).
+Takes nothing; defines the types between lowering (`loops/lower`), scheduling (`schedule`) and code generation
+    (`codegen`).
 
 Always holds:
-- Expressions are hash-consed: structurally equal expressions are the same object, so equality and hashing are by identity, a shared
+- Expressions are hash-consed: structurally equal expressions are the same object, so equality and hashing are by
+identity, a shared
   subexpression is shared, and walks must memoise by identity (an expression is a DAG, not a tree).
-- An index is a `Dim` (sizes/expressions.py) over loop variables and size symbols, counted in elements from the buffer's start, strides
+- An index is a `Dim` (sizes/expressions.py) over loop variables and size symbols, counted in elements from the buffer's
+start, strides
   included.
-- Arithmetic is done in the dtype of the expression. bfloat16 and float16 appear only in `Load`, in `Store`d values and as the target of a
+- Arithmetic is done in the dtype of the expression. bfloat16 and float16 appear only in `Load`, in `Store`d values and
+as the target of a
   `cast`: lowering computes in float32 between them. bool is its own dtype (a mask), stored as one byte 0 or 1.
 """
 
@@ -68,8 +72,8 @@ class Apply(Expression):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masked(Expression):
-    """`body` where `mask` is true, else `other`. Loads inside `body` are not performed where the mask is false, nor those inside `other`
-    where it is true (their index may be out of range there)."""
+    """`body` where `mask` is true, else `other`. Loads inside `body` are not performed where the mask is false, nor
+    those inside `other` where it is true (their index may be out of range there)."""
 
     mask: Expression
     body: Expression
@@ -79,8 +83,8 @@ class Masked(Expression):
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedIndex(Expression):
     """An int64 index into a dimension of size `extent`. Negative values in -extent..-1 are wrapped when `wrap`;
-    what is still out of range sets the kernel's status flag (the call then falls back to eager, which raises PyTorch's own
-    IndexError) and yields 0, so that no memory outside the buffer is touched."""
+    what is still out of range sets the kernel's status flag (the call then falls back to eager, which raises PyTorch's
+    own IndexError) and yields 0, so that no memory outside the buffer is touched."""
 
     value: Expression
     extent: Dim
@@ -107,7 +111,8 @@ def load(buffer: str, index: Dim, dtype: torch.dtype, bindings: tuple[tuple[Expr
 
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
-    """`value` converted to the Python type of `dtype` first; keyed by type and bits so that 1, True, 1.0 and -0.0 differ."""
+    """`value` converted to the Python type of `dtype` first; keyed by type and bits so that 1, True, 1.0 and -0.0
+    differ."""
     if dtype.is_floating_point:
         value = float(value)
         key: Any = value.hex()
@@ -136,7 +141,9 @@ def cast(value: Expression, dtype: torch.dtype) -> Expression:
     """Conversion with PyTorch's semantics (float to int truncates, anything to bool is `!= 0`)."""
     if value.dtype == dtype:
         return value
-    if isinstance(value, Constant) and (dtype.is_floating_point or (value.value == value.value and abs(value.value) != float("inf"))):
+    if isinstance(value, Constant) and (
+        dtype.is_floating_point or (value.value == value.value and abs(value.value) != float("inf"))
+    ):
         if dtype not in (torch.bfloat16, torch.float16, torch.float32) or not isinstance(value.value, float):
             return constant(value.value, dtype)
     return apply("cast", value, dtype=dtype)
@@ -165,7 +172,8 @@ OPERATIONS: dict[str, int] = {
     "bitwise_and": 2, "bitwise_or": 2, "bitwise_xor": 2, "bitwise_not": 1, "shift_left": 2, "shift_right": 2,
     "where": 3,  # (bool, a, b)
     "cast": 1, "bitcast": 1,
-    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1, "sqrt": 1, "rsqrt": 1, "reciprocal": 1,
+    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1, "sqrt": 1, "rsqrt": 1,
+    "reciprocal": 1,
     "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "atan2": 2, "sinh": 1, "cosh": 1, "tanh": 1,
     "asinh": 1, "acosh": 1, "atanh": 1, "sigmoid": 1, "erf": 1, "erfc": 1, "erfinv": 1, "lgamma": 1, "digamma": 1,
     "floor": 1, "ceil": 1, "round": 1, "trunc": 1, "frac": 1,
@@ -185,8 +193,8 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`buffer[index] = value` ("write"), or an accumulation into memory ("add", "max", "min": atomic where iterations may collide).
-    `bindings` as in Load."""
+    """`buffer[index] = value` ("write"), or an accumulation into memory ("add", "max", "min": atomic where iterations
+    may collide). `bindings` as in Load."""
 
     buffer: str
     index: Dim
@@ -196,12 +204,14 @@ class Store:
 
 
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "xor_sum"]
-"""max/min propagate NaN; argmax/argmin give the int64 position in the flattened reduced axes, of the first extreme or the first NaN."""
+"""max/min propagate NaN; argmax/argmin give the int64 position in the flattened reduced axes, of the first extreme or
+the first NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """For every point of `axes`, perform the stores (all of them at the same point; stores never read what this operation writes)."""
+    """For every point of `axes`, perform the stores (all of them at the same point; stores never read what this
+    operation writes)."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -213,8 +223,9 @@ class Pointwise:
 class Reduction:
     """For every point of `axes`: accumulate `value` over `reduced`, then store result to buffer[index].
 
-    The accumulator's dtype is `value.dtype` (float32 for half inputs; argmax accumulates pairs and its result is int64).
-    `finish` is an expression over local_value("acc", ...) applied before the store (e.g. division by the count, a cast).
+    The accumulator's dtype is `value.dtype` (float32 for half inputs; argmax accumulates pairs and its result is
+    int64). `finish` is an expression over local_value("acc", ...) applied before the store (e.g. division by the count,
+    a cast).
     """
 
     name: str
@@ -230,9 +241,9 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """For every point of `axes`: run along `scanned` in order, combining `value` into a running accumulator ("sum", "prod", "max",
-    "min", "logaddexp") and storing finish(accumulator) to buffer[index] at every step. For "max"/"min" with `position_buffer`, the int64
-    position of the (last, as ATen does) extreme is stored there at the same index."""
+    """For every point of `axes`: run along `scanned` in order, combining `value` into a running accumulator ("sum",
+    "prod", "max", "min", "logaddexp") and storing finish(accumulator) to buffer[index] at every step. For "max"/"min"
+    with `position_buffer`, the int64 position of the (last, as ATen does) extreme is stored there at the same index."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -248,7 +259,8 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A strided window on a buffer, as an argument of an extern operator: elements buffer[offset + sum(i_k * stride_k)]."""
+    """A strided window on a buffer, as an argument of an extern operator: elements buffer[offset + sum(i_k *
+    stride_k)]."""
 
     buffer: str
     shape: tuple[Dim, ...]
@@ -259,8 +271,9 @@ class BufferRef:
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
-    """Another way to the result of an extern that multiplies matrices, which may be taken for 1 to `most` rows: `target`, aten.mm or
-    aten.addmm, of other operands (a layer's weights as they are, where the extern reads them packed)."""
+    """Another way to the result of an extern that multiplies matrices, which may be taken for 1 to `most` rows:
+    `target`, aten.mm or aten.addmm, of other operands (a layer's weights as they are, where the extern reads them
+    packed)."""
 
     most: int
     target: torch._ops.OpOverload
@@ -273,8 +286,9 @@ class Extern:
 
     outputs: the buffers that receive the results, in order (None for a result that nobody reads).
     placement "out": `target` is called in its out= form and writes into buffers that the memory plan places;
-    "returned": the operator allocates its results. mutates: buffers written in place (e.g. a random generator's none, index_put_'s one).
-    ordered: must keep its order among other ordered externs (random numbers, side effects). few: what its operands are besides, see there.
+    "returned": the operator allocates its results. mutates: buffers written in place (e.g. a random generator's none,
+    index_put_'s one). ordered: must keep its order among other ordered externs (random numbers, side effects). few:
+    what its operands are besides, see there.
     """
 
     name: str
@@ -296,8 +310,8 @@ Operation = Pointwise | Reduction | Scan | Extern
 class Buffer:
     """A piece of memory. shape/stride are what an extern or the user sees; kernels index it flat.
 
-    role: "input" (the caller's tensor; `position` says which graph input), "constant" (captured tensor; `position` indexes
-    LoopProgram.constants), "temporary", "output" (freshly allocated for the user at every call).
+    role: "input" (the caller's tensor; `position` says which graph input), "constant" (captured tensor; `position`
+    indexes LoopProgram.constants), "temporary", "output" (freshly allocated for the user at every call).
     """
 
     name: str
@@ -321,7 +335,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output of the graph: a buffer as it is, a strided view of a buffer (`ref`), a size, or None/constant (`value`)."""
+    """One output of the graph: a buffer as it is, a strided view of a buffer (`ref`), a size, or None/constant
+    (`value`)."""
 
     kind: Literal["buffer", "view", "size", "value"]
     buffer: str = ""
@@ -344,8 +359,8 @@ class LoopProgram:
     """A whole graph as loops: operations in a valid order over named buffers.
 
     `size_symbols` maps each symbol of the sizes in use to where its value is found at run time:
-    (input position, dimension), or (input position, -1) when the input itself is the integer. (-1, n) is the number n itself: what
-    kernels that are otherwise equal differ in, given to them as an argument so that they share their code.
+    (input position, dimension), or (input position, -1) when the input itself is the integer. (-1, n) is the number n
+    itself: what kernels that are otherwise equal differ in, given to them as an argument so that they share their code.
     makers: the node of the graph in whose lowering each temporary or output was made.
     """
 

@@ -1,7 +1,7 @@
 """Text of loop programs and expressions, for reading: explain, debug dumps, golden tests.
 
-Takes IR objects; gives text. Always holds: equal programs print alike; a value that is used several times is named once (`t0 = ...`), so
-the text is as large as the expression's graph, not as its tree.
+Takes IR objects; gives text. Always holds: equal programs print alike; a value that is used several times is named once
+(`t0 = ...`), so the text is as large as the expression's graph, not as its tree.
 
     for i0 < 512, i1 < 768:
         buf3[i0*768 + i1] = max(in0[i0*768 + i1] + in1[i1], 0.0)    # model.py:12 in forward
@@ -47,8 +47,10 @@ INFIX: dict[str, tuple[str, int]] = {
     # operation: (symbol, binding strength)
     "logical_or": ("or", 1), "logical_xor": ("xor", 1), "logical_and": ("and", 2),
     "eq": ("==", 3), "ne": ("!=", 3), "lt": ("<", 3), "le": ("<=", 3), "gt": (">", 3), "ge": (">=", 3),
-    "bitwise_or": ("|", 4), "bitwise_xor": ("^", 4), "bitwise_and": ("&", 5), "shift_left": ("<<", 6), "shift_right": (">>", 6),
-    "add": ("+", 7), "sub": ("-", 7), "mul": ("*", 8), "div": ("/", 8), "floor_divide": ("//", 8), "remainder": ("%", 8),
+    "bitwise_or": ("|", 4), "bitwise_xor": ("^", 4), "bitwise_and": ("&", 5), "shift_left": ("<<", 6),
+    "shift_right": (">>", 6),
+    "add": ("+", 7), "sub": ("-", 7), "mul": ("*", 8), "div": ("/", 8), "floor_divide": ("//", 8),
+    "remainder": ("%", 8),
     "pow": ("**", 10),
 }  # fmt: skip
 RENAMED = {"minimum": "min", "maximum": "max"}
@@ -217,9 +219,15 @@ def _scan(operation: Scan) -> list[str]:
 
 
 def _extern(operation: Extern) -> list[str]:
-    args = [print_argument(arg) for arg in operation.args] + [f"{name}={print_argument(arg)}" for name, arg in operation.kwargs]
+    args = [print_argument(arg) for arg in operation.args] + [
+        f"{name}={print_argument(arg)}" for name, arg in operation.kwargs
+    ]
     outputs = ", ".join(name or "_" for name in operation.outputs)
-    notes = [note for note, holds in ((operation.placement, operation.placement == "out"), ("ordered", operation.ordered)) if holds]
+    notes = [
+        note
+        for note, holds in ((operation.placement, operation.placement == "out"), ("ordered", operation.ordered))
+        if holds
+    ]
     notes += [f"writes {name}" for name in operation.mutates]
     if operation.few is not None:
         few = ", ".join(print_argument(arg) for arg in operation.few.args)
@@ -265,7 +273,8 @@ def print_output(output: Output) -> str:
 def print_program(program: LoopProgram) -> str:
     """The whole program: sizes, buffers, operations, outputs."""
     lines = [
-        f"size {symbol} = " + (str(dim) if position < 0 else f"input {position}" + (f".shape[{dim}]" if dim >= 0 else ""))
+        f"size {symbol} = "
+        + (str(dim) if position < 0 else f"input {position}" + (f".shape[{dim}]" if dim >= 0 else ""))
         for symbol, (position, dim) in program.size_symbols.items()
     ]
     lines += [print_buffer(buffer) for buffer in program.buffers.values()]

@@ -1,4 +1,5 @@
-"""Operators whose results have a shape that depends on data: what the recorder, the verifier and the passes know of them."""
+"""Operators whose results have a shape that depends on data: what the recorder, the verifier and the passes know of
+them."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ MASKS = (torch.bool, torch.uint8)
 GIVES = "gives_size"
 """In `node.meta`: the symbol whose value is read from this node, and where in its results (record/data_sizes.py)."""
 
-# Operators whose results are taken to be of unknown shape, all of them, with their dtypes: "same" is the first argument's, "real" its real
-# counterpart.
+# Operators whose results are taken to be of unknown shape, all of them, with their dtypes: "same" is the first
+# argument's, "real" its real counterpart.
 OF_UNKNOWN_SHAPE: dict[OpOverload, tuple[torch.dtype | str, ...]] = {
     aten.nonzero.default: (torch.int64,),
     aten.masked_select.default: ("same",),

@@ -1,8 +1,10 @@
-"""Whether eager has a kernel for these dtypes, and what it gives: meta kernels, and loops of ours, accept more than PyTorch's CPU kernels.
+"""Whether eager has a kernel for these dtypes, and what it gives: meta kernels, and loops of ours, accept more than
+PyTorch's CPU kernels.
 
-Takes a pointwise operator with its arguments and the result type that was inferred (a TensorType in each tensor's place); gives the reason
-why eager would do something else, else "". Always holds: the answer comes from the operator itself, run once for each question on tensors
-of one element; a question holds all that it is run with, so no answer serves another one.
+Takes a pointwise operator with its arguments and the result type that was inferred (a TensorType in each tensor's
+place); gives the reason why eager would do something else, else "". Always holds: the answer comes from the operator
+itself, run once for each question on tensors of one element; a question holds all that it is run with, so no answer
+serves another one.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class _Given(NamedTuple):
 
 
 def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> str:
-    """Why eager refuses the call, or that it gives another dtype; empty when it agrees, or when the operator is no pointwise one of the
-    CPU's."""
+    """Why eager refuses the call, or that it gives another dtype; empty when it agrees, or when the operator is no
+    pointwise one of the CPU's."""
     if not _is_pointwise(func):
         return ""
     given = tuple(map(_asked_with, args)), tuple((name, _asked_with(value)) for name, value in kwargs.items())
@@ -95,7 +97,11 @@ def _elsewhere(value: object) -> bool:
 
 
 def _dtypes(result: object) -> tuple[torch.dtype, ...]:
-    return tuple(t.dtype for t in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(t, (torch.Tensor, TensorType)))
+    return tuple(
+        t.dtype
+        for t in (result if isinstance(result, (tuple, list)) else (result,))
+        if isinstance(t, (torch.Tensor, TensorType))
+    )
 
 
 def _made(value: object) -> object:

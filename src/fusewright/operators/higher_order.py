@@ -1,7 +1,8 @@
 """torch.cond, while_loop, map, scan and associative_scan as plain Python: what they mean, without a compiler inside.
 
-Takes and gives what PyTorch's functions of these names do. Capture follows these bodies where it records no operator, and they run in
-PyTorch's place inside compiled calls: PyTorch's own would start torch.compile. Always holds: gradients are autograd's own.
+Takes and gives what PyTorch's functions of these names do. Capture follows these bodies where it records no operator,
+and they run in PyTorch's place inside compiled calls: PyTorch's own would start torch.compile. Always holds: gradients
+are autograd's own.
 """
 
 from __future__ import annotations

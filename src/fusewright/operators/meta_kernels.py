@@ -1,8 +1,8 @@
 """The result types of any operator, from PyTorch's own meta kernels: right for everything, but 10 to 500 µs a call.
 
 Takes an operator and arguments with a TensorType in each tensor's place; gives TensorTypes in each result's place.
-Always holds: no storage is allocated, and `torch._dynamo` is not imported by this call (PyTorch's reference kernels import it
-on their first use, which takes a second).
+Always holds: no storage is allocated, and `torch._dynamo` is not imported by this call (PyTorch's reference kernels
+import it on their first use, which takes a second).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def meta_tensor(type_: TensorType, env: ShapeEnv | None = None) -> torch.Tensor:
 
 
 class MetadataChanged(Exception):
-    """An in-place operator changed the shape, strides or storage of an argument (for example `resize_`, or `out=` of a wrong size)."""
+    """An in-place operator changed the shape, strides or storage of an argument (for example `resize_`, or `out=` of a
+    wrong size)."""
 
 
 # Their meta kernels make tensors of numbers.
@@ -64,10 +65,15 @@ Memo = dict[tuple[object, ...], object]
 
 
 def infer_once(
-    memo: Memo, op: OpOverload, args: Sequence[object], kwargs: dict[str, object], device: torch.device | None, env: ShapeEnv | None
+    memo: Memo,
+    op: OpOverload,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    device: torch.device | None,
+    env: ShapeEnv | None,
 ) -> object:
-    """`infer`, which is asked only once for equal arguments of static sizes: the layers of a model repeat. (What a user's own operator
-    says may depend on anything.)"""
+    """`infer`, which is asked only once for equal arguments of static sizes: the layers of a model repeat. (What a
+    user's own operator says may depend on anything.)"""
     if op.namespace != "aten":
         return infer(op, tuple(args), kwargs, device, env)
     try:
@@ -84,7 +90,8 @@ def infer_once(
 
 
 def _frozen(value: object) -> object:
-    """A hashable equal of an operator's argument; numbers with their class (1, 1.0 and True promote otherwise). Raises TypeError."""
+    """A hashable equal of an operator's argument; numbers with their class (1, 1.0 and True promote otherwise). Raises
+    TypeError."""
     if isinstance(value, TensorType):
         if any(isinstance(d, Expr) for d in (*value.shape, *value.stride, value.offset)):
             raise TypeError("symbolic")
@@ -98,7 +105,13 @@ def _frozen(value: object) -> object:
     return type(value), value
 
 
-def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], device: torch.device | None, env: ShapeEnv | None) -> object:
+def infer(
+    op: OpOverload,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    device: torch.device | None,
+    env: ShapeEnv | None,
+) -> object:
     """The result types of `op`, as a TensorType, None, a Dim, or a tuple of these. Raises what the meta kernel raises.
 
     `device` is the results' device; it stands in for what meta tensors cannot carry.
@@ -144,8 +157,8 @@ def infer(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], d
 
 
 def _constant_pad(self: torch.Tensor, pad: Sequence[int | torch.SymInt], value: complex = 0) -> torch.Tensor:
-    """C++ clones what is left where nothing is added; PyTorch's Python version does so only where something is taken away on every side,
-    and gives the strides of a new tensor otherwise."""
+    """C++ clones what is left where nothing is added; PyTorch's Python version does so only where something is taken
+    away on every side, and gives the strides of a new tensor otherwise."""
     result = aten.constant_pad_nd.default(self, pad, value)
     if any(amount > 0 for amount in pad):
         return result
@@ -176,7 +189,8 @@ _SYMBOLIC: dict[OpOverload, Callable[..., object]] = {
 
 
 def simplified(value: object, env: ShapeEnv) -> object:
-    """An operator's argument (types in the tensors' places) with the sizes that guards have fixed since it was recorded."""
+    """An operator's argument (types in the tensors' places) with the sizes that guards have fixed since it was
+    recorded."""
     return with_sizes(value, env.simplify)
 
 
@@ -198,7 +212,8 @@ def _lift(op: OpOverload, result: object, device: torch.device | None) -> object
     return result
 
 
-# --- keeping torch._dynamo out -------------------------------------------------------------------------------------------
+# --- keeping torch._dynamo out
+# -------------------------------------------------------------------------------------------
 
 _quiet = False
 
@@ -206,9 +221,10 @@ _quiet = False
 def _quieten_reference_kernels() -> None:
     """Stop PyTorch's Python meta kernels from importing torch._dynamo.
 
-    They are wrapped by `torch._compile._disable_dynamo`, which imports torch._dynamo on the first call to ask for a function under
-    which frames are not compiled, and keeps it as the attribute `__dynamo_disable`. While torch._dynamo is not loaded nothing could
-    compile those frames, so the function itself serves; as soon as it is loaded, the attribute is dropped and PyTorch's way resumes.
+    They are wrapped by `torch._compile._disable_dynamo`, which imports torch._dynamo on the first call to ask for a
+    function under which frames are not compiled, and keeps it as the attribute `__dynamo_disable`. While torch._dynamo
+    is not loaded nothing could compile those frames, so the function itself serves; as soon as it is loaded, the
+    attribute is dropped and PyTorch's way resumes.
     """
     global _quiet
     if _quiet:
@@ -225,8 +241,12 @@ def _quieten_reference_kernels() -> None:
                 if not isinstance(value, types.FunctionType) or id(value) in seen:
                     continue
                 seen.add(id(value))
-                inside = {n: _contents(c) for n, c in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)}
-                pending.extend(inside.values())  # what a wrapper wraps is in its closure; `__wrapped__` is overwritten by some
+                inside = {
+                    n: _contents(c) for n, c in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+                }
+                pending.extend(
+                    inside.values()
+                )  # what a wrapper wraps is in its closure; `__wrapped__` is overwritten by some
                 if value.__code__ is wrapper_code and not hasattr(inside["fn"], "__dynamo_disable"):
                     inside["fn"].__dynamo_disable = _direct(inside["fn"], value)  # type: ignore[attr-defined, arg-type]
 

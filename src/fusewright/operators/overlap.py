@@ -1,6 +1,8 @@
-"""Whether two operands of an in-place operator share memory in part: eager refuses that, or its answer depends on the order of its loop.
+"""Whether two operands of an in-place operator share memory in part: eager refuses that, or its answer depends on the
+order of its loop.
 
-Takes nodes of an ATen-level graph; gives yes or no. Always holds: "no" is proved, by the elements that both views of one tensor touch.
+Takes nodes of an ATen-level graph; gives yes or no. Always holds: "no" is proved, by the elements that both views of
+    one tensor touch.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The views that lead to `node`, from the node that is no view."""
     chain = [node]
     while node.op == "call_function":
-        if node.target is operator.getitem:  # one of the views that split and unbind give, or one of several fresh results
+        if (
+            node.target is operator.getitem
+        ):  # one of the views that split and unbind give, or one of several fresh results
             producer: Any = node.args[0]
             if not isinstance(producer.target, OpOverload) or list_of_views(producer.target) is None:
                 break
@@ -58,7 +62,9 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
             chain.append(node)
             continue
         assert isinstance(node.target, OpOverload)
-        place = next((alias[1] for alias in facts(node.target).returned if alias is not None), list_of_views(node.target))
+        place = next(
+            (alias[1] for alias in facts(node.target).returned if alias is not None), list_of_views(node.target)
+        )
         base = None if place is None else argument(node.target, node.args, dict(node.kwargs), place)
         if not isinstance(base, torch.fx.Node):
             break

@@ -1,6 +1,8 @@
-"""The kernels' own random generator: a function of a seed and the element's position, and the operator that stands for it in graphs.
+"""The kernels' own random generator: a function of a seed and the element's position, and the operator that stands for
+it in graphs.
 
-Philox2x32 (Salmon, Moraes, Dror, Shaw: Parallel random numbers, 2011) with seven rounds, the least number that passes BigCrush there.
+Philox2x32 (Salmon, Moraes, Dror, Shaw: Parallel random numbers, 2011) with seven rounds, the least number that passes
+BigCrush there.
 Always holds: the numbers depend on the seed, on which draw of the graph it is, and on the element's row-major position.
 """
 

@@ -1,4 +1,5 @@
-"""What an ATen operator's schema says about aliasing, as plain tuples: what it writes, and which results are arguments or views of them.
+"""What an ATen operator's schema says about aliasing, as plain tuples: what it writes, and which results are arguments
+or views of them.
 
 Takes an OpOverload; gives an `OperatorFacts`, computed once an operator.
 """
@@ -21,7 +22,8 @@ class OperatorFacts:
 
     arguments  the schema's argument names in order; keyword-only ones follow the positional ones
     written    indexes (into `arguments`) of the arguments that the operator writes to
-    returned   for each result: ("same", i) it is written argument i itself; ("view", i) it may be a view of argument i; None: fresh
+    returned   for each result: ("same", i) it is written argument i itself; ("view", i) it may be a view of argument i;
+        None: fresh
     parts_of   the argument of which the elements of the single result, a list, are views (split, unbind); else None
     random     draws from a random generator, so order matters
     effect     has an effect that outputs do not show (an assertion, a collective), so it is never removed
@@ -48,7 +50,8 @@ _EFFECTS = frozenset({"aten::_assert_async", "aten::_assert_scalar"})
 
 
 _FACTS: dict[int, tuple[OpOverload, OperatorFacts]] = {}
-"""By identity (the operator is kept with its facts): operators hash in Python, and this is asked tens of thousands of times."""
+"""By identity (the operator is kept with its facts): operators hash in Python, and this is asked tens of thousands of
+times."""
 
 
 def facts(op: OpOverload) -> OperatorFacts:
@@ -85,7 +88,9 @@ def _facts(op: OpOverload) -> OperatorFacts:
         returned=tuple(returned),
         parts_of=next(viewed, None) if listed else None,
         random=torch.Tag.nondeterministic_seeded in op.tags,
-        effect=schema.name in _EFFECTS or (not schema.returns and not written) or op.namespace in ("_c10d_functional", "c10d"),
+        effect=schema.name in _EFFECTS
+        or (not schema.returns and not written)
+        or op.namespace in ("_c10d_functional", "c10d"),
         composite=composite,
         foreach=schema.name.startswith("aten::_foreach_") and not schema.overload_name.endswith("out"),
     )
@@ -108,7 +113,8 @@ def argument(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
     return kwargs.get(known.arguments[index])
 
 
-# Functional forms that are not found by name and arguments: in-place operator -> (operator, positions of its arguments that are kept).
+# Functional forms that are not found by name and arguments: in-place operator -> (operator, positions of its arguments
+# that are kept).
 _FUNCTIONAL: dict[OpOverload, OpOverload] = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
@@ -120,7 +126,8 @@ _FUNCTIONAL: dict[OpOverload, OpOverload] = {
 
 @cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The pure operator that computes what `op` writes: same arguments less the `out` ones; None when PyTorch has none."""
+    """The pure operator that computes what `op` writes: same arguments less the `out` ones; None when PyTorch has
+    none."""
     found = _FUNCTIONAL.get(op)
     if found is not None:
         return found

@@ -1,7 +1,8 @@
-"""Shape, stride and dtype rules of the operators that programs are full of: 5 to 20 µs, where meta kernels take up to 500.
+"""Shape, stride and dtype rules of the operators that programs are full of: 5 to 20 µs, where meta kernels take up to
+500.
 
-Takes an operator with a TensorType in each tensor's place; gives the results' TensorTypes, equal to eager's, or NotImplemented: then
-`meta_kernels.infer` decides (and raises the genuine error for arguments that are wrong).
+Takes an operator with a TensorType in each tensor's place; gives the results' TensorTypes, equal to eager's, or
+NotImplemented: then `meta_kernels.infer` decides (and raises the genuine error for arguments that are wrong).
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ _FILES = (cpu, create, linear, pointwise, quantized, reductions, views)
 RULES: dict[OpOverload, Rule] = {op: rule for file in _FILES for op, rule in file.RULES.items()}
 
 
-def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], env: ShapeEnv | None = None) -> object:
-    """What the rule gives; NotImplemented when there is no rule, or it cannot tell. What depends on the value of a symbolic size is
-    decided for sizes of 2 and more where `env` is given: the symbols are then `assumed` to be that large (as a meta kernel would ask)."""
+def by_rule(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], env: ShapeEnv | None = None
+) -> object:
+    """What the rule gives; NotImplemented when there is no rule, or it cannot tell. What depends on the value of a
+    symbolic size is decided for sizes of 2 and more where `env` is given: the symbols are then `assumed` to be that
+    large (as a meta kernel would ask)."""
     rule = RULES.get(op)
     if rule is None:
         return NotImplemented
@@ -55,9 +59,15 @@ def by_rule(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
 
 
 def so_for_one(
-    derive: Callable[..., object], op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], env: ShapeEnv, found: object
+    derive: Callable[..., object],
+    op: OpOverload,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    env: ShapeEnv,
+    found: object,
 ) -> bool:
-    """Whether `found`, the type of the results, is for sizes of 1 what `derive` gives for these (see `ShapeEnv.show`)."""
+    """Whether `found`, the type of the results, is for sizes of 1 what `derive` gives for these (see
+    `ShapeEnv.show`)."""
     one = env.one
     assert one is not None
     guards, assumed = len(one.guards), set(one.assumed)
@@ -72,7 +82,8 @@ def so_for_one(
 
 
 def result_device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
-    """The device of the results: asked for, else that of the first tensor with dimensions, else of the first tensor, else the CPU."""
+    """The device of the results: asked for, else that of the first tensor with dimensions, else of the first tensor,
+    else the CPU."""
     asked = kwargs.get("device")
     if asked is not None:
         return exact_device(asked)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Conditions on sizes that eager's kernels check and PyTorch's meta kernels take for granted.
 
-Takes an operator with a TensorType in each tensor's place; makes each condition a guard over symbolic sizes. Always holds: sizes that do
-not fit break the graph, so that eager raises its own error; a later call whose sizes do not fit fails a guard, and ends up here again.
+Takes an operator with a TensorType in each tensor's place; makes each condition a guard over symbolic sizes. Always
+holds: sizes that do not fit break the graph, so that eager raises its own error; a later call whose sizes do not fit
+fails a guard, and ends up here again.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from fusewright.sizes.tensor_type import TensorType
 aten = ops.aten
 Pairs = Sequence[tuple[Dim, Dim] | Relation]
 Condition = Callable[..., Pairs | None]
-"""From the sizes' environment and the operator's arguments, the sizes that must be equal, and other relations that must hold; None when
-even the number of sizes is wrong."""
+"""From the sizes' environment and the operator's arguments, the sizes that must be equal, and other relations that must
+hold; None when even the number of sizes is wrong."""
 
 
 def _equal_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Pairs | None:
@@ -43,13 +44,22 @@ def _fits_view(view: OpOverload) -> Condition:
 
 
 def _group_norm(
-    env: ShapeEnv, input: TensorType, weight: TensorType | None, bias: TensorType | None, n: Dim, c: Dim, hxw: Dim, *rest: Any
+    env: ShapeEnv,
+    input: TensorType,
+    weight: TensorType | None,
+    bias: TensorType | None,
+    n: Dim,
+    c: Dim,
+    hxw: Dim,
+    *rest: Any,
 ) -> Pairs:
     parameters = [(t.shape[0], c) for t in (weight, bias) if t is not None and t.ndim == 1]
     return [(product(input.shape), product((n, c, hxw))), *parameters]
 
 
-def _index_add(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any, **named: Any) -> Pairs:
+def _index_add(
+    env: ShapeEnv, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any, **named: Any
+) -> Pairs:
     axes = range(self.ndim if self.ndim == source.ndim else 0)
     return [(self.shape[axis], source.shape[axis]) for axis in axes if axis != dim % self.ndim]
 
@@ -84,7 +94,9 @@ def _index_put(
     return [(size, place) for size, place in pairs if not env.guard(Relation("==", size, 1))]
 
 
-def _nll_loss(env: ShapeEnv, self: TensorType, target: TensorType, weight: TensorType | None, *rest: Any, **named: Any) -> Pairs:
+def _nll_loss(
+    env: ShapeEnv, self: TensorType, target: TensorType, weight: TensorType | None, *rest: Any, **named: Any
+) -> Pairs:
     return () if weight is None or weight.ndim != 1 else [(weight.shape[0], self.shape[1 if self.ndim > 1 else 0])]
 
 
@@ -97,7 +109,8 @@ def _constant_pad(env: ShapeEnv, self: TensorType, pad: Sequence[Dim], value: ob
     """Negative padding takes away no more than there is."""
     for size, before, after in zip(reversed(self.shape), pad[::2], pad[1::2], strict=False):
         taking = [amount for amount in (before, after) if env.known(Relation("<=", 0, amount)) is not True]
-        # What is added on one side cannot be taken away on the other. One amount alone needs no minimum: the size itself is not negative.
+        # What is added on one side cannot be taken away on the other. One amount alone needs no minimum: the size
+        # itself is not negative.
         left = size + (minimum(before, 0) + minimum(after, 0) if len(taking) == 2 else taking[0]) if taking else size
         if not env.expect(Relation("<=", 0, left)):
             return None
@@ -109,7 +122,9 @@ def _hold(env: ShapeEnv, relations: Sequence[Relation]) -> Pairs | None:
     return () if all(env.expect(one) if env.is_unbacked(one) else env.settle(one) for one in relations) else None
 
 
-def _extreme(env: ShapeEnv, self: TensorType, dim: int | Sequence[int] | None = None, *rest: Any, **named: Any) -> Pairs | None:
+def _extreme(
+    env: ShapeEnv, self: TensorType, dim: int | Sequence[int] | None = None, *rest: Any, **named: Any
+) -> Pairs | None:
     """There is something to choose from."""
     axes = [dim] if isinstance(dim, int) else dim or range(self.ndim)
     return _hold(env, [Relation("<=", 1, self.shape[axis]) for axis in axes if self.ndim])
@@ -130,25 +145,42 @@ def _adaptive_pool(env: ShapeEnv, self: TensorType, *rest: Any) -> Pairs | None:
     return _hold(env, [Relation("<=", 1, size) for size in self.shape[1:]])
 
 
-def _index(env: ShapeEnv, self: TensorType, indices: Sequence[TensorType | None], *rest: Any, **named: Any) -> Pairs | None:
-    """Where an index stands, there is a place. Kernels check each index, and are not asked where another dimension is empty."""
+def _index(
+    env: ShapeEnv, self: TensorType, indices: Sequence[TensorType | None], *rest: Any, **named: Any
+) -> Pairs | None:
+    """Where an index stands, there is a place. Kernels check each index, and are not asked where another dimension is
+    empty."""
     indexed = {axis: index for axis, index in enumerate(indices) if index is not None}
     if any(index.dtype in (torch.bool, torch.uint8) for index in indexed.values()):
         return ()
     if all(env.known(Relation("<=", 1, size)) for axis, size in enumerate(self.shape) if axis not in indexed):
         return ()
-    return _hold(env, [Relation("<=", minimum(product(index.shape), 1), self.shape[axis]) for axis, index in indexed.items()])
+    return _hold(
+        env, [Relation("<=", minimum(product(index.shape), 1), self.shape[axis]) for axis, index in indexed.items()]
+    )
 
 
-def _index_select(env: ShapeEnv, self: TensorType, dim: int, index: TensorType, *rest: Any, **named: Any) -> Pairs | None:
+def _index_select(
+    env: ShapeEnv, self: TensorType, dim: int, index: TensorType, *rest: Any, **named: Any
+) -> Pairs | None:
     return _index(env, self, [None] * (dim % self.ndim) + [index]) if self.ndim else ()
 
 
 CONDITIONS: dict[OpOverload, Condition] = {
     **dict.fromkeys(
         (
-            aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.max.dim, aten.min.dim, aten.argmax.default,
-            aten.argmin.default, aten.aminmax.default, aten.median.dim, aten.nanmedian.dim, aten.mode.default,
+            aten.amax.default,
+            aten.amin.default,
+            aten.max.default,
+            aten.min.default,
+            aten.max.dim,
+            aten.min.dim,
+            aten.argmax.default,
+            aten.argmin.default,
+            aten.aminmax.default,
+            aten.median.dim,
+            aten.nanmedian.dim,
+            aten.mode.default,
         ),
         _extreme,
     ),
@@ -169,7 +201,10 @@ CONDITIONS: dict[OpOverload, Condition] = {
     aten.gather.default: _gather,
     **dict.fromkeys(
         (
-            aten.index_put.default, aten.index_put_.default, aten._unsafe_index_put.default, aten._index_put_impl.default,
+            aten.index_put.default,
+            aten.index_put_.default,
+            aten._unsafe_index_put.default,
+            aten._index_put_impl.default,
             aten._index_put_impl_.default,
         ),
         _index_put,

@@ -1,8 +1,8 @@
 """Operators whose arguments are graphs: a choice between two, and a loop over two.
 
-Takes functional ATen subgraphs; gives a key under which the operators `fusewright::choose` and `fusewright::repeat` find them when a
-compiled graph runs. Always holds: the key is made of what the subgraphs compute, so that equal keys mean equal results in any process;
-results are laid out as the capture promised and share no memory with the inputs.
+Takes functional ATen subgraphs; gives a key under which the operators `fusewright::choose` and `fusewright::repeat`
+find them when a compiled graph runs. Always holds: the key is made of what the subgraphs compute, so that equal keys
+mean equal results in any process; results are laid out as the capture promised and share no memory with the inputs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Run = Callable[..., tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two graphs over (sizes..., tensors...): branches (true, false), or a loop's (condition, body); and the results' dtypes and strides,
-    None where a stride depends on sizes."""
+    """Two graphs over (sizes..., tensors...): branches (true, false), or a loop's (condition, body); and the results'
+    dtypes and strides, None where a stride depends on sizes."""
 
     first: Run
     second: Run
@@ -42,7 +42,9 @@ def register(first: torch.fx.Graph, second: torch.fx.Graph, results: Sequence[Te
     types = [str([node.meta.get("type") for node in part.nodes]) for part in (first, second)]
     key = hashlib.sha256("\0".join([*texts, *types]).encode()).hexdigest()[:24]
     if key not in _pairs:
-        strides = tuple(tuple(kind.stride) if all(isinstance(step, int) for step in kind.stride) else None for kind in results)
+        strides = tuple(
+            tuple(kind.stride) if all(isinstance(step, int) for step in kind.stride) else None for kind in results
+        )
         runs = [torch.fx.GraphModule(torch.nn.Module(), part).forward for part in (first, second)]
         _pairs[key] = Pair(runs[0], runs[1], strides)  # type: ignore[arg-type]
     return key

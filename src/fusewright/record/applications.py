@@ -1,7 +1,7 @@
 """User code that has a part in a graph's gradients: applications of custom autograd functions, and hooks on tensors.
 
-The recorder notes them as it goes; `autograd/replay.py` calls them again, natively, for gradients of gradients. Always holds: what is noted
-names nodes of the recorded graph and otherwise only values that do not depend on the call.
+The recorder notes them as it goes; `autograd/replay.py` calls them again, natively, for gradients of gradients. Always
+holds: what is noted names nodes of the recorded graph and otherwise only values that do not depend on the call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fusewright.base.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """`function(*args)`, whose operators were recorded as `nodes` and whose result's tensors as `outputs` (None: no tensor).
+    """`function(*args)`, whose operators were recorded as `nodes` and whose result's tensors as `outputs` (None: no
+    tensor).
 
     args      nodes stand for tensors, size expressions for symbolic ints
     """

@@ -1,10 +1,13 @@
-"""Operators whose result has a size that depends on data: nonzero, boolean masks, unique, repeat_interleave, item() of an integer.
+"""Operators whose result has a size that depends on data: nonzero, boolean masks, unique, repeat_interleave, item() of
+an integer.
 
-Takes such an operator while a graph is recorded, where the options allow it; gives results whose unknown sizes are *unbacked* symbols of
-the capture's ShapeEnv: they have no example value, so nothing can be asked about them that would choose between two programs.
-Always holds: the node that a symbol's value is read from carries meta[GIVES]: (symbol, dimension, which of its results), or (symbol,
-None, None) on a node that reads the number which a one-element tensor holds; such a node is never removed or merged. What is taken for
-granted of a symbol is in `env.assertions()`, and checked at run time before anything depends on it (backends/parts.py).
+Takes such an operator while a graph is recorded, where the options allow it; gives results whose unknown sizes are
+*unbacked* symbols of the capture's ShapeEnv: they have no example value, so nothing can be asked about them that would
+choose between two programs.
+Always holds: the node that a symbol's value is read from carries meta[GIVES]: (symbol, dimension, which of its
+results), or (symbol, None, None) on a node that reads the number which a one-element tensor holds; such a node is never
+removed or merged. What is taken for granted of a symbol is in `env.assertions()`, and checked at run time before
+anything depends on it (backends/parts.py).
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ def records(func: OpOverload, args: tuple[object, ...]) -> bool:
 
 
 def record(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """The operator's results, recorded. Raises GraphBreak where a gradient would have to pass through an unknown size."""
+    """The operator's results, recorded. Raises GraphBreak where a gradient would have to pass through an unknown
+    size."""
     if recorder.level != "aten" or recorder.env is None:
         raise GraphBreak("data-dependent-shape", f"{func} gives a shape that depends on data")
     return (_masked_index if func is aten.index.Tensor else _ROWS[func])(recorder, func, args, kwargs)
@@ -67,7 +71,9 @@ def _most(shape: tuple[Dim, ...]) -> int | None:
     return bounds(product(shape))[1]
 
 
-def _give(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any, gives: Any) -> Any:
+def _give(
+    recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any, gives: Any
+) -> Any:
     node, results = recorder.record_as(func, args, kwargs, types)
     node.meta[GIVES] = gives
     return results
@@ -121,7 +127,8 @@ def _differ(a: TracedTensor, b: TracedTensor) -> bool:
 
 
 def _counted(*results: Callable[[TensorType, Dim, Callable[[str], Any]], TensorType]) -> Any:
-    """A row: `results` give each result's type from the argument's, the unknown size and the other arguments by name."""
+    """A row: `results` give each result's type from the argument's, the unknown size and the other arguments by
+    name."""
 
     def row(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         names = [a.name for a in func._schema.arguments]

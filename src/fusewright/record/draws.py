@@ -1,9 +1,10 @@
-"""Random truths (dropout's masks) from a generator that kernels compute in place: a function of a seed and the element's position.
+"""Random truths (dropout's masks) from a generator that kernels compute in place: a function of a seed and the
+element's position.
 
-Takes PyTorch's operators as the recorder meets them; gives `fusewright::bernoulli` in their place. One seed a call of the graph comes
-from PyTorch's generator, so `torch.manual_seed` reproduces what is drawn, and an element can be computed again wherever it is read: in
-another kernel, or in the backward. Always holds: the numbers depend on the seed, on which draw of the graph it is, and on the element's
-row-major position, never on the memory layout or on the machine.
+Takes PyTorch's operators as the recorder meets them; gives `fusewright::bernoulli` in their place. One seed a call of
+the graph comes from PyTorch's generator, so `torch.manual_seed` reproduces what is drawn, and an element can be
+computed again wherever it is read: in another kernel, or in the backward. Always holds: the numbers depend on the seed,
+on which draw of the graph it is, and on the element's row-major position, never on the memory layout or on the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Draws:
         """Records a truth for each element of `like`."""
         device = like.device
         if device not in self.seeds:
-            self.seeds[device] = recorder.dispatch(aten.randint.low, (-(2**63), 2**63 - 1, []), {"dtype": torch.int64, "device": device})
+            self.seeds[device] = recorder.dispatch(
+                aten.randint.low, (-(2**63), 2**63 - 1, []), {"dtype": torch.int64, "device": device}
+            )
         self.count += 1
         return recorder.dispatch(BERNOULLI, (self.seeds[device], self.count - 1, p, list(like.shape)), {})
 

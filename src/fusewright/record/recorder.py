@@ -1,11 +1,13 @@
 """Recording: runs torch functions on traced tensors and writes down the operators, as an FX graph.
 
 Takes real inputs (or sizes) and calls of torch functions; gives a `torch.fx.Graph` at one of two levels:
-"aten"   one call_function node for each ATen OpOverload that reaches the dispatcher below autograd, autocast and composite operators;
+"aten"   one call_function node for each ATen OpOverload that reaches the dispatcher below autograd, autocast and
+    composite operators;
 "torch"  one call_function / call_method node for each call, as the user wrote it; dispatch below only computes shapes.
-Always holds: nodes are in execution order; in-place operators and views are recorded as they are (the functionalise pass resolves
-them); every aten-level node has meta["type"] (TensorType, a Dim, None, or a tuple of these) and meta["location"].
-Symbolic sizes stand in aten-level arguments as `Expr`, in torch-level arguments as nodes computed from the size placeholders.
+Always holds: nodes are in execution order; in-place operators and views are recorded as they are (the functionalise
+pass resolves them); every aten-level node has meta["type"] (TensorType, a Dim, None, or a tuple of these) and
+meta["location"]. Symbolic sizes stand in aten-level arguments as `Expr`, in torch-level arguments as nodes computed
+from the size placeholders.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ _OWN = frozenset({"aten", "prim", "prims", "fusewright"})
 Level = Literal["aten", "torch"]
 aten = torch.ops.aten
 
+
 class _RecordingMode(TorchDispatchMode):
     """Sends every operator, factory functions included, to the recorder."""
 
@@ -74,7 +77,8 @@ class _RecordingMode(TorchDispatchMode):
 
 
 class _NonLeaf(torch.autograd.Function):
-    """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place operators)."""
+    """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place
+    operators)."""
 
     @staticmethod
     def forward(context: object, leaf: TracedTensor) -> TracedTensor:
@@ -92,16 +96,19 @@ class Recorder:
     env        the symbolic sizes of the capture; None when every size is static
     location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
 
-    Set by the capture as it goes: user_gradients (custom autograd functions and hooks that have a part in the gradients; None when one of
-    them cannot be called again), freed (the program
-    has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward: meta["recompute"]),
-    draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes (results whose shape depends on data are
-    recorded as long as nothing reads it). Set by its options: data_shapes, data_numbers (sizes that depend on data are recorded:
-    record/data_sizes.py).
+    Set by the capture as it goes: user_gradients (custom autograd functions and hooks that have a part in the
+    gradients; None when one of them cannot be called again), freed (the program
+    has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward:
+    meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes
+    (results whose shape depends on data are recorded as long as nothing reads it). Set by its options: data_shapes,
+    data_numbers (sizes that depend on data are recorded: record/data_sizes.py).
     """
 
     def __init__(
-        self, level: Level = "aten", env: ShapeEnv | None = None, location: Callable[[], tuple[Location, ...]] | None = None
+        self,
+        level: Level = "aten",
+        env: ShapeEnv | None = None,
+        location: Callable[[], tuple[Location, ...]] | None = None,
     ) -> None:
         self.level: Level = level
         self.env = env
@@ -124,7 +131,9 @@ class Recorder:
         self.recompute = False
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False
-        self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}  # (version of the tensor, what nonzero or item gave for it)
+        self.read_sizes: dict[
+            torch.fx.Node, tuple[int, object]
+        ] = {}  # (version of the tensor, what nonzero or item gave for it)
         self.unknown_shapes = False
 
     @property
@@ -150,8 +159,8 @@ class Recorder:
         symbolic_steps: Mapping[int, Dim] | None = None,
         requires_grad: bool | None = None,
     ) -> TracedTensor:
-        """A placeholder for a real tensor. `symbolic_dims` gives the sizes that are symbolic; strides that are products of them follow;
-        `symbolic_steps`: symbols for strides that are not."""
+        """A placeholder for a real tensor. `symbolic_dims` gives the sizes that are symbolic; strides that are products
+        of them follow; `symbolic_steps`: symbols for strides that are not."""
         if tensor.ndim > MAX_DIMENSIONS:
             raise GraphBreak("unsupported-tensor", f"a tensor of {tensor.ndim} dimensions")
         shape: tuple[Dim, ...] = tuple(tensor.shape)
@@ -169,7 +178,9 @@ class Recorder:
             node.meta["leaf"] = traced = make_traced(self, node, type_, requires_grad=requires_grad)
         else:
             with torch.inference_mode(inference), torch.enable_grad():
-                node.meta["leaf"] = traced = make_traced(self, node, type_, requires_grad=requires_grad and not inference)
+                node.meta["leaf"] = traced = make_traced(
+                    self, node, type_, requires_grad=requires_grad and not inference
+                )
                 if requires_grad and not tensor.is_leaf:
                     traced = _NonLeaf.apply(traced)
                     traced.node, traced.tensor_type = node, type_
@@ -190,7 +201,8 @@ class Recorder:
         return isinstance(traced, TracedTensor) and traced.requires_grad and traced.grad_fn is not node.meta["history"]
 
     def size_input(self, expr: Expr, name: str) -> torch.SymInt:
-        """A placeholder for a symbolic size. At aten level it is named as the symbol prints, so that the graph's code runs as it prints."""
+        """A placeholder for a symbolic size. At aten level it is named as the symbol prints, so that the graph's code
+        runs as it prints."""
         node = self._placeholder(expr.name if isinstance(expr, Symbol) else name, expr)
         node.meta["type"] = expr
         self._size_nodes[expr] = node
@@ -199,8 +211,8 @@ class Recorder:
         return size  # type: ignore[return-value]
 
     def tangent(self, output: TracedTensor, name: str) -> TracedTensor:
-        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet. Where elements of
-        the output share memory, each has a gradient of its own: it is laid out as empty_like(output)."""
+        """A placeholder for the gradient that will arrive for `output`: of its type, with no real tensor yet. Where
+        elements of the output share memory, each has a gradient of its own: it is laid out as empty_like(output)."""
         type_ = replace(output.tensor_type, offset=0, requires_grad=False)
         if shares_elements(type_) and 0 not in type_.shape:
             type_ = replace(type_, stride=preserved_strides(type_))
@@ -213,7 +225,11 @@ class Recorder:
     def _placeholder(self, name: str, value: object) -> torch.fx.Node:
         # A new input may be met at any time; placeholders nevertheless stand at the head, in the order of `inputs`.
         last = self._last_placeholder
-        with self.graph.inserting_before(next(iter(self.graph.nodes), None)) if last is None else self.graph.inserting_after(last):
+        with (
+            self.graph.inserting_before(next(iter(self.graph.nodes), None))
+            if last is None
+            else self.graph.inserting_after(last)
+        ):
             node = add_placeholder(self.graph, name)
         self._last_placeholder = node
         node.meta["location"] = self.location()
@@ -221,7 +237,8 @@ class Recorder:
         return node
 
     def known_value(self, tensor: object) -> torch.Tensor | None:
-        """The value of a tensor that the program made from Python data alone; None when it may differ from call to call."""
+        """The value of a tensor that the program made from Python data alone; None when it may differ from call to
+        call."""
         if type(tensor) is not TracedTensor or tensor.recorder is not self or self.level != "aten":
             return None
         return known_value(tensor.node, self.constants)
@@ -229,7 +246,9 @@ class Recorder:
     def constant(self, tensor: torch.Tensor) -> TracedTensor:
         """A get_attr node for a real tensor that is part of the program. The tensor is kept in `constants`."""
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise GraphBreak("operator-failed", "a tensor that requires a gradient reached an operator without being an input")
+            raise GraphBreak(
+                "operator-failed", "a tensor that requires a gradient reached an operator without being an input"
+            )
         found = self._constant_nodes.get(id(tensor))
         if found is not None:
             return found
@@ -248,8 +267,9 @@ class Recorder:
 
     @contextmanager
     def recording(self, decompositions: bool = True) -> Iterator[None]:
-        """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with symbolic sizes,
-        PyTorch's Python versions of composite operators stand in for those in C++, most of which need numbers for sizes."""
+        """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with
+        symbolic sizes, PyTorch's Python versions of composite operators stand in for those in C++, most of which need
+        numbers for sizes."""
         if self._depth:
             yield
             return
@@ -269,16 +289,21 @@ class Recorder:
         self._here = self.location()
         self._grad_mode = torch.is_grad_enabled()
 
-    def call(self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
-        """Run a torch function, method or OpOverload on traced arguments, recording it; returns what it returns, traced.
+    def call(
+        self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        """Run a torch function, method or OpOverload on traced arguments, recording it; returns what it returns,
+        traced.
 
-        Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it then gives the genuine result or error.
+        Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it then gives the genuine result or
+            error.
         """
         kwargs = kwargs or {}
         if args and isinstance(args[0], TracedTensor):
             fn = _refusing(fn)
         self.op_count += 1
-        # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they are now.
+        # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
+        # are now.
         node = self._torch_node(fn, args, kwargs) if self.level == "torch" and not self._depth else None
         outs = _out_tensors(kwargs) if self.level == "aten" else []
         before = [(t, t.node, _version(t)) for t in outs]
@@ -305,9 +330,16 @@ class Recorder:
             self._adopt(result, node)
         return result
 
-    def _check_written(self, fn: object, before: list[tuple[TracedTensor, torch.fx.Node, int]], last: torch.fx.Node | None) -> None:
-        """PyTorch's composite operators compute beside an `out` tensor that is a subclass, now and then, and never write to it."""
-        unwritten = [t for t, node, version in before if t.node is node and _version(t) == version and 0 not in t.tensor_type.shape]
+    def _check_written(
+        self, fn: object, before: list[tuple[TracedTensor, torch.fx.Node, int]], last: torch.fx.Node | None
+    ) -> None:
+        """PyTorch's composite operators compute beside an `out` tensor that is a subclass, now and then, and never
+        write to it."""
+        unwritten = [
+            t
+            for t, node, version in before
+            if t.node is node and _version(t) == version and 0 not in t.tensor_type.shape
+        ]
         if not unwritten:
             return
         for node in reversed(self.graph.nodes):
@@ -334,7 +366,10 @@ class Recorder:
         if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
             with _RecordingMode(self):
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-        if self.draws is not None and (drawn := draws.record(self.draws, self, func, args, kwargs)) is not NotImplemented:
+        if (
+            self.draws is not None
+            and (drawn := draws.record(self.draws, self, func, args, kwargs)) is not NotImplemented
+        ):
             return drawn
         if self.has_floats and scalar_operands.holds_float(args, kwargs):
             return scalar_operands.record(self, func, args, kwargs)
@@ -391,7 +426,9 @@ class Recorder:
         node.meta.update(type=result_type, location=self._here)
         return self._results(facts(func), func, tuple(args), {}, node, result_type)
 
-    def node_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object) -> torch.fx.Node:
+    def node_of(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: object
+    ) -> torch.fx.Node:
         """The node of an aten-level operator whose arguments are nodes already."""
         node = add_call(self.graph, func, args, kwargs)
         node.meta.update(type=result_type, location=self._here)
@@ -405,7 +442,9 @@ class Recorder:
         self.submodules[name] = module
         return self.graph.get_attr(name)
 
-    def record_call(self, fn: Callable[..., object], args: Sequence[object], result_types: Sequence[TensorType]) -> list[object]:
+    def record_call(
+        self, fn: Callable[..., object], args: Sequence[object], result_types: Sequence[TensorType]
+    ) -> list[object]:
         """Record a torch-level call whose results, a tuple, are known to be of these types."""
         node = self._torch_node(fn, args, {})
         made = [make_traced(self, None, kind) for kind in result_types]
@@ -414,8 +453,8 @@ class Recorder:
         return list(made)
 
     def finish(self, outputs: Sequence[object]) -> torch.fx.Graph:
-        """End the graph: a flat output tuple of traced tensors, sizes, ints or None. Placeholders that nothing uses stay, with
-        meta["unused"]. Returns the linted graph."""
+        """End the graph: a flat output tuple of traced tensors, sizes, ints or None. Placeholders that nothing uses
+        stay, with meta["unused"]. Returns the linted graph."""
         values: list[object] = []
         kinds: list[object] = []
         for value in outputs:
@@ -440,7 +479,9 @@ class Recorder:
 
     # --- dispatch, step by step
 
-    def _view_in_place(self, func: OpOverload, form: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _view_in_place(
+        self, func: OpOverload, form: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """x.squeeze_() and its kin: from now on the same object stands for the view."""
         traced = args[0]
         assert isinstance(traced, TracedTensor)
@@ -453,9 +494,11 @@ class Recorder:
         traced.reshaped = True
         return traced
 
-    def _resized_out(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], error: MetadataChanged) -> object:
-        """`out=` tensors that the operator lays out itself: of the right shape they are copied to; an empty tensor made in this capture
-        becomes the result, as eager resizes it without a warning."""
+    def _resized_out(
+        self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], error: MetadataChanged
+    ) -> object:
+        """`out=` tensors that the operator lays out itself: of the right shape they are copied to; an empty tensor made
+        in this capture becomes the result, as eager resizes it without a warning."""
         form = functional_form(func)
         names = [a.name for a in func._schema.arguments if a.is_out]
         targets = [kwargs.get(name) for name in names]
@@ -464,7 +507,11 @@ class Recorder:
         made = self.dispatch(form, args, {name: value for name, value in kwargs.items() if name not in names})
         results = [made] if isinstance(made, torch.Tensor) else made
         for target, result in zip(targets, results, strict=True):  # type: ignore[arg-type, call-overload]
-            if not isinstance(target, TracedTensor) or not isinstance(result, TracedTensor) or target.dtype != result.dtype:
+            if (
+                not isinstance(target, TracedTensor)
+                or not isinstance(result, TracedTensor)
+                or target.dtype != result.dtype
+            ):
                 raise GraphBreak("inplace-metadata", str(error)) from error
             if target.tensor_type.shape == result.tensor_type.shape:
                 self.dispatch(aten.copy_.default, (target, result), {})
@@ -475,15 +522,20 @@ class Recorder:
                 target.node, target.tensor_type = result.node, result.tensor_type
         return targets[0] if len(targets) == 1 else tuple(targets)
 
-    def _unknown_results(self, func: OpOverload, types: tuple[TensorType, ...], args: list[object], kwargs: dict[str, object]) -> object:
+    def _unknown_results(
+        self, func: OpOverload, types: tuple[TensorType, ...], args: list[object], kwargs: dict[str, object]
+    ) -> object:
         node = add_call(self.graph, func, tuple(args), kwargs)
         node.meta.update(type=types[0] if len(types) == 1 else types, location=self._here)
         items = [node] if len(types) == 1 else [self._getitem(node, index, item) for index, item in enumerate(types)]
         made = [make_unknown(self, item, type_, func) for item, type_ in zip(items, types, strict=True)]
         return made[0] if len(types) == 1 else tuple(made)
 
-    def _refuse(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[TensorType, ...] | None:
-        """Raises GraphBreak for what cannot be recorded; gives the result types of what is recorded with a shape that nobody knows."""
+    def _refuse(
+        self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[TensorType, ...] | None:
+        """Raises GraphBreak for what cannot be recorded; gives the result types of what is recorded with a shape that
+        nobody knows."""
         for index in facts(func).written:
             target = argument(func, args, kwargs, index)
             if type(target) is TracedTensor:
@@ -493,12 +545,20 @@ class Recorder:
                 if shares_elements(target.tensor_type, examples) or shares_elements(root, examples):
                     raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
             if self.level == "aten" and type(target) is TracedTensor:
-                read = [value.node for value in leaves((args, kwargs)) if type(value) is TracedTensor and value is not target]
+                read = [
+                    value.node
+                    for value in leaves((args, kwargs))
+                    if type(value) is TracedTensor and value is not target
+                ]
                 if read and shares_in_part(target.node, read):
                     raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
         if func is aten.as_strided.default:
             check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]
-        if func in OTHER_GRADIENT and self._grad_mode and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
+        if (
+            func in OTHER_GRADIENT
+            and self._grad_mode
+            and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args)
+        ):
             raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
         refused = refusal(func)
         if self._grad_mode and self.level == "aten" and has_sparse_gradient(func, args, kwargs):
@@ -573,7 +633,9 @@ class Recorder:
             size_checks.check(self.env, func, args, kwargs)
             found = shape_rules.by_rule(func, args, kwargs, self.env)
             if found is NotImplemented:
-                found = infer_once(self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env)
+                found = infer_once(
+                    self._inferred, func, args, kwargs, shape_rules.result_device(args, kwargs), self.env
+                )
         except (Signal, MetadataChanged):
             raise
         except Exception as error:
@@ -633,7 +695,9 @@ class Recorder:
 
     # --- torch level
 
-    def _torch_node(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> torch.fx.Node:
+    def _torch_node(
+        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> torch.fx.Node:
         kind, target, args = torch_target(fn, args)
         node_args = tuple(self._torch_argument(value) for value in args)
         node_kwargs = {name: self._torch_argument(value) for name, value in kwargs.items()}
@@ -656,8 +720,12 @@ class Recorder:
         if isinstance(value, dict):
             return {key: self._torch_argument(item) for key, item in value.items()}
         if isinstance(value, slice):
-            return slice(self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step))
-        if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):  # a node: a higher-order operator's body
+            return slice(
+                self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step)
+            )
+        if not isinstance(value, NODE_ARGUMENTS) and not isinstance(
+            value, torch.fx.Node
+        ):  # a node: a higher-order operator's body
             raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
         return value
 
@@ -711,7 +779,12 @@ class Recorder:
         return result
 
 
-_SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {FloorDiv: operator.floordiv, Mod: operator.mod, Min: min, Max: max}
+_SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {
+    FloorDiv: operator.floordiv,
+    Mod: operator.mod,
+    Min: min,
+    Max: max,
+}
 
 
 def _refusing(fn: Callable[..., object]) -> Callable[..., object]:

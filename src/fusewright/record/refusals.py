@@ -12,7 +12,8 @@ from fusewright.record.special_operators import SCALAR_READ
 
 aten = torch.ops.aten
 
-# Operators whose result would need the data. The rest of them carry a tag (data_dependent_output, dynamic_output_shape).
+# Operators whose result would need the data. The rest of them carry a tag (data_dependent_output,
+# dynamic_output_shape).
 BREAKS: dict[OpOverload, tuple[str, str]] = {
     aten._local_scalar_dense.default: SCALAR_READ,
     aten.item.default: SCALAR_READ,
@@ -22,7 +23,8 @@ BREAKS: dict[OpOverload, tuple[str, str]] = {
     aten.resize_as_.default: ("inplace-metadata", "resize_as_"),
 }
 
-# Operators whose gradient PyTorch computes by other formulas where a tensor subclass has a part: its layout is not eager's.
+# Operators whose gradient PyTorch computes by other formulas where a tensor subclass has a part: its layout is not
+# eager's.
 OTHER_GRADIENT: frozenset[OpOverload] = frozenset({aten.ormqr.default})
 
 
@@ -36,7 +38,10 @@ def has_sparse_gradient(func: OpOverload, args: tuple[object, ...], kwargs: dict
     flags = _sparse_flags(func)
     if not any(argument(func, args, kwargs, index) is True for index in flags):
         return False
-    return any(isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point() for value in (*args, *kwargs.values()))
+    return any(
+        isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
+        for value in (*args, *kwargs.values())
+    )
 
 
 @functools.cache

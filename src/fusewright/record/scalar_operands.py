@@ -1,8 +1,9 @@
 """Operators that take a Python number, when the number is known only at run time.
 
-Takes an operator and its arguments, among them run-time floats; records the same computation over tensors: the number becomes a
-0-dimensional tensor of the dtype that the operator would have converted it to. Always holds: the result has the dtype that a Python
-float would have given; an operator without a row gets the number's present value, which then is guarded (or the graph breaks).
+Takes an operator and its arguments, among them run-time floats; records the same computation over tensors: the number
+becomes a 0-dimensional tensor of the dtype that the operator would have converted it to. Always holds: the result has
+the dtype that a Python float would have given; an operator without a row gets the number's present value, which then is
+guarded (or the graph breaks).
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ def holds_float(args: Args, kwargs: Kwargs) -> bool:
 
 
 _SIZES_AS_NUMBERS = frozenset({
-    aten.add, aten.add_, aten.sub, aten.sub_, aten.rsub, aten.mul, aten.mul_, aten.div, aten.div_, aten.pow, aten.pow_, aten.remainder,
-    aten.remainder_, aten.fmod, aten.fmod_, aten.floor_divide, aten.floor_divide_, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge,
-    aten.eq_, aten.ne_, aten.lt_, aten.le_, aten.gt_, aten.ge_, aten.clamp, aten.clamp_, aten.clamp_min, aten.clamp_min_, aten.clamp_max,
-    aten.clamp_max_, aten.masked_fill, aten.masked_fill_, aten.where, aten.full, aten.full_like, aten.new_full, aten.fill, aten.fill_,
-    aten.arange, aten.scalar_tensor, aten.addcmul, aten.addcdiv, aten.lerp, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor,
+    aten.add, aten.add_, aten.sub, aten.sub_, aten.rsub, aten.mul, aten.mul_, aten.div, aten.div_, aten.pow, aten.pow_,
+    aten.remainder,
+    aten.remainder_, aten.fmod, aten.fmod_, aten.floor_divide, aten.floor_divide_, aten.eq, aten.ne, aten.lt, aten.le,
+    aten.gt, aten.ge,
+    aten.eq_, aten.ne_, aten.lt_, aten.le_, aten.gt_, aten.ge_, aten.clamp, aten.clamp_, aten.clamp_min,
+    aten.clamp_min_, aten.clamp_max,
+    aten.clamp_max_, aten.masked_fill, aten.masked_fill_, aten.where, aten.full, aten.full_like, aten.new_full,
+    aten.fill, aten.fill_,
+    aten.arange, aten.scalar_tensor, aten.addcmul, aten.addcdiv, aten.lerp, aten.bitwise_and, aten.bitwise_or,
+    aten.bitwise_xor,
     aten.bitwise_left_shift, aten.bitwise_right_shift, aten.constant_pad_nd,
 })  # fmt: skip
 """Operators whose lowering takes a symbolic integer for a number."""
@@ -48,11 +54,16 @@ def _numbers(func: OpOverload) -> tuple[tuple[int, str], ...]:
     """(place, name) of the arguments that are numbers, of an operator that needs to know them."""
     if func.overloadpacket in _SIZES_AS_NUMBERS:
         return ()
-    return tuple((place, a.name) for place, a in enumerate(func._schema.arguments) if str(a.type) in ("number", "Optional[number]"))
+    return tuple(
+        (place, a.name)
+        for place, a in enumerate(func._schema.arguments)
+        if str(a.type) in ("number", "Optional[number]")
+    )
 
 
 def with_fixed_numbers(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """The arguments with the values of sizes that stand for numbers (the slope of leaky_relu), which are then guarded."""
+    """The arguments with the values of sizes that stand for numbers (the slope of leaky_relu), which are then
+    guarded."""
     for place, name in _numbers(func):
         if place < len(args) and type(args[place]) is torch.SymInt:
             args = (*args[:place], int(args[place]), *args[place + 1 :])
@@ -77,7 +88,8 @@ class _Call:
         return value if value.dtype == dtype else self.run(aten._to_copy.default, value, dtype=dtype)
 
     def number(self, value: Any, like: Any, exact: bool = False) -> Any:
-        """The number as a tensor that meets tensor `like` as a Python float would. Half types compute in float32, unless `exact`."""
+        """The number as a tensor that meets tensor `like` as a Python float would. Half types compute in float32,
+        unless `exact`."""
         node = node_of(value)
         assert node is not None
         dtype = torch.result_type(like, 1.0)
@@ -159,7 +171,10 @@ def _lerp(call: _Call) -> Any:
 
 def _clamp(call: _Call) -> Any:
     value = call.tensor(call[0])
-    bounds = ((call[1], aten.maximum.default, aten.clamp_min.default), (call[2], aten.minimum.default, aten.clamp_max.default))
+    bounds = (
+        (call[1], aten.maximum.default, aten.clamp_min.default),
+        (call[2], aten.minimum.default, aten.clamp_max.default),
+    )
     for limit, target, plain in bounds:
         if limit is None:
             continue
@@ -199,7 +214,9 @@ def _full(call: _Call) -> Any:
     dtype = call.kwargs.get("dtype") or torch.get_default_dtype()
     device = call.kwargs.get("device") or torch.device("cpu")
     value = call.run(aten._to_copy.default, node.operand(), dtype=dtype, device=device)
-    return call.run(aten.clone.default, call.run(aten.expand.default, value, list(call[0])), memory_format=torch.contiguous_format)
+    return call.run(
+        aten.clone.default, call.run(aten.expand.default, value, list(call[0])), memory_format=torch.contiguous_format
+    )
 
 
 def _full_like(call: _Call) -> Any:

@@ -31,7 +31,11 @@ def _resize(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, obje
     """resize_ to the size that the tensor has: the factory functions' out= variants do so."""
     tensor = args[0]
     size = tuple(map(dim_of, args[1]))  # type: ignore[call-overload]
-    if not isinstance(tensor, TracedTensor) or kwargs.get("memory_format") is not None or size != tensor.tensor_type.shape:
+    if (
+        not isinstance(tensor, TracedTensor)
+        or kwargs.get("memory_format") is not None
+        or size != tensor.tensor_type.shape
+    ):
         raise GraphBreak("inplace-metadata", "resize_")
     return tensor
 
@@ -41,7 +45,8 @@ def _drop(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
 
 
 def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """A tensor that native code just made from Python data: a constant, copied at each run since the program may write to it."""
+    """A tensor that native code just made from Python data: a constant, copied at each run since the program may write
+    to it."""
     tensor = args[0]
     if isinstance(tensor, TracedTensor):
         return tensor
@@ -55,13 +60,18 @@ def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, 
 
 
 def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """A tensor where a number is wanted: its value where the graph knows it, else (`add_(gradient, alpha=rate)`) a float that is known at
-    run time; whoever needs the value of that breaks the graph."""
+    """A tensor where a number is wanted: its value where the graph knows it, else (`add_(gradient, alpha=rate)`) a
+    float that is known at run time; whoever needs the value of that breaks the graph."""
     tensor = args[0]
     value = recorder.known_value(tensor)
     if value is not None:
         return value.item()
-    if recorder.data_numbers and recorder.env is not None and isinstance(tensor, TracedTensor) and tensor.dtype in _INTEGERS:
+    if (
+        recorder.data_numbers
+        and recorder.env is not None
+        and isinstance(tensor, TracedTensor)
+        and tensor.dtype in _INTEGERS
+    ):
         return data_sizes.number_of(recorder, tensor)
     if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
         raise GraphBreak(*SCALAR_READ)
@@ -72,8 +82,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
-    """conj() and its kin give a view with a bit that kernels must heed; traced tensors have no such bit, so the values are computed. The
-    node is marked: for the functionalise pass it still is a view."""
+    """conj() and its kin give a view with a bit that kernels must heed; traced tensors have no such bit, so the values
+    are computed. The node is marked: for the functionalise pass it still is a view."""
 
     def lazy(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         traced = recorder.dispatch(form, args, kwargs)
@@ -89,12 +99,15 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     **decompositions.OPERATORS,
     aten.lift_fresh.default: _lift_fresh,
     # Zeros without memory (the gradient of sgn): kernels read memory.
-    aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(aten.zeros.default, args, kwargs),
+    aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(
+        aten.zeros.default, args, kwargs
+    ),
     aten.resize_.default: _resize,
     aten._local_scalar_dense.default: _read_scalar,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),
-    # With symbolic sizes some native code asks the dispatcher for them, and PyTorch writes a BatchNorm in evaluation otherwise.
+    # With symbolic sizes some native code asks the dispatcher for them, and PyTorch writes a BatchNorm in evaluation
+    # otherwise.
     aten._native_batch_norm_legit_no_training.default: lambda recorder, args, kwargs: recorder.dispatch(
         aten.native_batch_norm.default, (*args[:5], False, *args[5:]), kwargs
     ),
@@ -111,15 +124,20 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
 }
 
-# Before PyTorch 2.13 products in C++ fix the sizes of what they flatten (seen in 2.11: a linear layer without bias over three dimensions).
-_PRODUCTS_IN_C = (torch._C._nn.linear, torch.matmul, torch.Tensor.matmul) if TorchVersion(torch.__version__) >= "2.13" else ()
+# Before PyTorch 2.13 products in C++ fix the sizes of what they flatten (seen in 2.11: a linear layer without bias over
+# three dimensions).
+_PRODUCTS_IN_C = (
+    (torch._C._nn.linear, torch.matmul, torch.Tensor.matmul) if TorchVersion(torch.__version__) >= "2.13" else ()
+)
 
 # What PyTorch's Python versions write as up to thirty operators, while C++ takes symbolic sizes.
 _SYMBOLIC_IN_C: frozenset[object] = frozenset({
     *_PRODUCTS_IN_C, torch.nn.functional.batch_norm, torch.nn.functional.instance_norm,
     aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
-    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact3d.default,
-    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default,
+    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default,
+    aten.upsample_trilinear3d.default,
 })  # fmt: skip
 
 

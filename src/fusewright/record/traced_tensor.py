@@ -1,7 +1,9 @@
 """The tensor that stands for a value during capture: a wrapper subclass with the real device and dtype and no data.
 
-Takes a recorder and a TensorType; gives a tensor that PyTorch's own code (autograd, autocast, composite operators) handles as any other.
-Always holds: every operator on it reaches its recorder's `dispatch`; asking for its data raises GraphBreak, never gives a wrong value.
+Takes a recorder and a TensorType; gives a tensor that PyTorch's own code (autograd, autocast, composite operators)
+    handles as any other.
+Always holds: every operator on it reaches its recorder's `dispatch`; asking for its data raises GraphBreak, never gives
+    a wrong value.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ class TracedTensor(torch.Tensor):
 
     recorder        the Recorder that it belongs to
     node            its node in the recorder's graph (None only inside a torch-level call)
-    tensor_type     its TensorType when it was made (not called `type`: torch.Tensor.type is a method that user code calls)
+    tensor_type     its TensorType when it was made (not called `type`: torch.Tensor.type is a method that user code
+        calls)
     original_class  torch.Tensor or torch.nn.Parameter: the class of the real input that it stands for
     input_storage   it is an input or a view of one, so its storage is larger and starts earlier than its type tells
     is_input        it is an input itself: an object that exists outside
-    viewed          the traced tensor whose memory it is a view of, by one recorded operator; None when its memory is its own
+    viewed          the traced tensor whose memory it is a view of, by one recorded operator; None when its memory is
+        its own
     reshaped        an in-place view operator (t_, squeeze_, ...) has changed what it is since it was made
     """
 
@@ -90,7 +94,9 @@ _LARGE = 1 << 40
 """Bytes in the storage of a tensor of symbolic sizes, as far as PyTorch's own checks are concerned."""
 
 
-def make_traced(recorder: Recorder, node: torch.fx.Node | None, type_: TensorType, requires_grad: bool = False) -> TracedTensor:
+def make_traced(
+    recorder: Recorder, node: torch.fx.Node | None, type_: TensorType, requires_grad: bool = False
+) -> TracedTensor:
     """A traced tensor of this type, standing for `node`."""
     shape, stride, offset = type_.shape, type_.stride, type_.offset
     storage = None  # PyTorch computes it
@@ -125,7 +131,8 @@ def prepare(traced: TracedTensor, recorder: Recorder, node: torch.fx.Node | None
 
 
 def move_metadata(traced: TracedTensor, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Let an in-place view operator (squeeze_, transpose_, …) change the sizes and strides of the traced tensor itself."""
+    """Let an in-place view operator (squeeze_, transpose_, …) change the sizes and strides of the traced tensor
+    itself."""
     with torch._C._DisableTorchDispatch():
         func(*args, **kwargs)
 
@@ -144,8 +151,8 @@ def memory_root(value: TracedTensor) -> TracedTensor:
 
 
 def check_window(tensor: TracedTensor, shape: Sequence[int], stride: Sequence[int], offset: int | None) -> None:
-    """Raises GraphBreak where as_strided could reach beyond the memory that the program has shown: eager checks the storage, which may be
-    larger than an input, but whose size nothing guards."""
+    """Raises GraphBreak where as_strided could reach beyond the memory that the program has shown: eager checks the
+    storage, which may be larger than an input, but whose size nothing guards."""
     root = memory_root(tensor)
     if root.is_input and offset is not None:
         raise GraphBreak("operator-failed", "as_strided at an absolute offset of an input's storage")

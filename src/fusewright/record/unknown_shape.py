@@ -1,8 +1,9 @@
-"""Results whose shape depends on data (nonzero, unique, boolean masks): in the graph as long as nobody asks what they look like.
+"""Results whose shape depends on data (nonzero, unique, boolean masks): in the graph as long as nobody asks what they
+look like.
 
-Takes an operator and its arguments; gives the types of its results with a size that no input and no guard knows, and the traced tensor that
-stands for such a result. Always holds: the tensor can be handed on, kept, returned, and asked for what its shape does not decide; whatever
-else is done with it, an operator that takes it included, raises Retry.
+Takes an operator and its arguments; gives the types of its results with a size that no input and no guard knows, and
+the traced tensor that stands for such a result. Always holds: the tensor can be handed on, kept, returned, and asked
+for what its shape does not decide; whatever else is done with it, an operator that takes it included, raises Retry.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def result_types(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], stem: str) -> tuple[TensorType, ...] | None:
-    """The types of the results, of one dimension with a size of that name each; None when the operator is not known, or runs elsewhere than
-    on the CPU, or has a gradient to keep (its shape is unknown as well)."""
+def result_types(
+    func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], stem: str
+) -> tuple[TensorType, ...] | None:
+    """The types of the results, of one dimension with a size of that name each; None when the operator is not known, or
+    runs elsewhere than on the CPU, or has a gradient to keep (its shape is unknown as well)."""
     dtypes = OF_UNKNOWN_SHAPE.get(func)
     first = args[0] if args else None
     tensors = [t for t in leaves((args, kwargs)) if isinstance(t, TracedTensor)]
@@ -50,7 +53,8 @@ def result_types(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
 _ANSWERED = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in (
-        "dtype", "device", "requires_grad", "grad_fn", "is_leaf", "layout", "_version", "is_cpu", "is_cuda", "is_sparse", "is_quantized",
+        "dtype", "device", "requires_grad", "grad_fn", "is_leaf", "layout", "_version", "is_cpu", "is_cuda",
+        "is_sparse", "is_quantized",
         "grad", "is_nested", "is_meta", "is_mkldnn", "is_sparse_csr", "is_xpu", "is_mps", "output_nr", "name",
     )
 ) | {torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.is_inference}  # fmt: skip

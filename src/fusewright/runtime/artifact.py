@@ -1,10 +1,11 @@
 """A compiled graph as bytes, for the disk cache and for export.
 
-Takes a `CallPlan` or a `CompiledGraph` (plan, machine code, what is told about the kernels); gives bytes, and the same back from them.
-The format is a tagged binary tree: one byte for the kind of a value, then its content; integers are variable-length. Operators are
-stored by name and looked up again.
-Always holds: reading executes nothing that the bytes name except the lookup of a registered operator: no pickle, no eval. Bytes that are
-damaged or of another version raise ArtifactError. What has no bytes (a Python callable, an opaque tensor) raises NotSerialisable.
+Takes a `CallPlan` or a `CompiledGraph` (plan, machine code, what is told about the kernels); gives bytes, and the same
+back from them. The format is a tagged binary tree: one byte for the kind of a value, then its content; integers are
+variable-length. Operators are stored by name and looked up again.
+Always holds: reading executes nothing that the bytes name except the lookup of a registered operator: no pickle, no
+eval. Bytes that are damaged or of another version raise ArtifactError. What has no bytes (a Python callable, an opaque
+tensor) raises NotSerialisable.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _HEADER = struct.Struct("<4sHI")
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What users can be told about a kernel. lines: places in the graph (node, level of its stack) of the source lines that it came from.
-    text: the generated code, compressed by zlib."""
+    """What users can be told about a kernel. lines: places in the graph (node, level of its stack) of the source lines
+    that it came from. text: the generated code, compressed by zlib."""
 
     name: str
     origins: tuple[str, ...]
@@ -51,9 +52,10 @@ class KernelFacts:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between sizes that
-    compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan. preparation: what computes the
-    plan's last inputs from parameters. races: (question, winner, seconds of each contender, text) of what was measured for it."""
+    """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between
+    sizes that compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan.
+    preparation: what computes the plan's last inputs from parameters. races: (question, winner, seconds of each
+    contender, text) of what was measured for it."""
 
     plan: CallPlan
     code: bytes
@@ -64,7 +66,8 @@ class CompiledGraph:
 
 
 _RECORDS: tuple[type, ...] = (
-    CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph, KernelGroup,
+    CallPlan, SlotSpec, KernelCall, CCall, PythonCall, SlotStep, Gather, OutputSpec, KernelFacts, CompiledGraph,
+    KernelGroup,
     LaunchCall, Preparation, Step, Ref, TensorType, Size, Guarded,
 )  # fmt: skip
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in fields(kind)) for kind in _RECORDS)
@@ -157,7 +160,11 @@ def _write_operator(out: bytearray, value: torch._ops.OpOverload) -> None:
 
 
 def _write_tensor(out: bytearray, value: torch.Tensor) -> None:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or value.device.type != "cpu":
+    if (
+        type(value) not in (torch.Tensor, torch.nn.Parameter)
+        or value.layout is not torch.strided
+        or value.device.type != "cpu"
+    ):
         raise NotSerialisable(f"a constant {type(value).__name__} of layout {value.layout} on {value.device}")
     plain = value.detach().contiguous()
     _write(out, value.dtype)

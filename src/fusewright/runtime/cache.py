@@ -1,12 +1,12 @@
 """The disk cache: content-addressed entries in a private folder, shared by every process of the user.
 
 Takes a key (hexadecimal digest) and bytes; gives the bytes back, in this process or a later one.
-Always holds: nobody waits for a lock. A writer makes a temporary file and renames it, so an entry is whole or absent however a writer dies
-(it holds a lock on that file, which the system lets go when it dies: so its file can be told from a living one's, and goes). A reader
-checks the entry's hash, which covers the key, before it uses a byte of it; a damaged entry is removed with a warning and made again. The
-folder belongs to this user alone (0700), or the cache is not used. Its size is bounded: what was not read for longest goes.
-Machine code of GPU kernels lies in a folder inside, written by the compiler process (codegen/triton/compiler.py); it counts, is checked,
-and goes, as entries do.
+Always holds: nobody waits for a lock. A writer makes a temporary file and renames it, so an entry is whole or absent
+however a writer dies (it holds a lock on that file, which the system lets go when it dies: so its file can be told from
+a living one's, and goes). A reader checks the entry's hash, which covers the key, before it uses a byte of it; a
+damaged entry is removed with a warning and made again. The folder belongs to this user alone (0700), or the cache is
+not used. Its size is bounded: what was not read for longest goes. Machine code of GPU kernels lies in a folder inside,
+written by the compiler process (codegen/triton/compiler.py); it counts, is checked, and goes, as entries do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _HEADER = struct.Struct("<5s32sI")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry: its key, what it was made from (a function's name), bytes on disk, and when it was last used (seconds since the epoch)."""
+    """One entry: its key, what it was made from (a function's name), bytes on disk, and when it was last used (seconds
+    since the epoch)."""
 
     key: str
     label: str
@@ -90,7 +91,8 @@ def unpack(key: str, data: bytes) -> tuple[str, bytes]:
 
 
 def unpack_kernel(name: str, data: bytes) -> bytes:
-    """What follows the hash in the file of a GPU kernel. Raises DamagedEntry unless it is exactly what was written under this name."""
+    """What follows the hash in the file of a GPU kernel. Raises DamagedEntry unless it is exactly what was written
+    under this name."""
     if not data.startswith(KERNEL_MAGIC):
         raise DamagedEntry("not a kernel of this version")
     digest, newline, body = data[len(KERNEL_MAGIC) :].partition(b"\n")
@@ -133,7 +135,8 @@ def _is_hexadecimal(name: str) -> bool:
 
 
 class DiskCache:
-    """The entries under `folder`, at most `limit` bytes of them (checked now and then, so a burst may pass it for a while)."""
+    """The entries under `folder`, at most `limit` bytes of them (checked now and then, so a burst may pass it for a
+    while)."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
@@ -169,7 +172,8 @@ class DiskCache:
         return self._write(self._path(key), pack(key, label, body))
 
     def put_kernel(self, name: str, data: bytes) -> bool:
-        """Stores the file of a GPU kernel, which `unpack_kernel` accepts under this name; False, with a CacheWarning, when it cannot."""
+        """Stores the file of a GPU kernel, which `unpack_kernel` accepts under this name; False, with a CacheWarning,
+        when it cannot."""
         if not is_kernel_name(name):
             raise ValueError(f"not a kernel's name: {name!r}")
         return self._write(self.folder / KERNEL_FOLDER / (name + KERNEL_SUFFIX), data)
@@ -324,7 +328,8 @@ class DiskCache:
         return ""
 
     def _is_usable(self, create: bool = False) -> bool:
-        """Whether the folder is there (made if asked) and belongs to this user alone. Looked at each time: it may be removed or changed."""
+        """Whether the folder is there (made if asked) and belongs to this user alone. Looked at each time: it may be
+        removed or changed."""
         if create:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -347,7 +352,8 @@ class DiskCache:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Takes the lock of an open file, if it is free (and this file system has locks). It goes with the descriptor, or the process."""
+    """Takes the lock of an open file, if it is free (and this file system has locks). It goes with the descriptor, or
+    the process."""
     if fcntl is None:
         return False
     try:

@@ -1,9 +1,9 @@
 """Machine code of GPU kernels: compiled by a compiler process, kept on disk, loaded into the driver.
 
-Takes `DeviceKernel`s; gives `DeviceFunction`s. Compiling is asked for as early as possible (`request`) and waited for as late as possible
-(`load`): the compiler process (codegen/triton/compiler.py) works on all processors meanwhile.
-Always holds: a file in the store is complete, and its name holds all that decides its content (the kernel's key, Triton's version, the
-library that kernels call); machine code is loaded once for each GPU of this process.
+Takes `DeviceKernel`s; gives `DeviceFunction`s. Compiling is asked for as early as possible (`request`) and waited for
+as late as possible (`load`): the compiler process (codegen/triton/compiler.py) works on all processors meanwhile.
+Always holds: a file in the store is complete, and its name holds all that decides its content (the kernel's key,
+Triton's version, the library that kernels call); machine code is loaded once for each GPU of this process.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _temporary_store() -> Path:
 
 
 def _store() -> Path:
-    """Where machine code is kept: in the disk cache, if it is on and its folder belongs to this user alone, else for this process only."""
+    """Where machine code is kept: in the disk cache, if it is on and its folder belongs to this user alone, else for
+    this process only."""
     if not environment("FUSEWRIGHT_CACHE"):
         return _temporary_store()
     folder = cache_folder() / KERNEL_FOLDER
@@ -110,7 +111,8 @@ def machine_text() -> str:
     return f"{_surroundings()} {[processor(index) for index in range(torch.cuda.device_count())]}"
 
 
-# --- the compiler process ---------------------------------------------------------------------------------------------------
+# --- the compiler process
+# ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -133,7 +135,9 @@ class Compiler:
                 count = len(os.sched_getaffinity(0))
                 command = [sys.executable, str(_PROGRAM), str(count)]
                 # In a process group of its own: Ctrl-C at a terminal is for the program. It ends when its input does.
-                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, process_group=0)
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, process_group=0
+                )
                 atexit.register(self.stop)
 
     def ask(self, job: dict[str, Any]) -> None:
@@ -197,14 +201,17 @@ def request(kernels: Iterable[DeviceKernel], arch: int) -> None:
             path.unlink(missing_ok=True)
             COMPILER.ask(
                 {
-                    "text": kernel.text, "symbol": kernel.symbol, "signature": kernel.signature, "aligned": kernel.aligned,
-                    "warps": kernel.warps, "stages": kernel.stages, "checks": kernel.checks, "scratch": kernel.scratch, "arch": arch,
+                    "text": kernel.text, "symbol": kernel.symbol, "signature": kernel.signature,
+                    "aligned": kernel.aligned,
+                    "warps": kernel.warps, "stages": kernel.stages, "checks": kernel.checks, "scratch": kernel.scratch,
+                    "arch": arch,
                     "path": str(path),
                 }
             )  # fmt: skip
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------------
+# --- loading
+# ----------------------------------------------------------------------------------------------------------------
 
 _loaded: dict[tuple[str, int], DeviceFunction] = {}
 
@@ -218,15 +225,19 @@ def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
     try:
         head, _, code = unpack_kernel(path.stem, data).partition(b"\n")
     except DamagedEntry as error:
-        warnings.warn(f"fusewright's disk cache: GPU kernel {path} is damaged ({error}); it is compiled again", CacheWarning, stacklevel=2)
+        warnings.warn(
+            f"fusewright's disk cache: GPU kernel {path} is damaged ({error}); it is compiled again",
+            CacheWarning,
+            stacklevel=2,
+        )
         return None
     touch(path)
     return json.loads(head), code
 
 
 def load(wanted: Iterable[tuple[str, int]]) -> dict[str, DeviceFunction]:
-    """The functions of kernels, given as (key, number of the GPU), by `device_key`; waits for what is being compiled. Raises LoadError for
-    one that is not in the store, CompileError for one that Triton refused."""
+    """The functions of kernels, given as (key, number of the GPU), by `device_key`; waits for what is being compiled.
+    Raises LoadError for one that is not in the store, CompileError for one that Triton refused."""
     functions: dict[str, DeviceFunction] = {}
     for key, index in wanted:
         found = _loaded.get((key, index))

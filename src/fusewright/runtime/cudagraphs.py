@@ -1,9 +1,9 @@
 """CUDA graphs: a native plan whose GPU work is recorded once and then replayed as one launch.
 
-Takes a native plan and its `CallPlan`; gives a callable that means the same. Inputs that stay in place (parameters) are read there;
-those that move are copied into memory of the recording, in one batch; results are copied out, so that what the caller holds is never
-overwritten. Always holds: a recording is replayed only when every input that it reads in place has the address that was recorded; what
-cannot be recorded runs the plan itself, and `reason` says why.
+Takes a native plan and its `CallPlan`; gives a callable that means the same. Inputs that stay in place (parameters) are
+read there; those that move are copied into memory of the recording, in one batch; results are copied out, so that what
+the caller holds is never overwritten. Always holds: a recording is replayed only when every input that it reads in
+place has the address that was recorded; what cannot be recorded runs the plan itself, and `reason` says why.
 """
 
 from __future__ import annotations
@@ -15,12 +15,21 @@ from typing import Any, cast
 import torch
 
 from fusewright.base.records import dataclass, field
-from fusewright.codegen.call_plan_types import CallPlan, CCall, KernelCall, KernelGroup, LaunchCall, PythonCall, SlotStep
+from fusewright.codegen.call_plan_types import (
+    CallPlan,
+    CCall,
+    KernelCall,
+    KernelGroup,
+    LaunchCall,
+    PythonCall,
+    SlotStep,
+)
 from fusewright.graph.seeds import replays_draws
 from fusewright.runtime.artifact import find_operator
 
 WARM_UP = 2
-"""Calls that run the plan before it is recorded: libraries choose their algorithms, and inputs show whether they move."""
+"""Calls that run the plan before it is recorded: libraries choose their algorithms, and inputs show whether they
+move."""
 MOST_RECORDINGS = 8
 """Of one plan, for different sizes; further ones run the plan."""
 MOST_REPEATS = 4
@@ -28,24 +37,33 @@ MOST_REPEATS = 4
 
 
 def unsafe_reason(plan: CallPlan, copied_out: bool = False, may_write: bool = False) -> str:
-    """Why the plan cannot be recorded; empty when it can. copied_out: no result need share memory with an input or with another result,
-    since who records it copies what the program gets; may_write: it may write to inputs, which then stay in place."""
+    """Why the plan cannot be recorded; empty when it can. copied_out: no result need share memory with an input or with
+    another result, since who records it copies what the program gets; may_write: it may write to inputs, which then
+    stay in place."""
     devices = {(slot.device, slot.device_index) for slot in plan.slots if slot.name not in ("_", "list")}
     if not any(device == "cuda" for device, _ in devices):
         return "it runs on no GPU"
     if len(devices) > 1:
         return "it touches memory of several devices"
     for step in plan.steps:
-        if isinstance(step, SlotStep) and step.kind == "mutate" and not (may_write and plan.slots[step.slot].kind == "input"):
+        if (
+            isinstance(step, SlotStep)
+            and step.kind == "mutate"
+            and not (may_write and plan.slots[step.slot].kind == "input")
+        ):
             return "it writes to an input"
         if isinstance(step, (KernelCall, KernelGroup)):
             return "a kernel runs on the CPU"
         if isinstance(step, LaunchCall) and any(step.by_value):
             return "a kernel reads a number in CPU memory"
-        if isinstance(step, (PythonCall, CCall)) and _is_unsafe(step.target if isinstance(step, PythonCall) else _operator(step.name)):
+        if isinstance(step, (PythonCall, CCall)) and _is_unsafe(
+            step.target if isinstance(step, PythonCall) else _operator(step.name)
+        ):
             return f"{step.name} draws random numbers, or its result's size depends on data"
     for output in () if copied_out else plan.outputs:
-        if output.kind == "view" or (output.kind in ("buffer", "private view") and plan.slots[output.slot].kind in ("input", "constant")):
+        if output.kind == "view" or (
+            output.kind in ("buffer", "private view") and plan.slots[output.slot].kind in ("input", "constant")
+        ):
             return "a result shares memory with an input"
     return ""
 
@@ -66,11 +84,14 @@ def _is_unsafe(target: Any) -> bool:
 
 @dataclass(slots=True)
 class Inputs:
-    """What is known of a plan's tensor inputs, for one combination of sizes. They are counted among the tensors: input `k`.
+    """What is known of a plan's tensor inputs, for one combination of sizes. They are counted among the tensors: input
+    `k`.
 
-    moving     those that were seen at two addresses, and what its owner puts there from the start: a recording reads copies of these
+    moving     those that were seen at two addresses, and what its owner puts there from the start: a recording reads
+        copies of these
     addresses  at the last call
-    fixed      those that the recording reads in place; copied: memory of the recording for the others, by position among all inputs
+    fixed      those that the recording reads in place; copied: memory of the recording for the others, by position
+        among all inputs
     repeats    how often a recording was dropped because one of them had moved"""
 
     moving: set[int] = field(default_factory=set)
@@ -81,7 +102,8 @@ class Inputs:
     copied: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def are_in_place(self, addresses: list[int], recorded: bool) -> bool:
-        """Takes in where the inputs of a call are. Whether a recording, if there is one (`recorded`), may be replayed: else it is stale."""
+        """Takes in where the inputs of a call are. Whether a recording, if there is one (`recorded`), may be replayed:
+        else it is stale."""
         if recorded and all(addresses[k] == self.addresses[k] for k in self.fixed):
             return True
         if self.addresses:
@@ -100,8 +122,8 @@ class Inputs:
         return self.calls > WARM_UP and not self.keep_moving
 
     def settle(self, tensors: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:
-        """The inputs that a recording is made with: copies of those that move. None where the elements of one of these share memory.
-        tensors: positions of the tensors among the inputs."""
+        """The inputs that a recording is made with: copies of those that move. None where the elements of one of these
+        share memory. tensors: positions of the tensors among the inputs."""
         mine = list(inputs)
         self.copied = {}
         for k in sorted(self.moving):
@@ -136,7 +158,8 @@ class _Recording:
 
 @dataclass(slots=True)
 class _Pool:
-    """Memory that all recordings of one GPU share: they run one after the other. It outlives them, since PyTorch forgets an unused pool."""
+    """Memory that all recordings of one GPU share: they run one after the other. It outlives them, since PyTorch
+    forgets an unused pool."""
 
     memory: torch.cuda.MemPool
     stream: torch.cuda.Stream
@@ -195,7 +218,9 @@ class Recorder:
                 return self._refuse("an input's elements share memory", recording, inputs)
             try:
                 recording.graph, recording.results = record(self.index, pool.memory, lambda: self.plan(*mine))
-            except Exception as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
+            except (
+                Exception
+            ) as error:  # a library that cannot be recorded says so in many ways; the plan itself is right
                 return self._refuse(f"recording failed: {error}", recording, inputs)
         return self._replay(recording, inputs)
 
@@ -220,14 +245,16 @@ class Recorder:
 
 
 def record(index: int, memory: torch.cuda.MemPool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """(the graph of the work that `run` gives GPU `index`, what `run` returned, whose tensors lie in `memory`). Raises what `run` and the
-    recording raise, with the GPU as it was before."""
+    """(the graph of the work that `run` gives GPU `index`, what `run` returned, whose tensors lie in `memory`). Raises
+    what `run` and the recording raise, with the GPU as it was before."""
     with torch.cuda.device(index):
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         torch.cuda.synchronize(index)
         try:
-            with torch.cuda.graph(graph, pool=cast(Any, memory.id), stream=_pool(index).stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=cast(Any, memory.id), stream=_pool(index).stream, capture_error_mode="thread_local"
+            ):
                 results = run()
         except Exception:
             _recover(index, stream)
@@ -236,7 +263,8 @@ def record(index: int, memory: torch.cuda.MemPool, run: Callable[[], Any]) -> tu
 
 
 def _recover(index: int, stream: torch.cuda.Stream) -> None:
-    """After a recording that failed, PyTorch leaves its stream current, and its random numbers in the state of a recording."""
+    """After a recording that failed, PyTorch leaves its stream current, and its random numbers in the state of a
+    recording."""
     torch.cuda.set_stream(stream)
     generator = torch.cuda.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state().graphsafe_get_state())
@@ -256,4 +284,6 @@ def copies_of(values: Sequence[Any]) -> tuple[Any, ...]:
     pairs = [(new, old) for new, old in zip(made, values) if isinstance(new, torch.Tensor)]
     if pairs:
         torch._foreach_copy_([new for new, _ in pairs], [old for _, old in pairs])
-    return tuple(old.clone() if new is None and isinstance(old, torch.Tensor) else new for new, old in zip(made, values))
+    return tuple(
+        old.clone() if new is None and isinstance(old, torch.Tensor) else new for new, old in zip(made, values)
+    )

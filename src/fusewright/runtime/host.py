@@ -31,7 +31,8 @@ def _sources() -> str:
 
 
 def _code_below(folder: str) -> Iterator[str]:
-    """The files of a folder and those below it that Python loads from source or as an extension (pathlib takes thrice as long)."""
+    """The files of a folder and those below it that Python loads from source or as an extension (pathlib takes thrice
+    as long)."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".py") or entry.name.startswith("_native"):
@@ -48,13 +49,17 @@ def _processor() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.platform()}"
     fields = (line.partition(":") for line in first.splitlines())
-    return f"{platform.machine()} " + "; ".join(value.strip() for name, _, value in fields if name.strip() in _CPU_FIELDS)
+    return f"{platform.machine()} " + "; ".join(
+        value.strip() for name, _, value in fields if name.strip() in _CPU_FIELDS
+    )
 
 
 @cache
 def host_text() -> str:
     """What an entry depends on beside the graph: versions of fusewright, Python and PyTorch, and the processor."""
-    return "|".join((_sources(), sys.implementation.cache_tag, torch.__version__, str(torch.version.git_version), _processor()))
+    return "|".join(
+        (_sources(), sys.implementation.cache_tag, torch.__version__, str(torch.version.git_version), _processor())
+    )
 
 
 @cache

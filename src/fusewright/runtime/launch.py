@@ -1,6 +1,7 @@
 """Loads a call plan: resolves its names to addresses and operators, and makes the native object.
 
-Takes a `CallPlan` and the addresses of its kernels by key; gives a `fusewright._native.Plan`, callable with the graph's inputs.
+Takes a `CallPlan` and the addresses of its kernels by key; gives a `fusewright._native.Plan`, callable with the graph's
+    inputs.
 Always holds: a C function that this PyTorch does not export is an error here, at load time, never at run time.
 """
 
@@ -65,9 +66,9 @@ Addresses = Mapping[str, "int | DeviceFunction"]
 
 
 def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_limit: int = ARENA_LIMIT) -> Any:
-    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name (of one on a GPU: its
-    `DeviceFunction`, by `device_key`). `owner`: what keeps them valid; the plan holds it. `arena_limit`: a call that needs more bytes of
-    temporary memory frees them when it ends; less is kept
+    """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name (of one on
+    a GPU: its `DeviceFunction`, by `device_key`). `owner`: what keeps them valid; the plan holds it. `arena_limit`: a
+    call that needs more bytes of temporary memory frees them when it ends; less is kept
     for the next call and shared by all plans. Raises LoadError."""
     return _native.Plan(
         name=plan.name,
@@ -87,7 +88,8 @@ def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_li
 
 
 def _dtype_code(dtype: torch.dtype) -> int:
-    # A dtype that PyTorch's C interface does not name can travel through operators, but is never allocated or checked by a plan.
+    # A dtype that PyTorch's C interface does not name can travel through operators, but is never allocated or checked
+    # by a plan.
     return torch_c.DTYPE_CODES.get(dtype, -1)
 
 
@@ -184,4 +186,13 @@ def _steps(step: StepSpec, addresses: Addresses) -> list[tuple[Any, ...]]:
 def _output(output: OutputSpec) -> tuple[Any, ...]:
     dtype = -1 if output.dtype is None else _dtype_code(output.dtype)
     slot = max(output.slot, 0)
-    return (OUTPUT_KINDS.index(output.kind), slot, output.ndim, output.sizes, output.strides, output.offset, dtype, output.value)
+    return (
+        OUTPUT_KINDS.index(output.kind),
+        slot,
+        output.ndim,
+        output.sizes,
+        output.strides,
+        output.offset,
+        dtype,
+        output.value,
+    )

@@ -1,8 +1,9 @@
 """Object files to callable addresses.
 
-Takes the bytes of an object file that codegen/llvm made; gives the addresses of its functions and an owner that keeps them valid.
-Always holds: the code is unloaded when its owner dies, where this platform's loader is ours (Linux on x86-64); elsewhere llvmlite loads
-it, for good. Loading imports no compiler where the loader is ours.
+Takes the bytes of an object file that codegen/llvm made; gives the addresses of its functions and an owner that keeps
+    them valid.
+Always holds: the code is unloaded when its owner dies, where this platform's loader is ours (Linux on x86-64);
+elsewhere llvmlite loads it, for good. Loading imports no compiler where the loader is ours.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class LoadedCode:
 
 
 def _address(symbol: str) -> int:
-    """The address of an outside function that a kernel calls: PyTorch's libraries first, then the process (C and its mathematics)."""
+    """The address of an outside function that a kernel calls: PyTorch's libraries first, then the process (C and its
+    mathematics)."""
     found = torch_c.address(symbol)
     if found is None and hasattr(_process, symbol):
         found = ctypes.cast(getattr(_process, symbol), ctypes.c_void_p).value
@@ -36,7 +38,8 @@ def _address(symbol: str) -> int:
 
 
 def load_code(data: bytes, symbols: Iterable[str]) -> LoadedCode:
-    """The functions `symbols` of the object file `data`. Raises ValueError for a file that cannot be loaded here or lacks one of them."""
+    """The functions `symbols` of the object file `data`. Raises ValueError for a file that cannot be loaded here or
+    lacks one of them."""
     wanted = set(symbols)
     if not wanted:
         return LoadedCode({}, None, 0)

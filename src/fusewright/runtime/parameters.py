@@ -1,7 +1,8 @@
 """Prepared values of a plan: computed from parameters when these have changed, checked natively at every call.
 
 Takes a plan whose last inputs are a `Preparation`'s usual sizes and results; gives a callable without them.
-Always holds: see csrc/parameters.cpp; where PyTorch does not tell a tensor's version, the values are computed at every call.
+Always holds: see csrc/parameters.cpp; where PyTorch does not tell a tensor's version, the values are computed at every
+    call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ SAMPLES = 4
 
 
 def sample_offsets(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Byte offsets, from the first element, of four-byte words inside a parameter's memory; () when it has gaps or is too small."""
+    """Byte offsets, from the first element, of four-byte words inside a parameter's memory; () when it has gaps or is
+    too small."""
     size = parameter.nbytes
     dense = parameter.is_contiguous() or parameter.t().is_contiguous() if parameter.dim() <= 2 else _is_dense(parameter)
     if not dense or size < 4:
@@ -60,4 +62,6 @@ def with_preparation(plan: Callable[..., Any], preparation: Preparation, inputs:
     try:
         return _native.PreparedPlan(plan, prepare, inputs, preparation.inputs, sizes)
     except NotImplementedError:
-        return lambda *given: plan(*given, *prepare(*(given[position] for position in (*preparation.inputs, *sizes)))[0])
+        return lambda *given: plan(
+            *given, *prepare(*(given[position] for position in (*preparation.inputs, *sizes)))[0]
+        )

@@ -1,9 +1,11 @@
-"""What call plans use of PyTorch's libraries: addresses of exported C functions, and the layout of a Python tensor object.
+"""What call plans use of PyTorch's libraries: addresses of exported C functions, and the layout of a Python tensor
+object.
 
-Takes the PyTorch that is imported; gives addresses by name (`address`), and configures `fusewright._native` once, at import.
-Always holds: nothing is assumed about a version. The place of the tensor inside its Python object is measured against PyTorch's own
-conversion on several tensors, the wrapping function is tried on a known tensor, and what fails its test is replaced by PyTorch's
-slower Python entry points.
+Takes the PyTorch that is imported; gives addresses by name (`address`), and configures `fusewright._native` once, at
+    import.
+Always holds: nothing is assumed about a version. The place of the tensor inside its Python object is measured against
+PyTorch's own conversion on several tensors, the wrapping function is tried on a known tensor, and what fails its test
+is replaced by PyTorch's slower Python entry points.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
 }
 
 _DTYPE_NAMES = (
-    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128", "bool", "bfloat16",
+    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64",
+    "complex128", "bool", "bfloat16",
     "uint16", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz",
 )  # fmt: skip
 _DEVICE_NAMES = ("cpu", "cuda", "meta", "xpu", "mps", "privateuse1")
@@ -108,22 +111,28 @@ DEVICE_CODES: dict[str, int] = _codes("device_type", _DEVICE_NAMES)
 _dtype_of_code = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
-def alias_view(base: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: int) -> torch.Tensor:
-    """A strided view of `base` that is a view for autograd's bookkeeping too: it shares the version counter. `offset` counts elements
-    of the view's dtype from the first element of `base`."""
+def alias_view(
+    base: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: int
+) -> torch.Tensor:
+    """A strided view of `base` that is a view for autograd's bookkeeping too: it shares the version counter. `offset`
+    counts elements of the view's dtype from the first element of `base`."""
     wanted = _dtype_of_code[dtype]
     if base.dtype != wanted:
-        # A flat window over the bytes of the view, seen in the other dtype: valid for every base of one dimension with stride 1.
+        # A flat window over the bytes of the view, seen in the other dtype: valid for every base of one dimension with
+        # stride 1.
         span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
         first, last = offset * wanted.itemsize, (offset + span) * wanted.itemsize
         width = base.dtype.itemsize
-        base = base.as_strided((-(-last // width) - first // width,), (1,), base.storage_offset() + first // width).view(wanted)
+        base = base.as_strided(
+            (-(-last // width) - first // width,), (1,), base.storage_offset() + first // width
+        ).view(wanted)
         offset = (first % width) // wanted.itemsize
     return base.as_strided(sizes, strides, base.storage_offset() + offset)
 
 
 def excluded_keys() -> int:
-    """The dispatch keys above the operators that a graph records: autograd, views' bookkeeping, autocast (as a DispatchKeySet's bits)."""
+    """The dispatch keys above the operators that a graph records: autograd, views' bookkeeping, autocast (as a
+    DispatchKeySet's bits)."""
     return _key_bits([*_EXCLUDED_KEYS, *(name for name in dir(torch._C.DispatchKey) if name.startswith("Autocast"))])
 
 
@@ -140,7 +149,8 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _tensor_word(tensor: torch.Tensor, delete: Callable[[int], int]) -> int:
-    """The content of the at::Tensor inside `tensor` (the address of its TensorImpl), as PyTorch's own conversion gives it."""
+    """The content of the at::Tensor inside `tensor` (the address of its TensorImpl), as PyTorch's own conversion gives
+    it."""
     (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])
     handle = _capsule_pointer(capsule, None)
     word = ctypes.c_uint64.from_address(handle).value
@@ -155,11 +165,20 @@ def find_handle_offset() -> int:
         return -1
     delete = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(found)
     owner = torch.empty(4)
-    samples = [owner, owner.view(2, 2), torch.nn.Parameter(torch.empty(3)), torch.empty(0, dtype=torch.int64), torch.empty(2).add_(1)]
+    samples = [
+        owner,
+        owner.view(2, 2),
+        torch.nn.Parameter(torch.empty(3)),
+        torch.empty(0, dtype=torch.int64),
+        torch.empty(2).add_(1),
+    ]
     words = [_tensor_word(tensor, delete) for tensor in samples]
     header = object.__basicsize__
     for offset in range(header, torch.Tensor.__basicsize__ - 7, 8):
-        if all(ctypes.c_uint64.from_address(id(tensor) + offset).value == word for tensor, word in zip(samples, words, strict=True)):
+        if all(
+            ctypes.c_uint64.from_address(id(tensor) + offset).value == word
+            for tensor, word in zip(samples, words, strict=True)
+        ):
             return offset
     return -1
 
@@ -188,8 +207,8 @@ def _count_change(tensor: torch.Tensor) -> None:
 
 
 def configure(*, without: Iterable[str] = (), handle_offset: int | None = None) -> None:
-    """Gives the native part its functions. `without` leaves optional functions out and `handle_offset=-1` the measured layout
-    (tests of the slower paths). Raises RuntimeError when this PyTorch lacks a function that nothing replaces."""
+    """Gives the native part its functions. `without` leaves optional functions out and `handle_offset=-1` the measured
+    layout (tests of the slower paths). Raises RuntimeError when this PyTorch lacks a function that nothing replaces."""
     offset = find_handle_offset() if handle_offset is None else handle_offset
     functions: dict[str, int] = {}
     for field, symbols in FUNCTIONS.items():

@@ -1,10 +1,13 @@
-"""CUDA graphs of training: the forward and the backward of one graph, recorded as a pair and replayed as one launch each.
+"""CUDA graphs of training: the forward and the backward of one graph, recorded as a pair and replayed as one launch
+each.
 
-Takes the two plans of a joint graph; gives `TrainingGraphs`, which the autograd function calls in their place. What the forward saves stays
-in the recording's memory until the backward has read it; a *lease* says that somebody may still read it. Results of the forward and
-gradients are copied out, so that nothing that the program holds is ever overwritten; parameters are read in place; what moves is copied in.
-Always holds: a forward is replayed only when no lease of its recording is pending; a backward is replayed only for the forward that was
-replayed last, on exactly the tensors that it saved. Everything else runs the plans themselves, and `without` counts why.
+Takes the two plans of a joint graph; gives `TrainingGraphs`, which the autograd function calls in their place. What the
+forward saves stays in the recording's memory until the backward has read it; a *lease* says that somebody may still
+read it. Results of the forward and gradients are copied out, so that nothing that the program holds is ever
+overwritten; parameters are read in place; what moves is copied in.
+Always holds: a forward is replayed only when no lease of its recording is pending; a backward is replayed only for the
+forward that was replayed last, on exactly the tensors that it saved. Everything else runs the plans themselves, and
+`without` counts why.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A native plan, forward or backward, beside the call plan that it was loaded from. draws: give its last inputs, anew at each call."""
+    """A native plan, forward or backward, beside the call plan that it was loaded from. draws: give its last inputs,
+    anew at each call."""
 
     plan: Any
     call_plan: CallPlan
@@ -112,7 +116,8 @@ class Lease:
 
 @dataclass(slots=True)
 class _Recording:
-    """What is known for one combination of sizes. `graph`: of the forward; `back`: of the backward, once it has been recorded."""
+    """What is known for one combination of sizes. `graph`: of the forward; `back`: of the backward, once it has been
+    recorded."""
 
     inputs: Inputs
     memory: Any = None
@@ -137,9 +142,11 @@ class _Recording:
 class TrainingGraphs:
     """The pair of plans, replayed from CUDA graphs where that is possible.
 
-    saved    for each saved value, in the backward's order: n >= 0, input n of the forward; ~n, its result n (see autograd.joint.Split)
+    saved    for each saved value, in the backward's order: n >= 0, input n of the forward; ~n, its result n (see
+        autograd.joint.Split)
     outputs  how many of the forward's results are the program's; the others are only saved
-    reason   why nothing is recorded, as far as is known; without: how often each reason kept a call from being replayed"""
+    reason   why nothing is recorded, as far as is known; without: how often each reason kept a call from being
+        replayed"""
 
     def __init__(
         self,
@@ -158,7 +165,9 @@ class TrainingGraphs:
         self.dynamic = bool(forward.call_plan.symbols) or bool(backward.call_plan.symbols)
         self.tensors = [position for position, kind in enumerate(forward.call_plan.inputs) if kind == "t"]
         drawn = len(forward.call_plan.inputs) - len(forward.draws)
-        self.drawn = frozenset(k for k, position in enumerate(self.tensors) if position >= drawn)  # they are new at every call
+        self.drawn = frozenset(
+            k for k, position in enumerate(self.tensors) if position >= drawn
+        )  # they are new at every call
         steps = [step.slot for step in forward.call_plan.steps if isinstance(step, SlotStep) and step.kind == "mutate"]
         self.written = sorted({forward.call_plan.slots[slot].where for slot in steps})  # running statistics
         self.recordings: dict[Any, _Recording] = {}
@@ -271,7 +280,8 @@ class TrainingGraphs:
     # --- backward ----------------------------------------------------------------------------------------------------
 
     def backward(self, lease: Lease | None, values: list[Any]) -> tuple[Any, ...]:
-        """The gradients. `values`: what was saved, then the tangents; the list is emptied where the plan itself runs."""
+        """The gradients. `values`: what was saved, then the tangents; the list is emptied where the plan itself
+        runs."""
         if lease is not None:
             with self.lock:
                 recording = lease.recording

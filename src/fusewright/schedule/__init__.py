@@ -1,7 +1,7 @@
 """Scheduling: from a graph as loops to a plan of fused kernels with memory placed.
 
-Takes a `LoopProgram`; gives a `Plan`. Always holds: running the plan's steps in order gives what running the program's operations in
-order gives.
+Takes a `LoopProgram`; gives a `Plan`. Always holds: running the plan's steps in order gives what running the program's
+operations in order gives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds how the axes of two groups correspond, so that both can run under the same outer loops.
 
-Takes two groups and the buffers that they share; gives a `Recipe` for each, or None. Always holds: after both recipes, every buffer that
-one of them writes is accessed by both at the same outer point (`same_point`), so running them one outer point at a time keeps every
-value.
+Takes two groups and the buffers that they share; gives a `Recipe` for each, or None. Always holds: after both recipes,
+every buffer that one of them writes is accessed by both at the same outer point (`same_point`), so running them one
+outer point at a time keeps every value.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What alignment needs to know of a group: its outer extents, and whether some of its nests have inner axes (rigid: the outer axes may
-    be split and permuted, but none may leave or join them)."""
+    """What alignment needs to know of a group: its outer extents, and whether some of its nests have inner axes (rigid:
+    the outer axes may be split and permuted, but none may leave or join them)."""
 
     outer: tuple[Dim, ...]
     rigid: bool
 
 
-# --- common refinement of two indices into one buffer -------------------------------------------------------------------
+# --- common refinement of two indices into one buffer
+# -------------------------------------------------------------------
 
 
 class _Side:
@@ -88,8 +89,11 @@ class _Side:
             self.current = (stride, extent)
 
 
-def refine(left: list[tuple[Dim, Dim, int]], right: list[tuple[Dim, Dim, int]]) -> tuple[_Side, _Side, list[tuple[Part, Part]]]:
-    """Splits the axes of two indices, (stride, extent, axis) with the smallest stride first, until equal strides meet equal extents."""
+def refine(
+    left: list[tuple[Dim, Dim, int]], right: list[tuple[Dim, Dim, int]]
+) -> tuple[_Side, _Side, list[tuple[Part, Part]]]:
+    """Splits the axes of two indices, (stride, extent, axis) with the smallest stride first, until equal strides meet
+    equal extents."""
     a, b = _Side(left), _Side(right)
     pairs: list[tuple[Part, Part]] = []
     while not a.done and not b.done:
@@ -159,8 +163,9 @@ def _skip(side: _Side, stride: Dim, extent: Dim, target: Dim) -> None:
 def align(left: Shape, right: Shape, link: Link) -> tuple[Recipe, Recipe] | None:
     """Recipes that give both groups the same outer axes, matched through `link`.
 
-    Rigid groups must match in all outer axes. A flat group hands over to its inner axes what a rigid partner does not have. Of two flat
-    groups, the axes that match become the outer ones; where one depends on the other, the rest (if any) become inner axes.
+    Rigid groups must match in all outer axes. A flat group hands over to its inner axes what a rigid partner does not
+    have. Of two flat groups, the axes that match become the outer ones; where one depends on the other, the rest (if
+    any) become inner axes.
     """
     (nest_a, access_a), (nest_b, access_b) = link.left, link.right
     strides_a, strides_b = nest_a.table[access_a.index][1], nest_b.table[access_b.index][1]
@@ -194,7 +199,9 @@ def _align(
         outer_b = [to_b[part] for part in outer_a]
     inner_a = [part for part in all_a if part not in outer_a]
     inner_b = [part for part in all_b if part not in outer_b]
-    if any(not 0 <= axis < len(parts_a) for axis, _ in outer_a) or any(not 0 <= axis < len(parts_b) for axis, _ in outer_b):
+    if any(not 0 <= axis < len(parts_a) for axis, _ in outer_a) or any(
+        not 0 <= axis < len(parts_b) for axis, _ in outer_b
+    ):
         return None
     if (inner_a and left.rigid) or (inner_b and right.rigid) or ((inner_a or inner_b) and not dependency):
         return None
@@ -202,7 +209,9 @@ def _align(
 
 
 def _parts(outer: tuple[Dim, ...], side: _Side) -> tuple[tuple[Dim, ...], ...]:
-    return tuple(tuple(reversed(side.parts[axis])) if axis in side.parts else (extent,) for axis, extent in enumerate(outer))
+    return tuple(
+        tuple(reversed(side.parts[axis])) if axis in side.parts else (extent,) for axis, extent in enumerate(outer)
+    )
 
 
 def _significant(side: _Side, part: Part) -> Part:
@@ -217,7 +226,8 @@ def identity(left: Shape, right: Shape) -> tuple[Recipe, Recipe] | None:
     return identity_recipe(left.outer), identity_recipe(right.outer)
 
 
-# --- legality -----------------------------------------------------------------------------------------------------------
+# --- legality
+# -----------------------------------------------------------------------------------------------------------
 
 
 Moved = tuple[Vector, tuple[Dim, ...], int]
@@ -231,8 +241,8 @@ def moved(nest: Nest, access: Access, recipe: Recipe) -> Moved:
 
 
 def same_point(writer: Moved, reader: Moved) -> bool:
-    """Whether every element that the reader touches at an outer point is one that, if the writer stores it at all, it stores at the same
-    outer point."""
+    """Whether every element that the reader touches at an outer point is one that, if the writer stores it at all, it
+    stores at the same outer point."""
     (offset_w, w), extents_w, outer = writer
     (offset_r, r), extents_r, _ = reader
     if outer == 0:
@@ -263,7 +273,8 @@ def span(access: Moved) -> tuple[Dim, Dim]:
 
 
 def window(accesses: Sequence[Moved]) -> tuple[Dim, Dim] | None:
-    """The elements between which all accesses of the first outer point lie, if no other outer point comes near them; else None.
+    """The elements between which all accesses of the first outer point lie, if no other outer point comes near them;
+    else None.
 
     That holds where all step alike from one outer point to the next, and by more than the window is wide.
     """
@@ -301,8 +312,8 @@ def _apart(left: Moved, right: Moved) -> bool:
 
 
 def links_hold(links: Sequence[Link], recipe_left: Recipe, recipe_right: Recipe) -> bool:
-    """Whether each dependency between the groups stays within one outer point, and two writers of one buffer write different parts of it.
-    Accumulating stores and places known only at run time never pass."""
+    """Whether each dependency between the groups stays within one outer point, and two writers of one buffer write
+    different parts of it. Accumulating stores and places known only at run time never pass."""
     for link in links:
         if not link.dependency:
             continue

@@ -1,8 +1,9 @@
-"""Iteration spaces as vectors: the canonical axes of an operation, and every index as offset + sum of coefficient * axis.
+"""Iteration spaces as vectors: the canonical axes of an operation, and every index as offset + sum of coefficient *
+axis.
 
-Takes loop operations; gives `Nest`s. Always holds: a nest's axes are `outer` leading ones and the inner rest (reduced or scanned axes of a
-reduction or a scan; for a pointwise operation none until fusion moves some inwards); `table` has a vector for every index of the operation
-that is affine in its axes, and for every axis symbol of one that is not.
+Takes loop operations; gives `Nest`s. Always holds: a nest's axes are `outer` leading ones and the inner rest (reduced
+or scanned axes of a reduction or a scan; for a pointwise operation none until fusion moves some inwards); `table` has a
+vector for every index of the operation that is affine in its axes, and for every axis symbol of one that is not.
 """
 
 from __future__ import annotations
@@ -140,15 +141,19 @@ class Nest:
         """Rewrites every vector by `recipe`."""
         if not recipe.identity:
             self.extents, self.outer = recipe.extents(self.extents), len(recipe.outer)
-            self.table = {key: (offset, recipe.vector(coefficients)) for key, (offset, coefficients) in self.table.items()}
+            self.table = {
+                key: (offset, recipe.vector(coefficients)) for key, (offset, coefficients) in self.table.items()
+            }
 
 
 @dataclass(slots=True, eq=False)
 class Recipe:
-    """How a group's outer axes change. parts[k]: extents into which outer axis k is split (most significant first). outer: the new outer
-    axes as (axis, part); inner: the parts that become inner axes, in front of the inner axes that are there already.
+    """How a group's outer axes change. parts[k]: extents into which outer axis k is split (most significant first).
+    outer: the new outer axes as (axis, part); inner: the parts that become inner axes, in front of the inner axes that
+    are there already.
 
-    Never changed once made; recipes are shared between groups of equal form, so each remembers what it made of a vector."""
+    Never changed once made; recipes are shared between groups of equal form, so each remembers what it made of a
+    vector."""
 
     parts: tuple[tuple[Dim, ...], ...]
     outer: tuple[tuple[int, int], ...]
@@ -198,15 +203,18 @@ def _split_coefficient(coefficient: Dim, parts: tuple[Dim, ...]) -> tuple[Dim, .
 
 
 def make_nest(position: int, operation: Pointwise | Reduction | Scan, touch: Touch) -> Nest:
-    """Drops axes of extent 1, orders axes by memory (outermost has the largest stride), merges neighbours that every index treats as
-    one."""
+    """Drops axes of extent 1, orders axes by memory (outermost has the largest stride), merges neighbours that every
+    index treats as one."""
     survey = touch.survey
     assert survey is not None
     if isinstance(operation, Pointwise):
         axes, ordering = operation.axes, "stores"
         leading: Dim = operation.stores[0].index
     elif isinstance(operation, Reduction):
-        axes, ordering = (*operation.axes, *operation.reduced), "positions" if operation.kind in ("argmax", "argmin") else "loads"
+        axes, ordering = (
+            (*operation.axes, *operation.reduced),
+            "positions" if operation.kind in ("argmax", "argmin") else "loads",
+        )
         leading = operation.index
     else:
         axes, ordering = (*operation.axes, operation.scanned), "scan"
@@ -221,7 +229,8 @@ def make_nest(position: int, operation: Pointwise | Reduction | Scan, touch: Tou
 def _canonical(
     axes: tuple[Axis, ...], outer: int, dims: tuple[Dim, ...], stored: Dim, loaded: tuple[Dim, ...], ordering: str
 ) -> tuple[tuple[Dim, ...], int, dict[Dim, Vector], frozenset[Dim]]:
-    """(extents, number of outer axes, vectors, indices that are not affine). It knows indices only, so equal layers share the work."""
+    """(extents, number of outer axes, vectors, indices that are not affine). It knows indices only, so equal layers
+    share the work."""
     original = frozenset(axis.symbol for axis in axes)
     axes, outer, mapping = _split_divided(axes, outer, dims, len(axes) if ordering != "scan" else outer)
     symbols = tuple(axis.symbol for axis in axes)
@@ -239,7 +248,9 @@ def _canonical(
             table[sym] = place
     extents = tuple(axis.extent for axis in axes)
     pointwise = ordering == "stores"
-    order = _axis_order(extents, outer, pointwise, _coefficients(table, stored), _main_load(table, loaded, extents), ordering)
+    order = _axis_order(
+        extents, outer, pointwise, _coefficients(table, stored), _main_load(table, loaded, extents), ordering
+    )
     extents = tuple(extents[k] for k in order)
     outer = sum(k < outer for k in order)
     table = {dim: (offset, tuple(c[k] for k in order)) for dim, (offset, c) in table.items()}
@@ -252,9 +263,11 @@ def _canonical(
 def _split_divided(
     axes: tuple[Axis, ...], outer: int, dims: Sequence[Dim], splittable: int
 ) -> tuple[tuple[Axis, ...], int, dict[Expr, Dim]]:
-    """Splits axes so that indices such as i // 4 and i % 4 become affine: (axes, outer ones among them, old symbol -> new index).
+    """Splits axes so that indices such as i // 4 and i % 4 become affine: (axes, outer ones among them, old symbol ->
+    new index).
 
-    Group normalisation reads a group's statistics at channel // channels_per_group. Axes from `splittable` on stay whole.
+    Group normalisation reads a group's statistics at channel // channels_per_group. Axes from `splittable` on stay
+    whole.
     """
     mapping: dict[Expr, Dim] = {}
     if not any(type(atom) in (FloorDiv, Mod) for dim in dims for atom in _atoms(dim)):
@@ -322,7 +335,12 @@ def _main_load(table: dict[Dim, Vector], loaded: Sequence[Dim], extents: Sequenc
 
 
 def _axis_order(
-    extents: Sequence[Dim], outer: int, pointwise: bool, stored: tuple[Dim, ...] | None, read: tuple[Dim, ...] | None, ordering: str
+    extents: Sequence[Dim],
+    outer: int,
+    pointwise: bool,
+    stored: tuple[Dim, ...] | None,
+    read: tuple[Dim, ...] | None,
+    ordering: str,
 ) -> list[int]:
     """The axes to keep (not those of extent 1, but at least one reduced or scanned one), largest stride first."""
     keep = [k for k, extent in enumerate(extents) if not (type(extent) is int and extent == 1)]
@@ -353,7 +371,8 @@ def _accesses(operation: Pointwise | Reduction | Scan, loads: list[Load], opaque
 
 
 def main_access(nest: Nest) -> Access | None:
-    """The access whose memory order the loops should follow: a pointwise operation's first store, else the largest load."""
+    """The access whose memory order the loops should follow: a pointwise operation's first store, else the largest
+    load."""
     affine = [access for access in nest.accesses if access.affine]
     if not nest.reduces:
         for access in affine:
@@ -362,11 +381,15 @@ def main_access(nest: Nest) -> Access | None:
     loads = [access for access in affine if not access.store]
     if not loads:
         return affine[-1] if affine else None
-    return max(loads, key=lambda access: sum(hint(e) for c, e in zip(nest.table[access.index][1], nest.extents) if not is_zero(c)))
+    return max(
+        loads,
+        key=lambda access: sum(hint(e) for c, e in zip(nest.table[access.index][1], nest.extents) if not is_zero(c)),
+    )
 
 
 def merge_axes(nests: Sequence[Nest], first: int, last: int) -> None:
-    """Merges neighbouring axes among first..last-1 wherever every vector of every nest steps through both as through one."""
+    """Merges neighbouring axes among first..last-1 wherever every vector of every nest steps through both as through
+    one."""
     k = first
     while k + 1 < last:
         if all(_mergeable(nest.extents, nest.table, k) for nest in nests):
@@ -390,7 +413,9 @@ def _merge_range(
     return extents, table, outer
 
 
-def _merged(extents: tuple[Dim, ...], table: dict[Dim, Vector], outer: int, k: int) -> tuple[tuple[Dim, ...], dict[Dim, Vector], int]:
+def _merged(
+    extents: tuple[Dim, ...], table: dict[Dim, Vector], outer: int, k: int
+) -> tuple[tuple[Dim, ...], dict[Dim, Vector], int]:
     table = {dim: (offset, (*c[:k], *c[k + 1 :])) for dim, (offset, c) in table.items()}
     return (*extents[:k], extents[k] * extents[k + 1], *extents[k + 2 :]), table, outer - (k + 1 < outer)
 
@@ -404,7 +429,8 @@ def _mergeable(extents: tuple[Dim, ...], table: dict[Dim, Vector], k: int) -> bo
     return True
 
 
-# --- levels: which element of a stored block an index means ------------------------------------------------------------
+# --- levels: which element of a stored block an index means
+# ------------------------------------------------------------
 
 
 def strides_of(vector: Vector, extents: Sequence[Dim], first: int) -> list[tuple[Dim, Dim, int]]:
@@ -430,14 +456,17 @@ def covers(vector: Vector, extents: Sequence[Dim], elements: Dim) -> bool:
     offset, coefficients = vector
     still = any(is_zero(c) and not (type(e) is int and e == 1) for c, e in zip(coefficients, extents, strict=True))
     levels = coalesced(strides_of(vector, extents, 0))
-    whole = same(elements, 1) if not levels else len(levels) == 1 and same(levels[0][0], 1) and same(levels[0][1], elements)
+    whole = (
+        same(elements, 1) if not levels else len(levels) == 1 and same(levels[0][0], 1) and same(levels[0][1], elements)
+    )
     return is_zero(offset) and not still and whole
 
 
 def place_in_block(
     levels: Sequence[tuple[Dim, Dim]], terms: Sequence[tuple[Dim, Dim, int]], shift: Dim
 ) -> tuple[list[Dim], dict[int, tuple[int, Dim]]] | None:
-    """Expresses shift + sum(c * axis) as digits over `levels` (stride, extent), if it certainly stays inside every level.
+    """Expresses shift + sum(c * axis) as digits over `levels` (stride, extent), if it certainly stays inside every
+    level.
 
     Gives (constant digit of each level, axis -> (level, multiplier)); None when it cannot be proved.
     """
@@ -456,7 +485,11 @@ def place_in_block(
     for step, extent, axis in terms:
         for k in range(len(levels) - 1, -1, -1):
             multiplier = divide(step, levels[k][0])
-            if multiplier is not None and hint(multiplier) >= 1 and hint(multiplier * (extent - 1)) < hint(levels[k][1]):
+            if (
+                multiplier is not None
+                and hint(multiplier) >= 1
+                and hint(multiplier * (extent - 1)) < hint(levels[k][1])
+            ):
                 break
         else:
             return None

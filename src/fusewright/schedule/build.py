@@ -1,7 +1,8 @@
 """From a group of nests to a `Kernel`: canonical loops, statements with values forwarded in locals or row memory.
 
-Takes a `Group`; gives a `Kernel`. Always holds: loop symbols are o0.. and i0.., locals v0.. and r0.., scratch s0.., indirect symbols j0..
-in order of appearance, so that equal work on other buffers gives an equal kernel up to buffer names.
+Takes a `Group`; gives a `Kernel`. Always holds: loop symbols are o0.. and i0.., locals v0.. and r0.., scratch s0..,
+indirect symbols j0.. in order of appearance, so that equal work on other buffers gives an equal kernel up to buffer
+names.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ from fusewright.base.records import dataclass, field
 from fusewright.loops import ir
 from fusewright.loops.ir import Apply, Axis, Buffer, Constant, Expression, Load, LocalValue, Pointwise, Scan, Store
 from fusewright.schedule.align import window
-from fusewright.schedule.axes import Access, Nest, Recipe, coalesced, covers, hint, is_zero, merge_axes, place_in_block, strides_of
+from fusewright.schedule.axes import (
+    Access,
+    Nest,
+    Recipe,
+    coalesced,
+    covers,
+    hint,
+    is_zero,
+    merge_axes,
+    place_in_block,
+    strides_of,
+)
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.fuse import Group
 from fusewright.schedule.hoist import hoist, stored
@@ -30,7 +42,8 @@ CHEAP = frozenset("add sub mul neg abs minimum maximum where cast".split())
 
 @dataclass(slots=True)
 class _Stored:
-    """A store whose form is not settled: which locals, row memory and buffers it must fill is known when all readers have been seen."""
+    """A store whose form is not settled: which locals, row memory and buffers it must fill is known when all readers
+    have been seen."""
 
     buffer: str
     access: Access
@@ -48,8 +61,9 @@ class _Stored:
 
 @dataclass(slots=True)
 class _Row:
-    """A buffer that became private to an outer point. With `levels`, its inner (stride, extent), an element's digits over them are
-    counted in the strides `compact`; without, the row is a copy of the buffer's elements from `base` on."""
+    """A buffer that became private to an outer point. With `levels`, its inner (stride, extent), an element's digits
+    over them are counted in the strides `compact`; without, the row is a copy of the buffer's elements from `base`
+    on."""
 
     scratch: Scratch
     base: Dim
@@ -60,9 +74,13 @@ class _Row:
         """Where in row memory the access goes, or None if that cannot be expressed."""
         offset, coefficients = nest.table[access.index]
         if self.levels is None:
-            moving = coefficients[nest.outer :] if inner else ()  # a reduction's epilogue runs outside of its inner loops
+            moving = (
+                coefficients[nest.outer :] if inner else ()
+            )  # a reduction's epilogue runs outside of its inner loops
             return _rebuild_index(offset - self.base, moving, tuple(inner))
-        placed = place_in_block(self.levels, strides_of((offset, coefficients), nest.extents, nest.outer), offset - self.base)
+        placed = place_in_block(
+            self.levels, strides_of((offset, coefficients), nest.extents, nest.outer), offset - self.base
+        )
         if placed is None:
             return None
         digits, where = placed
@@ -126,7 +144,9 @@ class _Emitter:
                 else:
                     statements.append(item)
             if statements:
-                result.append(Stage(tuple(Axis(sym, extent) for sym, extent in zip(inner, stage.inner)), tuple(statements)))
+                result.append(
+                    Stage(tuple(Axis(sym, extent) for sym, extent in zip(inner, stage.inner)), tuple(statements))
+                )
         return result
 
     # --- one unit -----------------------------------------------------------------------------------------------------
@@ -144,7 +164,8 @@ class _Emitter:
             vector = nest.table.get(index)
             if vector is not None:
                 return _rebuild_index(vector[0], vector[1][:width], symbols)
-            # A size that is itself an index (a number that the loops compute with) stands in the table too, as its own base.
+            # A size that is itself an index (a number that the loops compute with) stands in the table too, as its own
+            # base.
             axes = [sym for sym in free_symbols(index) if sym in nest.table and nest.table[sym][0] == 0]
             places = {sym: nest.table[sym][1][:width] for sym in axes}
             mapping: dict[Expr, Dim] = {sym: _rebuild_index(0, place, symbols) for sym, place in places.items()}
@@ -174,7 +195,9 @@ class _Emitter:
         self.accumulators += 1
         value = rewriter.visit(operation.value)
         positional = operation.kind in ("argmax", "argmin")
-        accumulator = self.results[nest.position] = ir.local_value(name, torch.int64 if positional else operation.value.dtype)
+        accumulator = self.results[nest.position] = ir.local_value(
+            name, torch.int64 if positional else operation.value.dtype
+        )
         if not isinstance(operation, Scan):
             items.append(Reduce(name, operation.kind, value))
             self.lasting.add(name)
@@ -183,7 +206,9 @@ class _Emitter:
         items.append(ScanStep(name, operation.kind, value, position))
         self._store(number, nest, stores[0], dim(operation.index), rewriter.visit(operation.finish), "write", ())
         if position is not None:
-            self._store(number, nest, stores[1], dim(operation.index), ir.local_value(position, torch.int64), "write", ())
+            self._store(
+                number, nest, stores[1], dim(operation.index), ir.local_value(position, torch.int64), "write", ()
+            )
 
     def _bind(self, old: Expr, value: Expression) -> Expr:
         assert isinstance(old, Symbol)
@@ -203,7 +228,9 @@ class _Emitter:
         mode: str,
         bindings: tuple[tuple[Expr, Expression], ...],
     ) -> None:
-        value = ir.cast(value, self.buffers[access.buffer].dtype)  # so that a forwarded value is rounded as a stored one
+        value = ir.cast(
+            value, self.buffers[access.buffer].dtype
+        )  # so that a forwarded value is rounded as a stored one
         item = _Stored(access.buffer, access, nest, stage, index, value, mode, bindings)
         item.to_memory = access.buffer not in self.internal or mode != "write"
         if isinstance(value, (LocalValue, Constant)):
@@ -213,7 +240,11 @@ class _Emitter:
 
     def _forwarded(self, node: Load, nest: Nest, stage: int, inner: Sequence[Expr]) -> Expression | None:
         """How a load is served without reading the buffer; None where it must be read."""
-        items = [item for item in self.stored.get(node.buffer, ()) if item.nest.position < nest.position and item.mode == "write"]
+        items = [
+            item
+            for item in self.stored.get(node.buffer, ())
+            if item.nest.position < nest.position and item.mode == "write"
+        ]
         if not items:
             self.reads.setdefault(node.buffer, node.dtype)
             return None
@@ -252,7 +283,8 @@ class _Emitter:
         return item.forward
 
     def _repeatable(self, item: _Stored, nest: Nest, access: Access, stage: int) -> bool:
-        """Whether computing the value again in a later stage with the same inner loops is cheaper than keeping the row."""
+        """Whether computing the value again in a later stage with the same inner loops is cheaper than keeping the
+        row."""
         if (
             item.scratch is not None
             or self.stages[item.stage].inner != self.stages[stage].inner
@@ -361,9 +393,15 @@ def _order_outer(group: Group, internal: Collection[str]) -> None:
 
 
 def build_kernel(
-    group: Group, name: str, internal: Collection[str], buffers: Mapping[str, Buffer], sizes: Collection[Expr], options: ScheduleOptions
+    group: Group,
+    name: str,
+    internal: Collection[str],
+    buffers: Mapping[str, Buffer],
+    sizes: Collection[Expr],
+    options: ScheduleOptions,
 ) -> Kernel:
-    """The kernel of a group. `internal`: buffers that nothing outside the group needs. `sizes`: the program's size symbols."""
+    """The kernel of a group. `internal`: buffers that nothing outside the group needs. `sizes`: the program's size
+    symbols."""
     _order_outer(group, internal)
     merge_axes(group.nests, 0, len(group.outer))
     group.outer = group.nests[0].extents[: group.nests[0].outer]
@@ -396,8 +434,8 @@ def build_kernel(
 def sizes_used(
     outer: Sequence[Dim], stages: Sequence[Stage], scratch: Sequence[Scratch], sizes: Collection[Expr]
 ) -> tuple[Expr, ...]:
-    """The program's size symbols that stand anywhere in the kernel. In order of first use, so that kernels which differ in their sizes
-    alone share code."""
+    """The program's size symbols that stand anywhere in the kernel. In order of first use, so that kernels which differ
+    in their sizes alone share code."""
     dims: list[Dim] = [*outer, *(item.size for item in scratch)]
     for stage in stages:
         dims.extend(axis.extent for axis in stage.axes)

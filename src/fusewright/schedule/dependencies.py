@@ -1,7 +1,7 @@
 """Who reads and writes what, and in which order operations must stay.
 
-Takes a `LoopProgram`; gives `Dependencies` over the operations that are alive, duplicates merged. Always holds: the program's order is a
-valid order, and an edge always leads from an earlier operation to a later one.
+Takes a `LoopProgram`; gives `Dependencies` over the operations that are alive, duplicates merged. Always holds: the
+program's order is a valid order, and an edge always leads from an earlier operation to a later one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Touch:
 
 @dataclass(slots=True)
 class Dependencies:
-    """predecessors[k]: positions of the operations that must run before operation k (direct ones). kept: buffers that outlive the program
-    (outputs, inputs that are written). shared: see `shared_memory`. readers: positions that read each buffer; writers: positions that
-    write it."""
+    """predecessors[k]: positions of the operations that must run before operation k (direct ones). kept: buffers that
+    outlive the program (outputs, inputs that are written). shared: see `shared_memory`. readers: positions that read
+    each buffer; writers: positions that write it."""
 
     operations: list[Operation]
     touches: list[Touch]
@@ -70,13 +70,15 @@ def extern_reads(extern: Extern) -> list[str]:
 
 @lru_cache(maxsize=1 << 10)
 def _returns_alias(target: torch._ops.OpOverload) -> bool:
-    """Whether some result of the operator shares memory with an argument (an in-place operator returns its argument)."""
+    """Whether some result of the operator shares memory with an argument (an in-place operator returns its
+    argument)."""
     schema = getattr(target, "_schema", None)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
 def shared_memory(operations: Iterable[Operation]) -> dict[str, frozenset[str]]:
-    """The buffers whose memory a returned result of an extern may be: who reads the result reads those too, and keeps them alive."""
+    """The buffers whose memory a returned result of an extern may be: who reads the result reads those too, and keeps
+    them alive."""
     shared: dict[str, frozenset[str]] = {}
     for operation in operations:
         if isinstance(operation, Extern) and operation.placement == "returned" and _returns_alias(operation.target):
@@ -145,7 +147,9 @@ def analyse(program: LoopProgram) -> Dependencies:
     return _edges(operations, touches, frozenset(kept), shared, outside)
 
 
-def _drop_dead(operations: list[Operation], touches: list[Touch], kept: set[str]) -> tuple[list[Operation], list[Touch]]:
+def _drop_dead(
+    operations: list[Operation], touches: list[Touch], kept: set[str]
+) -> tuple[list[Operation], list[Touch]]:
     needed = set(kept)
     alive: list[int] = []
     for position in range(len(operations) - 1, -1, -1):
@@ -159,11 +163,17 @@ def _drop_dead(operations: list[Operation], touches: list[Touch], kept: set[str]
 
 
 def _merge_duplicates(
-    program: LoopProgram, operations: list[Operation], touches: list[Touch], kept: set[str], shared: Mapping[str, frozenset[str]]
+    program: LoopProgram,
+    operations: list[Operation],
+    touches: list[Touch],
+    kept: set[str],
+    shared: Mapping[str, frozenset[str]],
 ) -> tuple[list[Operation], list[Touch]]:
-    """An operation that computes what an earlier one already stored into another temporary disappears; its readers read that one.
+    """An operation that computes what an earlier one already stored into another temporary disappears; its readers read
+    that one.
 
-    Only operations whose reads and writes have a single writer in the whole program take part, so no write can lie between the two.
+    Only operations whose reads and writes have a single writer in the whole program take part, so no write can lie
+    between the two.
     """
     writers: dict[str, int] = {}
     for entry in touches:
@@ -178,7 +188,11 @@ def _merge_duplicates(
             operation = rename_reads(operation, renamed)
             entry = touch(operation, shared)
         result = _only_result(operation)
-        if result is not None and writers[result] == 1 and all(_written_once(program, writers, read) for read in entry.reads):
+        if (
+            result is not None
+            and writers[result] == 1
+            and all(_written_once(program, writers, read) for read in entry.reads)
+        ):
             name = result
             buffer = program.buffers[name]
             key = (_key(operation), buffer.dtype, buffer.shape, buffer.stride, buffer.device)
@@ -238,7 +252,11 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
     rewriter = Rewriter(dim=lambda d: d, load=load, local=lambda node: node, bind=lambda old, value: old)
     if isinstance(operation, Pointwise):
         stores = tuple(
-            replace(store, value=rewriter.visit(store.value), bindings=tuple((s, rewriter.visit(v)) for s, v in store.bindings))
+            replace(
+                store,
+                value=rewriter.visit(store.value),
+                bindings=tuple((s, rewriter.visit(v)) for s, v in store.bindings),
+            )
             for store in operation.stores
         )
         return replace(operation, stores=stores)
@@ -246,10 +264,14 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
 
 
 def _edges(
-    operations: list[Operation], touches: list[Touch], kept: frozenset[str], shared: dict[str, frozenset[str]], outside: frozenset[str]
+    operations: list[Operation],
+    touches: list[Touch],
+    kept: frozenset[str],
+    shared: dict[str, frozenset[str]],
+    outside: frozenset[str],
 ) -> Dependencies:
-    """`outside`: buffers that exist before the call. They are written to after every check has passed: a call that fails one is repeated
-    eagerly, and must not have changed anything."""
+    """`outside`: buffers that exist before the call. They are written to after every check has passed: a call that
+    fails one is repeated eagerly, and must not have changed anything."""
     checks: list[int] = []
     last_writer: dict[str, int] = {}
     readers_since: dict[str, list[int]] = {}

@@ -24,8 +24,8 @@ DEFAULTS = ScheduleOptions()
 
 
 def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: Repeat | None = None) -> Plan:
-    """Fuses the program's operations into kernels, orders them, and places temporaries in one arena. With `repeat` the plan has so many
-    bodies more than the program; raises Irregular where that cannot be told from those that it has."""
+    """Fuses the program's operations into kernels, orders them, and places temporaries in one arena. With `repeat` the
+    plan has so many bodies more than the program; raises Irregular where that cannot be told from those that it has."""
     if options.fusion:
         program = split_reductions(write_in_place(program), options)
     dependencies = analyse(program)

@@ -1,6 +1,7 @@
 """Walks over loop expressions: what an operation touches, and rewriting it with other indices.
 
-Takes `loops.ir` expressions; gives `Survey`s and new expressions. Always holds: walks memoise by identity (an expression is a DAG).
+Takes `loops.ir` expressions; gives `Survey`s and new expressions. Always holds: walks memoise by identity (an
+    expression is a DAG).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from fusewright.sizes.expressions import Dim, Expr, substitute
 
 @dataclass(slots=True)
 class Survey:
-    """loads: distinct loads in order of first meeting. dims: every index expression met. nodes: number of distinct nodes.
-    masks, checks: number of masked parts, of checked indices. locals: names of local values. applied: names of operations."""
+    """loads: distinct loads in order of first meeting. dims: every index expression met. nodes: number of distinct
+    nodes. masks, checks: number of masked parts, of checked indices. locals: names of local values. applied: names of
+    operations."""
 
     loads: list[Load] = field(default_factory=list)
     dims: dict[Dim, None] = field(default_factory=dict)
@@ -87,7 +89,9 @@ class Rewriter:
             found = self.memo[node] = _REBUILD[type(node)](self, node)
         return found
 
-    def bindings(self, pairs: tuple[tuple[Expr, Expression], ...], index: Dim) -> tuple[tuple[tuple[Expr, Expression], ...], Dim]:
+    def bindings(
+        self, pairs: tuple[tuple[Expr, Expression], ...], index: Dim
+    ) -> tuple[tuple[tuple[Expr, Expression], ...], Dim]:
         """The rewritten bindings and index of an access (the index already mapped by `dim`)."""
         if not pairs:
             return pairs, index
@@ -119,6 +123,10 @@ _REBUILD: dict[type, Callable[[Rewriter, Any], Expression]] = {
     IndexValue: lambda rewriter, node: ir.index_value(rewriter.dim(node.index)),
     Load: _load,
     Apply: lambda rewriter, node: ir.apply(node.op, *[rewriter.visit(arg) for arg in node.args], dtype=node.dtype),
-    Masked: lambda rewriter, node: ir.masked(rewriter.visit(node.mask), rewriter.visit(node.body), rewriter.visit(node.other)),
-    CheckedIndex: lambda rewriter, node: ir.checked_index(rewriter.visit(node.value), rewriter.dim(node.extent), node.wrap),
+    Masked: lambda rewriter, node: ir.masked(
+        rewriter.visit(node.mask), rewriter.visit(node.body), rewriter.visit(node.other)
+    ),
+    CheckedIndex: lambda rewriter, node: ir.checked_index(
+        rewriter.visit(node.value), rewriter.dim(node.extent), node.wrap
+    ),
 }

@@ -1,7 +1,7 @@
 """Which operations share a kernel: greedy fusion of loop operations into groups.
 
-Takes `Dependencies`; gives `Group`s. Always holds: the groups and externs form no cycle; inside a group, running the nests in program
-order at one outer point after the other gives what running them one after the other gives.
+Takes `Dependencies`; gives `Group`s. Always holds: the groups and externs form no cycle; inside a group, running the
+nests in program order at one outer point after the other gives what running them one after the other gives.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ VECTOR = 16
 SMALL_REDUCTIONS = 16
 """Times the points of a tiny loop that a reduction may walk and still be tiny on a GPU."""
 SHORT, LONG = 64, 256
-"""Rows that a tile of columns may pass over to store them: many pages at once. LONG where whole rows of memory traffic are saved: a softmax
-or a norm over 100 to 256 rows is then 1.1 to 1.8 times as quick, but a mean that is only subtracted 0.55 to 1 times."""
+"""Rows that a tile of columns may pass over to store them: many pages at once. LONG where whole rows of memory traffic
+are saved: a softmax or a norm over 100 to 256 rows is then 1.1 to 1.8 times as quick, but a mean that is only
+subtracted 0.55 to 1 times."""
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Operations that run in one kernel. flat: no nest has inner axes. lane: where the neighbouring elements of memory are met, in the
-    "inner" or the "outer" axes (None: no preference). mask/ancestors: bit sets of group ids (its own; those that must run before)."""
+    """Operations that run in one kernel. flat: no nest has inner axes. lane: where the neighbouring elements of memory
+    are met, in the "inner" or the "outer" axes (None: no preference). mask/ancestors: bit sets of group ids (its own;
+    those that must run before)."""
 
     id: int
     nests: list[Nest]
@@ -53,7 +55,8 @@ class Group:
 
 
 def lane_of(nest: Nest, recipe: Recipe | None = None) -> str | None:
-    """Whether consecutive elements of the nest's main access lie along an inner or an outer axis; None without inner axes."""
+    """Whether consecutive elements of the nest's main access lie along an inner or an outer axis; None without inner
+    axes."""
     extents, outer = nest.extents, nest.outer
     if recipe is not None:
         extents, outer = recipe.extents(extents), len(recipe.outer)
@@ -102,7 +105,9 @@ class Fuser:
             before = self.groups[p]
             ancestors |= before.ancestors | before.mask
         if isinstance(operation, Extern):
-            group = Group(position, [], (), False, None, {}, set(), 1 << position, ancestors, direct, operation, [position])
+            group = Group(
+                position, [], (), False, None, {}, set(), 1 << position, ancestors, direct, operation, [position]
+            )
         else:
             touch = self.dependencies.touches[position]
             nest = make_nest(position, operation, touch)
@@ -165,15 +170,20 @@ class Fuser:
                 current = self.try_merge(current, self.groups[other]) or self.groups[other]
 
     def _is_tiny(self, group: Group) -> bool:
-        """Whether the launch is most of its cost. (On a CPU, neighbouring small reductions share a parallel region anyway.)"""
+        """Whether the launch is most of its cost. (On a CPU, neighbouring small reductions share a parallel region
+        anyway.)"""
         if group.flat:
             return hint(product(group.outer)) <= self.options.tiny_points
-        return self.options.lanes > 1 and max(nest.points() for nest in group.nests) <= SMALL_REDUCTIONS * self.options.tiny_points
+        return (
+            self.options.lanes > 1
+            and max(nest.points() for nest in group.nests) <= SMALL_REDUCTIONS * self.options.tiny_points
+        )
 
     def _find(self, group_id: int) -> Group:
         return self.groups[self.group_of[group_id]]
 
-    # --- one merge -----------------------------------------------------------------------------------------------------
+    # --- one merge
+    # -----------------------------------------------------------------------------------------------------
 
     def try_merge(self, a: Group, b: Group) -> Group | None:
         """Merges the groups if that is legal and good; gives the merged group."""
@@ -192,7 +202,10 @@ class Fuser:
         options = self.options
         if len(a.nests) + len(b.nests) > options.max_statements // 3 or self._device(a) != self._device(b):
             return False
-        if sum(nest.masks for group in (a, b) for nest in group.nests) > 32 or sum(n.nodes for g in (a, b) for n in g.nests) > 2000:
+        if (
+            sum(nest.masks for group in (a, b) for nest in group.nests) > 32
+            or sum(n.nodes for g in (a, b) for n in g.nests) > 2000
+        ):
             return False
         if self.dependencies.shared and (self._meets(a, b) or self._meets(b, a)):
             return False
@@ -273,11 +286,13 @@ class Fuser:
         return None
 
     def _agrees(self, links: list[Link], left: Recipe, right: Recipe) -> bool:
-        """Whether groups without a dependency, put under the same loops, read what they share at the same points (or share nothing)."""
+        """Whether groups without a dependency, put under the same loops, read what they share at the same points (or
+        share nothing)."""
         affine = [link for link in links if link.left[1].affine and link.right[1].affine]
         outer = len(left.outer)
         return not affine or any(
-            link.left[0].table[link.left[1].index][1][:outer] == link.right[0].table[link.right[1].index][1][:outer] for link in affine
+            link.left[0].table[link.left[1].index][1][:outer] == link.right[0].table[link.right[1].index][1][:outer]
+            for link in affine
         )
 
     def _worthwhile(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe) -> bool:
@@ -292,7 +307,8 @@ class Fuser:
                 return False
             sunk = {lane_of(nest, recipe) for nest in group.nests}
             if "outer" in sunk and (
-                other.flat or (outer // VECTOR < options.min_parallel and group.nests[0].points() > options.small_points)
+                other.flat
+                or (outer // VECTOR < options.min_parallel and group.nests[0].points() > options.small_points)
             ):
                 return False
             if "outer" in sunk and self._stores_outside(group, other) and self._too_many_rows(group, other, recipe):
@@ -308,8 +324,9 @@ class Fuser:
         return self._rows_pay(a, b, recipe_a, recipe_b, outer)
 
     def _rows_pay(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe, outer: int) -> bool:
-        """Whether two pointwise groups over different elements of the same rows should become stages of one kernel: the rows are long
-        enough to vectorise and many enough to run in parallel, and both do about the same amount of work (or one works once a row)."""
+        """Whether two pointwise groups over different elements of the same rows should become stages of one kernel: the
+        rows are long enough to vectorise and many enough to run in parallel, and both do about the same amount of work
+        (or one works once a row)."""
         points = [max(nest.points() for nest in group.nests) for group in (a, b)]
         if outer < self.options.min_parallel and max(points) > self.options.tiny_points:
             return False
@@ -322,8 +339,8 @@ class Fuser:
         return len(lengths) < 2 or max(lengths) <= 4 * min(lengths)
 
     def _too_many_rows(self, group: Group, other: Group, recipe: Recipe) -> bool:
-        """Whether `group` would store more rows from a tile of columns than pays. A GPU's block of columns stores as it goes, unless it
-        must know a result of all its rows first."""
+        """Whether `group` would store more rows from a tile of columns than pays. A GPU's block of columns stores as it
+        goes, unless it must know a result of all its rows first."""
         if self.options.lanes > 1:
             most = SHORT if other.written & group.touching.keys() else None
         else:
@@ -339,8 +356,8 @@ class Fuser:
         return any(not self._internal(name, inside) for name in group.written)
 
     def _is_reduced_next(self, group: Group, other: Group) -> bool:
-        """Whether what `group` stores for others goes into a reduction and no further than loops, which may join as well (a softmax over
-        columns, or their variance): then it need not be in memory at all."""
+        """Whether what `group` stores for others goes into a reduction and no further than loops, which may join as
+        well (a softmax over columns, or their variance): then it need not be in memory at all."""
         dependencies = self.dependencies
         inside = set(group.positions) | set(other.positions)
         for name in group.written:
@@ -354,11 +371,13 @@ class Fuser:
         return True
 
     def _saves_rows(self, group: Group, other: Group) -> bool:
-        """Whether `group` is the last to read something of its own size that `other` makes: then that need not be in memory."""
+        """Whether `group` is the last to read something of its own size that `other` makes: then that need not be in
+        memory."""
         inside = set(group.positions) | set(other.positions)
         points = max(nest.points() for nest in group.nests)
         return any(
-            name in other.written and self._internal(name, inside) and hint(self.buffers[name].span()) >= points for name in group.touching
+            name in other.written and self._internal(name, inside) and hint(self.buffers[name].span()) >= points
+            for name in group.touching
         )
 
     def _same_direction(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe) -> bool:

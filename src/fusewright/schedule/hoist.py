@@ -1,8 +1,9 @@
 """Moves out of inner loops what does not depend on them.
 
-Takes a kernel's stages; gives stages that compute the same, with invariant subexpressions named once for each outer point. Always holds:
-only what was computed unconditionally in the loop is moved, and nothing is moved out of a loop that may be empty. A code generator could
-find most of these itself, but not the loads (a store in the loop might alias them).
+Takes a kernel's stages; gives stages that compute the same, with invariant subexpressions named once for each outer
+point. Always holds: only what was computed unconditionally in the loop is moved, and nothing is moved out of a loop
+that may be empty. A code generator could find most of these itself, but not the loads (a store in the loop might alias
+them).
 """
 
 from __future__ import annotations
@@ -40,10 +41,18 @@ class _Hoister:
 
     def _invariant(self, node: Expression) -> bool:
         if isinstance(node, Apply):
-            safe = node.dtype.is_floating_point or node.op == "cast" or ("div" not in node.op and node.op not in ("remainder", "fmod"))
+            safe = (
+                node.dtype.is_floating_point
+                or node.op == "cast"
+                or ("div" not in node.op and node.op not in ("remainder", "fmod"))
+            )
             return safe and all(self.invariant(arg) for arg in node.args)
         if isinstance(node, Load):
-            return not node.bindings and node.buffer not in self.written and self.inner.isdisjoint(free_symbols(node.index))
+            return (
+                not node.bindings
+                and node.buffer not in self.written
+                and self.inner.isdisjoint(free_symbols(node.index))
+            )
         if isinstance(node, LocalValue):
             return node.name in self.lasting
         if isinstance(node, IndexValue):

@@ -1,8 +1,8 @@
 """Which kernels run side by side: neighbouring kernels that do not depend on one another share one parallel region.
 
-Takes the steps in their order; gives them with `RunKernel.together` set. Always holds: no kernel of a region writes what another one of it
-reads or writes. The update of two hundred parameters is so one region over a table of kernels, in place of two hundred regions; equal
-bodies share their machine code anyway.
+Takes the steps in their order; gives them with `RunKernel.together` set. Always holds: no kernel of a region writes
+what another one of it reads or writes. The update of two hundred parameters is so one region over a table of kernels,
+in place of two hundred regions; equal bodies share their machine code anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def run_together(
     shared: Mapping[str, frozenset[str]],
     options: ScheduleOptions,
 ) -> list[Step]:
-    """The steps, with the kernels marked that join the region of the step before. `shared`: buffers that are one memory."""
+    """The steps, with the kernels marked that join the region of the step before. `shared`: buffers that are one
+    memory."""
     result: list[Step] = []
     region = _Region(buffers, shared)
     for step in steps:
@@ -42,7 +43,8 @@ def run_together(
 
 
 def _may_join(kernel: Kernel, buffers: Mapping[str, Buffer], options: ScheduleOptions) -> bool:
-    """On a CPU; and new memory that is written must be little, because what a region writes is alive at the same time."""
+    """On a CPU; and new memory that is written must be little, because what a region writes is alive at the same
+    time."""
     fresh = [name for name in kernel.written if buffers[name].role in ("temporary", "output")]
     new_bytes = sum(_about(buffers[name].span(), options.examples) * buffers[name].dtype.itemsize for name in fresh)
     return new_bytes <= options.together_bytes and all(buffers[name].device.type == "cpu" for name in kernel.buffers)

@@ -1,9 +1,9 @@
 """Inputs that are replaced by a changed copy of themselves are changed where they are.
 
-Takes and gives a `LoopProgram`. A write to part of an input (one row of a key-value cache) comes as a copy of the input, stores into the
-copy, and at the end a copy back: three passes over memory of which a row was meant. Always holds: nothing but that first copy reads what
-the input held; the indices of the stores are checked by an operation of their own, so that a call that fails such a check has not begun to
-write (`fuse` keeps the two apart).
+Takes and gives a `LoopProgram`. A write to part of an input (one row of a key-value cache) comes as a copy of the
+input, stores into the copy, and at the end a copy back: three passes over memory of which a row was meant. Always
+holds: nothing but that first copy reads what the input held; the indices of the stores are checked by an operation of
+their own, so that a call that fails such a check has not begun to write (`fuse` keeps the two apart).
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from fusewright.sizes.tensor_type import contiguous_strides
 
 def write_in_place(program: LoopProgram) -> LoopProgram:
     operations = program.operations
-    updates = [(position, found) for position, found in enumerate(map(_copied, operations)) if found and _is_input(program, found[1])]
+    updates = [
+        (position, found)
+        for position, found in enumerate(map(_copied, operations))
+        if found and _is_input(program, found[1])
+    ]
     if not updates:
         return program
     shared = shared_memory(operations)
@@ -68,7 +72,12 @@ def _start(program: LoopProgram, uses: _Uses, changed: str, target: str, end: in
     operations = program.operations
     copy, original = program.buffers[changed], program.buffers[target]
     writers = uses.writers.get(changed, [])
-    if copy.role != "temporary" or _memory(copy) != _memory(original) or uses.writers[target] != [end] or len(writers) < 2:
+    if (
+        copy.role != "temporary"
+        or _memory(copy) != _memory(original)
+        or uses.writers[target] != [end]
+        or len(writers) < 2
+    ):
         return None
     start, first = writers[:2]
     if uses.readers.get(target) != [start] or _copied(operations[start]) != (target, changed) or writers[-1] > end:
@@ -83,7 +92,9 @@ def _start(program: LoopProgram, uses: _Uses, changed: str, target: str, end: in
 
 def _is_whole(copy: Pointwise, buffer: Buffer) -> bool:
     """Whether the copy's loops go through the buffer's elements by its own strides."""
-    moving = [(size, step) for size, step in zip(buffer.shape, buffer.stride) if not (isinstance(size, int) and size == 1)]
+    moving = [
+        (size, step) for size, step in zip(buffer.shape, buffer.stride) if not (isinstance(size, int) and size == 1)
+    ]
     index = sum((axis.symbol * step for axis, (_, step) in zip(copy.axes, moving)), cast(Dim, 0))
     return [axis.extent for axis in copy.axes] == [size for size, _ in moving] and copy.stores[0].index == index
 
@@ -102,7 +113,13 @@ def _copied(operation: Operation) -> tuple[str, str] | None:
         return None
     (store,) = operation.stores
     value = store.value
-    if not isinstance(value, Load) or value.bindings or store.bindings or store.mode != "write" or value.index != store.index:
+    if (
+        not isinstance(value, Load)
+        or value.bindings
+        or store.bindings
+        or store.mode != "write"
+        or value.index != store.index
+    ):
         return None
     return value.buffer, store.buffer
 
@@ -111,7 +128,9 @@ def _may_write(operation: Operation) -> bool:
     """Whether the indices of its stores are all that an operation checks."""
     if not isinstance(operation, Pointwise):
         return False
-    return survey(roots(operation)).checks == len({value for value in _indices(operation) if isinstance(value, CheckedIndex)})
+    return survey(roots(operation)).checks == len(
+        {value for value in _indices(operation) if isinstance(value, CheckedIndex)}
+    )
 
 
 def _indices(operation: Pointwise) -> list[Expression]:
@@ -137,6 +156,7 @@ def _checked_before(program: LoopProgram, operation: Pointwise) -> Pointwise:
         program.operations.append(Pointwise(operation.name, axes, (Store(name, place, value),), operation.locations))
         known[value] = ir.load(name, place, value.dtype)
     stores = [
-        replace(store, bindings=tuple((symbol, known.get(value, value)) for symbol, value in store.bindings)) for store in operation.stores
+        replace(store, bindings=tuple((symbol, known.get(value, value)) for symbol, value in store.bindings))
+        for store in operation.stores
     ]
     return replace(operation, stores=tuple(stores))

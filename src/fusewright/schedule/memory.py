@@ -1,7 +1,8 @@
 """Where temporaries live: lifetimes over the step order, and offsets in one arena.
 
-Takes a plan's steps and buffers; gives placements, the arena's size, the last use of temporaries with memory of their own, the
-pairs of buffers that share memory within a kernel, and which temporaries take over the memory that another one had of its own.
+Takes a plan's steps and buffers; gives placements, the arena's size, the last use of temporaries with memory of their
+own, the pairs of buffers that share memory within a kernel, and which temporaries take over the memory that another one
+had of its own.
 Always holds: buffers whose lifetimes overlap do not overlap in the arena, except pairs in `inplace`.
 """
 
@@ -27,7 +28,8 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class Lifetime:
-    """first: the step that writes it first; last: the last step that touches it (the number of steps if it outlives the plan)."""
+    """first: the step that writes it first; last: the last step that touches it (the number of steps if it outlives the
+    plan)."""
 
     first: int
     last: int
@@ -49,14 +51,19 @@ def plan_memory(
     outputs: Sequence[Output],
     own_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Places every temporary that a kernel or an out= extern writes and that is smaller than `own_bytes`. A temporary that is an output
-    (as a view, say) keeps its memory to the end of the plan, and still belongs to the arena: who returns it must copy it or own it."""
+    """Places every temporary that a kernel or an out= extern writes and that is smaller than `own_bytes`. A temporary
+    that is an output (as a view, say) keeps its memory to the end of the plan, and still belongs to the arena: who
+    returns it must copy it or own it."""
     lifetimes: dict[str, Lifetime] = {}
     returned: set[str] = set()
     for number, step in zip(moments(steps), steps):
         if isinstance(step, RunExtern):
             extern = step.extern
-            touched: list[str] = [*extern_reads(extern), *(name for name in extern.outputs if name is not None), *extern.mutates]
+            touched: list[str] = [
+                *extern_reads(extern),
+                *(name for name in extern.outputs if name is not None),
+                *extern.mutates,
+            ]
             if extern.placement == "returned":
                 returned.update(name for name in extern.outputs if name is not None)
         else:
@@ -74,10 +81,14 @@ def plan_memory(
             lifetimes[name].last = len(steps)
     for result, bases in shared_memory(step.extern for step in steps if isinstance(step, RunExtern)).items():
         for name in bases & lifetimes.keys():
-            lifetimes[name].last = max(lifetimes[name].last, lifetimes[result].last if result in lifetimes else len(steps))
+            lifetimes[name].last = max(
+                lifetimes[name].last, lifetimes[result].last if result in lifetimes else len(steps)
+            )
     last_step = {moment: number for number, moment in enumerate(moments(steps))} | {len(steps): len(steps)}
     sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in lifetimes}
-    alone = returned if own_bytes is None else returned | {name for name, size in sizes.items() if hint(size) >= own_bytes}
+    alone = (
+        returned if own_bytes is None else returned | {name for name, size in sizes.items() if hint(size) >= own_bytes}
+    )
     last_use = {name: last_step[life.last] for name, life in lifetimes.items() if name in alone}
     placed = {name: life for name, life in lifetimes.items() if name not in alone}
     own = {
@@ -97,17 +108,24 @@ def _round(size: Dim) -> Dim:
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-# --- in place -----------------------------------------------------------------------------------------------------------
+# --- in place
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _share_in_place(
-    steps: Sequence[Step], kernels: Mapping[str, Kernel], buffers: Mapping[str, Buffer], lifetimes: Mapping[str, Lifetime]
+    steps: Sequence[Step],
+    kernels: Mapping[str, Kernel],
+    buffers: Mapping[str, Buffer],
+    lifetimes: Mapping[str, Lifetime],
 ) -> tuple[dict[str, str], dict[str, tuple[tuple[str, str], ...]]]:
-    """Pairs of a dying temporary and a fresh one of the same size, within one kernel, at the same element in the same iteration."""
+    """Pairs of a dying temporary and a fresh one of the same size, within one kernel, at the same element in the same
+    iteration."""
     shared: dict[str, str] = {}
     inplace: dict[str, tuple[tuple[str, str], ...]] = {}
     times = moments(steps)
-    readers: dict[tuple[str, int], int] = {}  # kernels that touch a buffer at a moment: another one would see it overwritten
+    readers: dict[
+        tuple[str, int], int
+    ] = {}  # kernels that touch a buffer at a moment: another one would see it overwritten
     for number, step in zip(times, steps):
         for name in () if isinstance(step, RunExtern) else kernels[step.kernel].buffers:
             readers[name, number] = readers.get((name, number), 0) + 1
@@ -117,7 +135,9 @@ def _share_in_place(
         kernel = kernels[step.kernel]
         if kernel.product is not None:  # each element of its operands is read for many elements of its result
             continue
-        candidates = [b for b in kernel.buffers if b in lifetimes and b not in kernel.written and lifetimes[b].last == number]
+        candidates = [
+            b for b in kernel.buffers if b in lifetimes and b not in kernel.written and lifetimes[b].last == number
+        ]
         dying = [b for b in candidates if readers[b, number] == 1]
         fresh = [b for b in kernel.buffers if b in lifetimes and b in kernel.written and lifetimes[b].first == number]
         if not dying or not fresh:
@@ -127,8 +147,11 @@ def _share_in_place(
         for written in fresh:
             for read in dying:
                 a, b = buffers[read], buffers[written]
-                # On a GPU another thread of the block may write an element than the one that reads it, and nothing orders the two.
-                alike = a.dtype.itemsize == b.dtype.itemsize and a.device == b.device == _CPU and same(a.span(), b.span())
+                # On a GPU another thread of the block may write an element than the one that reads it, and nothing
+                # orders the two.
+                alike = (
+                    a.dtype.itemsize == b.dtype.itemsize and a.device == b.device == _CPU and same(a.span(), b.span())
+                )
                 if not alike or not places.in_place(read, written):
                     continue
                 shared[written] = read
@@ -141,7 +164,8 @@ def _share_in_place(
 
 
 class _Places:
-    """Where a kernel reads and writes each buffer: (stage, statement, index); index None for a place known only at run time."""
+    """Where a kernel reads and writes each buffer: (stage, statement, index); index None for a place known only at run
+    time."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.reads: dict[str, list[tuple[int, int, Dim | None]]] = {}
@@ -155,7 +179,8 @@ class _Places:
                     self.writes.setdefault(statement.buffer, []).append((s, k, statement.index if plain else None))
 
     def in_place(self, read: str, written: str) -> bool:
-        """Whether the kernel reads each element of `read` only before, and in the same iteration as, it writes it to `written`."""
+        """Whether the kernel reads each element of `read` only before, and in the same iteration as, it writes it to
+        `written`."""
         reads, writes = self.reads.get(read, []), self.writes.get(written, [])
         if not reads or len(writes) != 1 or written in self.reads:
             return False
@@ -169,18 +194,25 @@ def _expressions(statement: object) -> list[Expression]:
     return [statement.value]  # type: ignore[attr-defined]
 
 
-# --- offsets ------------------------------------------------------------------------------------------------------------
+# --- offsets
+# ------------------------------------------------------------------------------------------------------------
 
 
-def _assign(lifetimes: Mapping[str, Lifetime], sizes: Mapping[str, Dim], shared: Mapping[str, str]) -> tuple[dict[str, Placement], Dim]:
-    """Best fit, largest blocks first (then the longest lived); blocks of symbolic size follow one another behind the static ones."""
+def _assign(
+    lifetimes: Mapping[str, Lifetime], sizes: Mapping[str, Dim], shared: Mapping[str, str]
+) -> tuple[dict[str, Placement], Dim]:
+    """Best fit, largest blocks first (then the longest lived); blocks of symbolic size follow one another behind the
+    static ones."""
     blocks: dict[str, Lifetime] = {}
     root_of: dict[str, str] = {}
     for name, life in sorted(lifetimes.items(), key=lambda item: item[1].first):
         root = root_of[shared[name]] if name in shared else name
         root_of[name] = root
         if root in blocks:
-            blocks[root].first, blocks[root].last = min(blocks[root].first, life.first), max(blocks[root].last, life.last)
+            blocks[root].first, blocks[root].last = (
+                min(blocks[root].first, life.first),
+                max(blocks[root].last, life.last),
+            )
         else:
             blocks[root] = Lifetime(life.first, life.last)
     offsets: dict[str, Dim] = {}
@@ -217,8 +249,8 @@ def _best_gap(settled: Sequence[tuple[int, int, int, int]], life: Lifetime, size
 
 
 def _symbolic_slots(blocks: Mapping[str, Lifetime], sizes: Mapping[str, Dim], start: int) -> list[tuple[str, Dim, Dim]]:
-    """Places for blocks of symbolic size: a free slot of exactly the same size is used again, else a new one is opened at the end.
-    Gives (name, offset, end of the arena after it)."""
+    """Places for blocks of symbolic size: a free slot of exactly the same size is used again, else a new one is opened
+    at the end. Gives (name, offset, end of the arena after it)."""
     slots: list[tuple[Dim, Dim, int]] = []  # (size, offset, busy until)
     result: list[tuple[str, Dim, Dim]] = []
     end: Dim = start

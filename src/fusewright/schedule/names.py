@@ -1,6 +1,7 @@
 """Names of kernels: what a reader of a profile or a printed plan should see.
 
-Takes the names of the fused operations; gives a name of at most about 50 characters. Always holds: names in one plan are different.
+Takes the names of the fused operations; gives a name of at most about 50 characters. Always holds: names in one plan
+    are different.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def base_name(name: str) -> str:
 
 
 def kernel_name(operations: Iterable[str], number: int) -> str:
-    """`fused_mean_sub_layer_norm_3`: the distinct operation names in order, shortened in the middle where there are too many."""
+    """`fused_mean_sub_layer_norm_3`: the distinct operation names in order, shortened in the middle where there are too
+    many."""
     words = list(dict.fromkeys(base_name(name) for name in operations))
     text = "_".join(words)
     if len(text) > LONGEST - 6:

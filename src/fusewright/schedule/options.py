@@ -1,7 +1,7 @@
 """What a caller may choose about scheduling.
 
-Takes nothing; gives `ScheduleOptions`. Always holds: a schedule depends on the program and on these options alone, never on the machine
-(in particular not on the number of threads), so that results are reproducible.
+Takes nothing; gives `ScheduleOptions`. Always holds: a schedule depends on the program and on these options alone,
+never on the machine (in particular not on the number of threads), so that results are reproducible.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from fusewright.sizes.expressions import Expr
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """fusion: False gives one kernel an operation (to find out which fusion is at fault). fuse_limit: merges allowed (-1: no limit), for
-    bisection.
+    """fusion: False gives one kernel an operation (to find out which fusion is at fault). fuse_limit: merges allowed
+    (-1: no limit), for bisection.
 
-    lanes: outer points that a machine handles at once where neighbouring elements lie along the outer axes (a GPU's block of columns);
-    smallest_chunk: reduced points of a chunk below which another one does not pay; gathered_chunk: the same where values are read through
-    an index (each point then waits for memory: shorter chunks pay, of small reductions too). 0: no difference.
-    max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one kernel's row memory. min_parallel: outer iterations
-    below which a kernel cannot keep a machine busy. small_points: iterations so few that parallelism does not matter.
-    chunk_points: reduced points from which a reduction with little outer parallelism is split.
-    own_bytes: temporaries from this size on have memory of their own, from their first writer to their last reader; None: all of them
-    share one arena, which stays.
-    max_together: kernels of one parallel region; together_bytes: new memory that a kernel in such a region may write, at the sizes of the
-    call that is compiled for (examples).
+    lanes: outer points that a machine handles at once where neighbouring elements lie along the outer axes (a GPU's
+    block of columns); smallest_chunk: reduced points of a chunk below which another one does not pay; gathered_chunk:
+    the same where values are read through an index (each point then waits for memory: shorter chunks pay, of small
+    reductions too). 0: no difference. max_buffers, max_statements: bounds of one kernel. scratch_bytes: bound of one
+    kernel's row memory. min_parallel: outer iterations below which a kernel cannot keep a machine busy. small_points:
+    iterations so few that parallelism does not matter. chunk_points: reduced points from which a reduction with little
+    outer parallelism is split. own_bytes: temporaries from this size on have memory of their own, from their first
+    writer to their last reader; None: all of them share one arena, which stays.
+    max_together: kernels of one parallel region; together_bytes: new memory that a kernel in such a region may write,
+    at the sizes of the call that is compiled for (examples).
     """
 
     fusion: bool = True

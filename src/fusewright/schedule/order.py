@@ -1,7 +1,7 @@
 """In which order kernels and externs run.
 
-Takes groups with their edges; gives them in a topological order. Always holds: an operation runs after everything that it depends on;
-ordered externs keep their order (it is among the edges).
+Takes groups with their edges; gives them in a topological order. Always holds: an operation runs after everything that
+it depends on; ordered externs keep their order (it is among the edges).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fusewright.schedule.fuse import Group
 
 
 def order_groups(groups: Sequence[Group], dependencies: Dependencies, buffers: Mapping[str, Buffer]) -> list[Group]:
-    """Topological order that follows the program (its last fused operation decides), except that a group which frees more memory than
-    it allocates runs as soon as it can. Raises ValueError if the groups form a cycle."""
+    """Topological order that follows the program (its last fused operation decides), except that a group which frees
+    more memory than it allocates runs as soon as it can. Raises ValueError if the groups form a cycle."""
     owner = {position: group.id for group in groups for position in group.positions}
     by_id = {group.id: group for group in groups}
     successors: dict[int, set[int]] = {group.id: set() for group in groups}
@@ -61,7 +61,11 @@ def _growth(groups: Sequence[Group], dependencies: Dependencies, buffers: Mappin
                 if buffers[name].role == "temporary" and not inside.issuperset(dependencies.readers.get(name, ())):
                     total += hint(buffers[name].span()) * buffers[name].dtype.itemsize
             for name in touch.reads:
-                if name not in dependencies.kept and name in dependencies.writers and inside.isdisjoint(dependencies.writers[name]):
+                if (
+                    name not in dependencies.kept
+                    and name in dependencies.writers
+                    and inside.isdisjoint(dependencies.writers[name])
+                ):
                     if inside.issuperset(dependencies.readers[name]):
                         total -= hint(buffers[name].span()) * buffers[name].dtype.itemsize
         growth[group.id] = total

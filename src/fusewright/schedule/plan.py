@@ -2,12 +2,12 @@
 
 Takes nothing; defines the types between `schedule`, `codegen` and `runtime`.
 
-A kernel is two levels of loops. `outer` axes are shared by all stages and their iterations are independent (they may run in
-parallel, in any order, and be vectorised). For each outer point the stages run in order; each runs its own inner axes.
-A layer norm is: outer (row); stage 1 over columns reduces the mean; stage 2 reduces the squared deviations; stage 3 stores.
-A column sum is: outer (column); one stage over rows (code generation vectorises the outer axis).
-Pure pointwise work has outer axes and one stage without inner axes, or rows and columns split between them: code generation treats both
-alike.
+A kernel is two levels of loops. `outer` axes are shared by all stages and their iterations are independent (they may
+run in parallel, in any order, and be vectorised). For each outer point the stages run in order; each runs its own inner
+axes. A layer norm is: outer (row); stage 1 over columns reduces the mean; stage 2 reduces the squared deviations; stage
+3 stores. A column sum is: outer (column); one stage over rows (code generation vectorises the outer axis).
+Pure pointwise work has outer axes and one stage without inner axes, or rows and columns split between them: code
+generation treats both alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fusewright.sizes.expressions import Dim, Expr
 class Define:
     """Names a value for later statements of the same stage (a stored value that is read again in the same iteration).
 
-    In a stage without axes, the name stays visible to every later stage of the same outer point, as a reduction's result does.
+    In a stage without axes, the name stays visible to every later stage of the same outer point, as a reduction's
+    result does.
     """
 
     local: str
@@ -35,9 +36,11 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Accumulates `value` over the stage's inner axes into local `local`, available to later stages of the same outer point.
+    """Accumulates `value` over the stage's inner axes into local `local`, available to later stages of the same outer
+    point.
 
-    accumulator dtype = value.dtype; argmax/argmin give int64 positions in the flattened inner axes (first extreme, NaN wins).
+    accumulator dtype = value.dtype; argmax/argmin give int64 positions in the flattened inner axes (first extreme, NaN
+    wins).
     """
 
     local: str
@@ -47,8 +50,9 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class ScanStep:
-    """A running accumulation along the stage's only inner axis; `local` is the value at this step, usable by later statements.
-    For "max"/"min", `position` (if given) is the local that holds the int64 position of the last extreme."""
+    """A running accumulation along the stage's only inner axis; `local` is the value at this step, usable by later
+    statements. For "max"/"min", `position` (if given) is the local that holds the int64 position of the last
+    extreme."""
 
     local: str
     kind: Literal["sum", "prod", "max", "min", "logaddexp"]
@@ -70,9 +74,10 @@ def roots(statement: Statement) -> list[Expression]:
 class Stage:
     """`axes` nested inner loops (possibly none) around statements in order.
 
-    Within a stage no buffer is loaded after it was stored (the value is forwarded through a local instead), so a load means the same
-    value wherever it stands in the stage. A later stage may load from memory (a buffer or a Scratch) what an earlier one stored for the
-    same outer point. All axes of a kernel are loop symbols named o0, o1, … (outer) and i0, i1, … (inner, outermost first, per stage).
+    Within a stage no buffer is loaded after it was stored (the value is forwarded through a local instead), so a load
+    means the same value wherever it stands in the stage. A later stage may load from memory (a buffer or a Scratch)
+    what an earlier one stored for the same outer point. All axes of a kernel are loop symbols named o0, o1, … (outer)
+    and i0, i1, … (inner, outermost first, per stage).
     """
 
     axes: tuple[Axis, ...]
@@ -81,9 +86,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory private to one outer iteration (a buffer that fusion made local to a row): `size` elements, indexed like a buffer.
+    """Memory private to one outer iteration (a buffer that fusion made local to a row): `size` elements, indexed like a
+    buffer.
 
-    Indices hold inner axes only, never outer ones; each outer point sees only what it wrote itself. bool is one byte, as in buffers.
+    Indices hold inner axes only, never outer ones; each outer point sees only what it wrote itself. bool is one byte,
+    as in buffers.
     """
 
     name: str
@@ -93,10 +100,12 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A factor of a product: its element at (batch, row or column, k) is buffer[outer + inner], `outer` over the kernel's outer axes,
-    `inner` over the symbol `k`. checks: (outer part, inner part, extent); the element is 0 where their sum is not in 0..extent-1.
+    """A factor of a product: its element at (batch, row or column, k) is buffer[outer + inner], `outer` over the
+    kernel's outer axes, `inner` over the symbol `k`. checks: (outer part, inner part, extent); the element is 0 where
+    their sum is not in 0..extent-1.
 
-    value: the element computed where the product needs it, over the outer axes and `k` (no checks then): no step writes `buffer`."""
+    value: the element computed where the product needs it, over the outer axes and `k` (no checks then): no step writes
+    `buffer`."""
 
     buffer: str
     dtype: torch.dtype
@@ -108,11 +117,12 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A batch of matrix products: at outer point (batch, row, column), local `local` is the float32 sum over k < length of left * right.
+    """A batch of matrix products: at outer point (batch, row, column), local `local` is the float32 sum over k < length
+    of left * right.
 
-    `left` does not depend on the column, `right` not on the row. full: float32 operands are multiplied in full precision (not in TF32).
-    chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch by batch). most: rows, where their number is
-    none that is known; the kernel runs for 1 to `most`.
+    `left` does not depend on the column, `right` not on the row. full: float32 operands are multiplied in full
+    precision (not in TF32). chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch
+    by batch). most: rows, where their number is none that is known; the kernel runs for 1 to `most`.
     """
 
     local: str
@@ -127,8 +137,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """An operand of attention: rows of elements side by side, the first at buffer[outer], over the kernel's outer axes, and `step` elements
-    from one to the next (0: one row at each point)."""
+    """An operand of attention: rows of elements side by side, the first at buffer[outer], over the kernel's outer axes,
+    and `step` elements from one to the next (0: one row at each point)."""
 
     buffer: str
     dtype: torch.dtype
@@ -138,9 +148,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(query @ key^T * scale + mask) @ value at outer point (batch, head, row) of a kernel: a row of `features` elements, from a row
-    of the query and `columns` rows of key and value; mask: a row of `columns` elements. Scores, probabilities and sums are float32; a row
-    whose keys are all masked gives zeros. causal: row r sees columns 0 to r. many: the kernel is for many rows at a time."""
+    """softmax(query @ key^T * scale + mask) @ value at outer point (batch, head, row) of a kernel: a row of `features`
+    elements, from a row of the query and `columns` rows of key and value; mask: a row of `columns` elements. Scores,
+    probabilities and sums are float32; a row whose keys are all masked gives zeros. causal: row r sees columns 0 to r.
+    many: the kernel is for many rows at a time."""
 
     query: Rows
     key: Rows
@@ -161,13 +172,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One fused kernel. `buffers` lists every buffer it touches, in parameter order (reads first); `sizes` the size symbols it needs.
+    """One fused kernel. `buffers` lists every buffer it touches, in parameter order (reads first); `sizes` the size
+    symbols it needs.
 
-    product: what the kernel multiplies before its only stage, which is pointwise, starts; `outer` is then batch, row and column.
-    attention: what the kernel computes; it then has no stage.
+    product: what the kernel multiplies before its only stage, which is pointwise, starts; `outer` is then batch, row
+    and column. attention: what the kernel computes; it then has no stage.
 
-    inplace: buffers in this kernel whose memory may be the same (the memory plan reused an input's space for an output):
-    pairs (read, written); each element is read before the same element is written, in the same iteration.
+    inplace: buffers in this kernel whose memory may be the same (the memory plan reused an input's space for an
+    output): pairs (read, written); each element is read before the same element is written, in the same iteration.
     """
 
     name: str
@@ -187,8 +199,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class RunKernel:
-    """together: it runs at the same time as the step before it, which is a kernel, in one parallel region. when: it runs only where this
-    size, which is 1 or 0, is 1."""
+    """together: it runs at the same time as the step before it, which is a kernel, in one parallel region. when: it
+    runs only where this size, which is 1 or 0, is 1."""
 
     kernel: str
     together: bool = False
@@ -208,7 +220,8 @@ Step = RunKernel | RunExtern
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A temporary's place in the arena: byte offset (aligned to 64) and size in bytes. Symbolic sizes give symbolic places."""
+    """A temporary's place in the arena: byte offset (aligned to 64) and size in bytes. Symbolic sizes give symbolic
+    places."""
 
     offset: Dim
     size: Dim
@@ -218,10 +231,10 @@ class Placement:
 class Plan:
     """Everything that code generation and the runtime need to run a graph.
 
-    `placements` covers every temporary that a kernel or an out= extern writes; temporaries returned by an extern own their memory and
-    are freed after the step numbered in `last_use`. Large temporaries of training own theirs too (see ScheduleOptions.own_bytes);
-    `takes_over` (written → read) names those whose memory passes to what a kernel writes in place of them. Where sizes decide how something
-    is computed, the steps of both ways are here, each with its `when`.
+    `placements` covers every temporary that a kernel or an out= extern writes; temporaries returned by an extern own
+    their memory and are freed after the step numbered in `last_use`. Large temporaries of training own theirs too (see
+    ScheduleOptions.own_bytes); `takes_over` (written → read) names those whose memory passes to what a kernel writes in
+    place of them. Where sizes decide how something is computed, the steps of both ways are here, each with its `when`.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Plans and kernels as text: what runs, in which order, over which memory, and from which lines of the user's program.
 
-Takes a `Plan` or a `Kernel`; gives text for people (goldens, debug folders, logs). Always holds: equal plans print equally.
+Takes a `Plan` or a `Kernel`; gives text for people (goldens, debug folders, logs). Always holds: equal plans print
+    equally.
 """
 
 from __future__ import annotations
@@ -23,15 +24,29 @@ from fusewright.loops.ir import (
     Masked,
     Store,
 )
-from fusewright.schedule.plan import Attention, Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement
+from fusewright.schedule.plan import (
+    Attention,
+    Define,
+    Kernel,
+    Operand,
+    Plan,
+    Product,
+    Reduce,
+    RunKernel,
+    ScanStep,
+    Stage,
+    Statement,
+)
 from fusewright.sizes.expressions import Dim
 
 INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=",
     "logical_and": "and", "logical_or": "or", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
 }  # fmt: skip
 SHORT_DTYPES = {
-    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",
+    "int16": "i16", "int8": "i8",
     "uint8": "u8", "bool": "bool",
 }  # fmt: skip
 ACCUMULATE = {"add": "+=", "max": "max=", "min": "min="}
@@ -79,9 +94,8 @@ def statement_text(statement: Statement) -> str:
             return f"{statement.local} = {expression_text(statement.value)}"
         case Store():
             operator = ACCUMULATE.get(statement.mode, "=")
-            return (
-                f"{statement.buffer}[{statement.index}]{_bindings_text(statement.bindings)} {operator} {expression_text(statement.value)}"
-            )
+            place = f"{statement.buffer}[{statement.index}]{_bindings_text(statement.bindings)}"
+            return f"{place} {operator} {expression_text(statement.value)}"
         case Reduce():
             return f"{statement.local} = {statement.kind} of {expression_text(statement.value)}"
         case ScanStep():
@@ -120,7 +134,9 @@ def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, loc
     if kernel.outer:
         lines.append(f"  parallel {_loop_text(kernel.outer)}:")
         indent = "    "
-    lines.extend(f"{indent}scratch {scratch.name}: {dtype_text(scratch.dtype)}[{scratch.size}]" for scratch in kernel.scratch)
+    lines.extend(
+        f"{indent}scratch {scratch.name}: {dtype_text(scratch.dtype)}[{scratch.size}]" for scratch in kernel.scratch
+    )
     if kernel.product is not None:
         lines += [f"{indent}{name} is {', '.join(buffers)} by o0" for name, buffers in kernel.product.chosen]
         lines.append(indent + product_text(kernel.product))
@@ -132,7 +148,10 @@ def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, loc
 
 
 def attention_text(attention: Attention) -> str:
-    texts = [f"{rows.buffer}[{rows.outer}]" + (f" by {rows.step}" if rows.step != 0 else "") for rows in attention.operands[:-1]]
+    texts = [
+        f"{rows.buffer}[{rows.outer}]" + (f" by {rows.step}" if rows.step != 0 else "")
+        for rows in attention.operands[:-1]
+    ]
     texts += [f"{attention.columns} columns of {attention.features}", f"scale {attention.scale:g}"]
     texts += ["causal"] if attention.causal else []
     texts += ["many rows"] if attention.many else []
@@ -146,7 +165,8 @@ def product_text(product: Product) -> str:
         inside = "".join(f" where 0 <= {outer + inner} < {extent}" for outer, inner, extent in o.checks)
         return f"{o.buffer}[{o.outer + o.inner}]{inside}"
 
-    return f"{product.local} = sum over {product.k} < {product.length} of {operand(product.left)} * {operand(product.right)}"
+    factors = f"{operand(product.left)} * {operand(product.right)}"
+    return f"{product.local} = sum over {product.k} < {product.length} of {factors}"
 
 
 def location_lines(locations: tuple[Location, ...]) -> list[str]:
@@ -170,7 +190,10 @@ def _argument_text(argument: Any) -> str:
 
 def plan_text(plan: Plan, locations: bool = True) -> str:
     """The whole plan: steps in order, kernels at their first use, memory."""
-    lines = [f"plan: {len(plan.kernels)} kernels, {len(plan.steps) - len(plan.kernels)} library calls, arena of {_bytes(plan.arena_size)}"]
+    lines = [
+        f"plan: {len(plan.kernels)} kernels, {len(plan.steps) - len(plan.kernels)} library calls, arena of "
+        f"{_bytes(plan.arena_size)}"
+    ]
     for number, step in enumerate(plan.steps):
         lines.append("")
         if isinstance(step, RunKernel):
@@ -179,7 +202,9 @@ def plan_text(plan: Plan, locations: bool = True) -> str:
             fresh = [name for name in kernel.buffers if name in kernel.written]
         else:
             extern = step.extern
-            arguments = [_argument_text(arg) for arg in extern.args] + [f"{name}={_argument_text(arg)}" for name, arg in extern.kwargs]
+            arguments = [_argument_text(arg) for arg in extern.args] + [
+                f"{name}={_argument_text(arg)}" for name, arg in extern.kwargs
+            ]
             results = ", ".join(name or "_" for name in extern.outputs)
             text = f"{results + ' = ' if results else ''}{extern.target}({', '.join(arguments)})  # {extern.placement}"
             if extern.mutates:
@@ -194,7 +219,9 @@ def plan_text(plan: Plan, locations: bool = True) -> str:
             lines.append(f"  # arena: {', '.join(places)}")
         if freed:
             lines.append(f"  # last use of {', '.join(freed)}")
-    outputs = [output.buffer or (output.ref.buffer + "[view]" if output.ref else str(output.value)) for output in plan.outputs]
+    outputs = [
+        output.buffer or (output.ref.buffer + "[view]" if output.ref else str(output.value)) for output in plan.outputs
+    ]
     lines += ["", f"return {', '.join(outputs)}"]
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Reductions with little outer parallelism, cut in two: partial results of fixed chunks, then their combination.
 
-Takes a `LoopProgram`; gives one in which such a reduction became two. Always holds: the chunks depend on sizes alone (never on the number
-of threads), so results are reproducible; sums gain accuracy, as in pairwise summation.
+Takes a `LoopProgram`; gives one in which such a reduction became two. Always holds: the chunks depend on sizes alone
+(never on the number of threads), so results are reproducible; sums gain accuracy, as in pairwise summation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def split_reductions(program: LoopProgram, options: ScheduleOptions) -> LoopProg
     buffers = dict(program.buffers)
     cut_up: dict[int, tuple[Reduction, Chunks]] = {}
     for position, operation in enumerate(program.operations):
-        cut = cuts.get(_space(operation, options)) if isinstance(operation, Reduction) and _splittable(operation) else None
+        cut = (
+            cuts.get(_space(operation, options))
+            if isinstance(operation, Reduction) and _splittable(operation)
+            else None
+        )
         if cut is not None and isinstance(operation, Reduction):
             chunks = _chunks(operation, cut, buffers[operation.buffer].device, options)
             buffers[chunks.buffer.name] = chunks.buffer
@@ -89,7 +93,9 @@ def _count(cut: Cut) -> int:
 
 
 def _splittable(operation: Reduction) -> bool:
-    return operation.kind in SPLITTABLE and (operation.kind not in ("any", "all") or operation.value.dtype is torch.bool)
+    return operation.kind in SPLITTABLE and (
+        operation.kind not in ("any", "all") or operation.value.dtype is torch.bool
+    )
 
 
 def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> Cut | None:
@@ -98,7 +104,9 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
     if run is not None:
         # Neighbours in memory become neighbouring columns, each summed by itself.
         rest = [k for k in range(len(operation.reduced)) if k != run]
-        columns = replace(operation, axes=(*operation.axes, operation.reduced[run]), reduced=tuple(operation.reduced[k] for k in rest))
+        columns = replace(
+            operation, axes=(*operation.axes, operation.reduced[run]), reduced=tuple(operation.reduced[k] for k in rest)
+        )
         extent = operation.reduced[run].extent
         assert isinstance(extent, int)
         return tuple(sorted((*((rest[k], count) for k, count in _cut(columns, options, dear) or ()), (run, extent))))
@@ -111,7 +119,8 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
     if options.lanes > 1 and _along_outer(operation):
         outer = -(-outer // options.lanes)
         smallest //= 4
-        # A block of columns ends with a sum across its threads: by a fifth, fewer and longer ones are quicker, of what is in memory.
+        # A block of columns ends with a sum across its threads: by a fifth, fewer and longer ones are quicker, of what
+        # is in memory.
         if not dear:
             chunks = min(chunks, max(chunks // 2, outer * (reduced // LONG_COLUMN)))
     points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
@@ -132,14 +141,16 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
 
 
 def _is_dear(operation: Reduction, made: Mapping[str, ir.Expression]) -> bool:
-    """Whether an elementary function is in what it reduces, or in the loop that computes what it reads and so may join it."""
+    """Whether an elementary function is in what it reduces, or in the loop that computes what it reads and so may join
+    it."""
     values = [operation.value]
     values += [made[load.buffer] for load in survey(values).loads if load.buffer in made]
     return not ELEMENTARY.isdisjoint(survey(values).applied)
 
 
 def _cut_outermost(operation: Reduction, wanted: int) -> Cut:
-    """Outer axes taken apart wholly, and the next one cut, so that a chunk is one piece of memory where the reduced axes are."""
+    """Outer axes taken apart wholly, and the next one cut, so that a chunk is one piece of memory where the reduced
+    axes are."""
     cut: list[tuple[int, int]] = []
     for k, axis in enumerate(operation.reduced):
         count = _largest_divisor(axis.extent, wanted) if isinstance(axis.extent, int) else 1
@@ -168,8 +179,8 @@ def _main_load(operation: Reduction) -> ir.Load | None:
 
 
 def _short_run(operation: Reduction, options: ScheduleOptions) -> int | None:
-    """The reduced axis that neighbouring elements lie along, where it is so short that what is read between its ends is mostly others'
-    (a group of channels, in channels-last images)."""
+    """The reduced axis that neighbouring elements lie along, where it is so short that what is read between its ends is
+    mostly others' (a group of channels, in channels-last images)."""
     if options.lanes == 1 or len(operation.reduced) < 2:
         return None
     main = _main_load(operation)
@@ -205,8 +216,14 @@ def _chunks(operation: Reduction, cut: Cut, device: torch.device, options: Sched
         if which == run:
             columns.append(outside)
         rest[which] = inside
-    rewriter = Rewriter(dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=_Renamer().bind)
-    # The partial results keep the order in which neighbouring elements are read: the chunk goes inside of a row, outside of columns.
+    rewriter = Rewriter(
+        dim=lambda index: substitute(index, mapping),
+        load=lambda node: None,
+        local=lambda node: node,
+        bind=_Renamer().bind,
+    )
+    # The partial results keep the order in which neighbouring elements are read: the chunk goes inside of a row,
+    # outside of columns.
     numbers = tuple(axis for axis in chunk if axis not in columns)
     first = columns or (options.lanes > 1 and _along_outer(operation))
     axes = (*numbers, *operation.axes, *columns) if first else (*operation.axes, *numbers)
@@ -221,7 +238,9 @@ def _chunks(operation: Reduction, cut: Cut, device: torch.device, options: Sched
 
 def _sums_of_chunks(operation: Reduction, chunks: Chunks) -> tuple[Reduction, Reduction]:
     """What each chunk accumulates, and the same of all chunks."""
-    whole = replace(operation, reduced=chunks.chunk, value=ir.load(chunks.buffer.name, chunks.index, chunks.buffer.dtype))
+    whole = replace(
+        operation, reduced=chunks.chunk, value=ir.load(chunks.buffer.name, chunks.index, chunks.buffer.dtype)
+    )
     return chunks.reduction(operation, chunks.value), whole
 
 

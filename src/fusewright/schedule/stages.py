@@ -1,7 +1,8 @@
 """Which inner loops of a kernel run together: list scheduling of a group's nests into stages.
 
-Takes a group's nests, all with the same outer axes; gives `StagePlan`s in order. Always holds: what a unit reads at an outer point was
-produced in an earlier stage, or in its own stage by an earlier unit at the same inner point; within a stage units keep program order.
+Takes a group's nests, all with the same outer axes; gives `StagePlan`s in order. Always holds: what a unit reads at an
+outer point was produced in an earlier stage, or in its own stage by an earlier unit at the same inner point; within a
+stage units keep program order.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from fusewright.sizes.expressions import Dim
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A part of a nest: "pointwise", "reduce" (the accumulation), "finish" (a reduction's epilogue, once for each outer point) or
-    "scan"."""
+    """A part of a nest: "pointwise", "reduce" (the accumulation), "finish" (a reduction's epilogue, once for each outer
+    point) or "scan"."""
 
     nest: Nest
     role: str
@@ -87,7 +88,9 @@ class Stager:
             unit = self._put(Unit(nest, "scan"), dependencies, 0)
         else:
             reduce = self._put(Unit(nest, "reduce"), dependencies, 0)
-            least = max([reduce.stage + 1, *(item.stage + bool(self.stages[item.stage].inner) for item, _, _ in dependencies)])
+            least = max(
+                [reduce.stage + 1, *(item.stage + bool(self.stages[item.stage].inner) for item, _, _ in dependencies)]
+            )
             loads = {(load.buffer, load.index) for load in survey([nest.operation.finish]).loads}
             late = [item for item in dependencies if item[2].store or (item[2].buffer, item[2].index) in loads]
             unit = self._put(Unit(nest, "finish"), late, least)
@@ -108,7 +111,9 @@ class Stager:
             if not access.store:  # stores of one buffer never meet
                 found.extend((*writer, access) for writer in self.written.get(access.buffer, ()))
             else:
-                found.extend((*reader, access) for reader in self.read.get(access.buffer, ()) if reader[0].nest is not nest)
+                found.extend(
+                    (*reader, access) for reader in self.read.get(access.buffer, ()) if reader[0].nest is not nest
+                )
         return found
 
     def _put(self, unit: Unit, dependencies: list[tuple[Unit, Access, Access]], least: int) -> Unit:
@@ -195,7 +200,8 @@ class Stager:
 def common_refinement(
     a: Sequence[Dim], b: Sequence[Dim]
 ) -> tuple[list[Dim], list[Dim], tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...], ...]] | None:
-    """Row-major extents into which both lists split: (for a, for b, parts of each axis of a, parts of each axis of b)."""
+    """Row-major extents into which both lists split: (for a, for b, parts of each axis of a, parts of each axis of
+    b)."""
     parts_a: list[list[Dim]] = [[] for _ in a]
     parts_b: list[list[Dim]] = [[] for _ in b]
     i, j = len(a) - 1, len(b) - 1

@@ -1,9 +1,11 @@
 """A mean and the sum of squared deviations from it, in one pass over memory.
 
-Takes reductions that are cut into chunks; gives those of the chunks and their combination. Each chunk accumulates x - shift and its square,
-where shift is the mean of a few of the chunk's own values, so that nothing large cancels; chunks combine as Chan, Golub and LeVeque (1979)
-do: the sum over chunks of (squares about the chunk's mean + n * (mean of the chunk - mean)^2).
-Always holds: the error is that of two passes over everything, unless a chunk's spread is far smaller than that of its first values.
+Takes reductions that are cut into chunks; gives those of the chunks and their combination. Each chunk accumulates x -
+shift and its square, where shift is the mean of a few of the chunk's own values, so that nothing large cancels; chunks
+combine as Chan, Golub and LeVeque (1979) do: the sum over chunks of (squares about the chunk's mean + n * (mean of the
+chunk - mean)^2).
+Always holds: the error is that of two passes over everything, unless a chunk's spread is far smaller than that of its
+    first values.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ SHIFT_POINTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """A reduction cut into chunks: axes of its partial results (`chunk`: those that number them), what each still walks, the value there,
-    and where partial results are kept."""
+    """A reduction cut into chunks: axes of its partial results (`chunk`: those that number them), what each still
+    walks, the value there, and where partial results are kept."""
 
     axes: tuple[Axis, ...]
     chunk: tuple[Axis, ...]
@@ -38,7 +40,8 @@ class Chunks:
     def reduction(self, operation: Reduction, value: Expression) -> Reduction:
         """The reduction of each chunk, of `value`."""
         return replace(
-            operation, name=f"{operation.name}_partial", axes=self.axes, reduced=self.rest, value=value, buffer=self.buffer.name,
+            operation, name=f"{operation.name}_partial", axes=self.axes, reduced=self.rest, value=value,
+            buffer=self.buffer.name,
             index=self.index, finish=ir.local_value("acc", value.dtype),
         )  # fmt: skip
 
@@ -70,7 +73,9 @@ def _is_mean(operation: Reduction) -> bool:
 def _mean_deviated_from(operation: Reduction, means: Mapping[str, tuple[int, Reduction]]) -> str | None:
     """The buffer of the mean."""
     match operation.value:
-        case Apply(op="mul", args=(Apply(op="sub", args=(x, Load(buffer=name, index=index, bindings=()))) as deviation, same)):
+        case Apply(
+            op="mul", args=(Apply(op="sub", args=(x, Load(buffer=name, index=index, bindings=()))) as deviation, same)
+        ):
             _, mean = means.get(name, (0, None))
             if mean is None or same is not deviation or x.dtype is not mean.value.dtype:
                 return None
@@ -93,18 +98,23 @@ def _same_space(mean: Reduction, operation: Reduction) -> dict[Expr, Dim] | None
 def _moved(value: Expression, renamed: Mapping[Expr, Dim]) -> Expression:
     mapping = dict(renamed)
     return Rewriter(
-        dim=lambda index: substitute(index, mapping), load=lambda node: None, local=lambda node: node, bind=lambda old, value: old
+        dim=lambda index: substitute(index, mapping),
+        load=lambda node: None,
+        local=lambda node: node,
+        bind=lambda old, value: old,
     ).visit(value)
 
 
 def moments_of_chunks(
     mean: Reduction, sums: Chunks, squares: Reduction, chunks: Chunks
 ) -> tuple[Buffer, tuple[Reduction, ...], tuple[Reduction, ...]]:
-    """(memory for the shifts, what stands for `mean`, what stands for `squares`): `sums` and `chunks` are the same cut of each."""
+    """(memory for the shifts, what stands for `mean`, what stands for `squares`): `sums` and `chunks` are the same cut
+    of each."""
     first, value = _first_values(sums)
     shifts = replace(sums.buffer, name=f"{mean.buffer}_shift")
     shift = replace(
-        mean, name=f"{mean.name}_shift", axes=sums.axes, reduced=(first,), value=value, buffer=shifts.name, index=sums.index,
+        mean, name=f"{mean.name}_shift", axes=sums.axes, reduced=(first,), value=value, buffer=shifts.name,
+        index=sums.index,
         finish=_or_zero(_divided(ir.local_value("acc", value.dtype), _known(first))),
     )  # fmt: skip
     match squares.value, chunks.value:

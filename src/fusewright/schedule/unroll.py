@@ -1,9 +1,12 @@
-"""The steps of many equal bodies from those of a few: what is scheduled for one body serves the next ones with other buffers.
+"""The steps of many equal bodies from those of a few: what is scheduled for one body serves the next ones with other
+buffers.
 
-Takes the ordered steps of a program with a few bodies (graph/repeated_layers.py) and says how many were left out; gives the steps of all.
-Always holds: two stretches of steps, one a body, were found to be the same but for names: temporaries made in lowering the same node of the
-next body, the next body's own inputs in place of one body's, and all else equal. The steps that are added are the second stretch with these
-names moved on, so they compute from one body's values what the second stretch computes from the first one's. Anything else is `Irregular`.
+Takes the ordered steps of a program with a few bodies (graph/repeated_layers.py) and says how many were left out; gives
+    the steps of all.
+Always holds: two stretches of steps, one a body, were found to be the same but for names: temporaries made in lowering
+the same node of the next body, the next body's own inputs in place of one body's, and all else equal. The steps that
+are added are the second stretch with these names moved on, so they compute from one body's values what the second
+stretch computes from the first one's. Anything else is `Irregular`.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ class Irregular(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """body: of a node, the number of its body. following: a node → the same node of the next body. own: the name of an input that one
-    body has of its own → that of the next body. times: how many bodies are to be added."""
+    """body: of a node, the number of its body. following: a node → the same node of the next body. own: the name of an
+    input that one body has of its own → that of the next body. times: how many bodies are to be added."""
 
     body: Mapping[str, int]
     following: Mapping[str, str]
@@ -86,7 +89,8 @@ class _Unroller:
             steps.append(self.renamed(step, after, kernels, 0))
         return Steps(steps, kernels, buffers, tuple(_moved_output(output, after) for output in given.outputs))
 
-    # --- where the bodies are ----------------------------------------------------------------------------------------------
+    # --- where the bodies are
+    # ----------------------------------------------------------------------------------------------
 
     def stretches(self) -> tuple[int, int, int]:
         """Where two stretches of equal length begin, and where the second one ends."""
@@ -119,7 +123,8 @@ class _Unroller:
         place, others = self.made[node].index(base), self.made.get(following, [])
         return others[place] + name[len(base) :] if len(others) == len(self.made[node]) else None
 
-    # --- whether they are the same -------------------------------------------------------------------------------------------
+    # --- whether they are the same
+    # -------------------------------------------------------------------------------------------
 
     def compare(self, ours: Step, theirs: Step) -> None:
         """Raises Irregular unless `theirs` is `ours` with other buffers."""
@@ -127,7 +132,9 @@ class _Unroller:
             left, right = self.given.kernels[ours.kernel], self.given.kernels[theirs.kernel]
             names = {a: self.pair(a, b) for a, b in zip(left.buffers, right.buffers)}
             alike = ours.together == theirs.together and len(left.buffers) == len(right.buffers)
-            if not alike or not _same_kernel(_renamed_kernel(left, left.name, lambda name: names.get(name, name)), right):
+            if not alike or not _same_kernel(
+                _renamed_kernel(left, left.name, lambda name: names.get(name, name)), right
+            ):
                 raise Irregular(f"{left.name} and {right.name} differ")
             return
         if not isinstance(ours, RunExtern) or not isinstance(theirs, RunExtern):
@@ -162,7 +169,8 @@ class _Unroller:
             raise Irregular(f"{theirs} does not follow {ours}")
         return theirs
 
-    # --- other names -------------------------------------------------------------------------------------------------------
+    # --- other names
+    # -------------------------------------------------------------------------------------------------------
 
     def in_turn(self, name: str, turn: int) -> str:
         """What an added stretch has in place of a buffer of the second one."""
@@ -192,7 +200,8 @@ class _Unroller:
         return name
 
     def renamed(self, step: Step, rename: Rename, kernels: dict[str, Kernel], turn: int) -> Step:
-        """The step on other buffers. Its kernel is a new one in `kernels`, or for turn 0 takes the place of the old one."""
+        """The step on other buffers. Its kernel is a new one in `kernels`, or for turn 0 takes the place of the old
+        one."""
         if isinstance(step, RunExtern):
             extern = step.extern
             name = _numbered(extern.name, turn) if turn else extern.name
@@ -206,7 +215,8 @@ def _numbered(name: str, turn: int) -> str:
     return f"{name}x{turn}"
 
 
-# --- renaming ----------------------------------------------------------------------------------------------------------------
+# --- renaming
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def _renamed_kernel(kernel: Kernel, name: str, rename: Rename) -> Kernel:
@@ -276,4 +286,3 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         return len(one) == len(other) and all(map(_same, one, other))
     return type(one) is type(other) and one == other
-

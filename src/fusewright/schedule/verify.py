@@ -1,8 +1,8 @@
 """A plan's invariants, checked: for tests and for debug runs after every schedule.
 
-Takes a `Plan`; raises `PlanError` naming the kernel and the rule that is broken. Always holds after it passes: names are defined before
-they are read, stages keep the rules of `plan.py`, every buffer is written before it is read, and live buffers do not overlap in the
-arena.
+Takes a `Plan`; raises `PlanError` naming the kernel and the rule that is broken. Always holds after it passes: names
+are defined before they are read, stages keep the rules of `plan.py`, every buffer is written before it is read, and
+live buffers do not overlap in the arena.
 """
 
 from __future__ import annotations
@@ -35,17 +35,24 @@ def verify(plan: Plan) -> None:
     _verify_arena(plan)
 
 
-# --- kernels --------------------------------------------------------------------------------------------------------------
+# --- kernels
+# --------------------------------------------------------------------------------------------------------------
 
 
 def verify_kernel(kernel: Kernel) -> None:
     name = kernel.name
-    _require(len(kernel.buffers) == len(set(kernel.buffers)) == len(kernel.dtypes), f"{name}: buffers and dtypes do not match")
+    _require(
+        len(kernel.buffers) == len(set(kernel.buffers)) == len(kernel.dtypes),
+        f"{name}: buffers and dtypes do not match",
+    )
     _verify_symbols(name, kernel.outer, "o")
     scratch = {item.name for item in kernel.scratch}
     known = scratch | set(kernel.buffers)
     chosen = dict(kernel.product.chosen) if kernel.product is not None else {}
-    _require(known.issuperset(buffer for buffers in chosen.values() for buffer in buffers), f"{name}: a chosen buffer is no parameter")
+    _require(
+        known.issuperset(buffer for buffers in chosen.values() for buffer in buffers),
+        f"{name}: a chosen buffer is no parameter",
+    )
     known |= chosen.keys()
     written = kernel.written | {name for name, buffers in chosen.items() if kernel.written.issuperset(buffers)}
     outer_symbols = {axis.symbol for axis in kernel.outer}
@@ -68,17 +75,26 @@ def verify_kernel(kernel: Kernel) -> None:
             for load in found.loads:
                 _require(load.buffer in known, f"{name}: {load.buffer} is no parameter")
                 _require(load.buffer not in stored, f"{name}: stage {number} loads {load.buffer} after storing it")
-                _require(load.buffer not in scratch or load.buffer in stored_before, f"{name}: {load.buffer} is read before it is filled")
+                _require(
+                    load.buffer not in scratch or load.buffer in stored_before,
+                    f"{name}: {load.buffer} is read before it is filled",
+                )
             bound = {sym for load in found.loads for sym, _ in load.bindings}
             dims: list[Dim] = list(found.dims)
             if isinstance(statement, Store):
                 _require(statement.buffer in known, f"{name}: {statement.buffer} is no parameter")
-                _require(statement.buffer in scratch or statement.buffer in written, f"{name}: {statement.buffer} is not in written")
+                _require(
+                    statement.buffer in scratch or statement.buffer in written,
+                    f"{name}: {statement.buffer} is not in written",
+                )
                 stored.add(statement.buffer)
                 dims.append(statement.index)
                 bound |= {sym for sym, _ in statement.bindings}
                 if statement.buffer in scratch:
-                    _require(free_symbols(statement.index).isdisjoint(outer_symbols), f"{name}: scratch index with an outer axis")
+                    _require(
+                        free_symbols(statement.index).isdisjoint(outer_symbols),
+                        f"{name}: scratch index with an outer axis",
+                    )
             for dim in dims:
                 loose = {sym for sym in free_symbols(dim) if sym not in allowed and sym not in bound}
                 _require(not loose, f"{name}: stage {number} uses unknown symbols {loose} in {dim}")
@@ -93,10 +109,15 @@ def _verify_operands(kernel: Kernel, product: Product, known: set[str]) -> None:
         if side.value is None:
             _require(side.buffer in known, f"{kernel.name}: {side.buffer} is no parameter")
             continue
-        _require(side.value.dtype is side.dtype and not side.checks, f"{kernel.name}: an operand of {side.dtype} is not what is computed")
+        _require(
+            side.value.dtype is side.dtype and not side.checks,
+            f"{kernel.name}: an operand of {side.dtype} is not what is computed",
+        )
         found = survey([side.value])
         for load in found.loads:
-            _require(load.buffer in known - kernel.written, f"{kernel.name}: {load.buffer} is no parameter that is only read")
+            _require(
+                load.buffer in known - kernel.written, f"{kernel.name}: {load.buffer} is no parameter that is only read"
+            )
         loose = {symbol for dim in found.dims for symbol in free_symbols(dim)} - allowed
         _require(not found.locals, f"{kernel.name}: an operand reads locals {sorted(found.locals)}")
         _require(not loose, f"{kernel.name}: an operand uses unknown symbols {loose}")
@@ -120,7 +141,8 @@ def _verify_symbols(name: str, axes: tuple[Axis, ...], prefix: str) -> None:
         _require(str(axis.symbol) == f"{prefix}{k}", f"{name}: axis {k} is called {axis.symbol}")
 
 
-# --- order and memory -------------------------------------------------------------------------------------------------------
+# --- order and memory
+# -------------------------------------------------------------------------------------------------------
 
 
 def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
@@ -135,7 +157,10 @@ def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
         first = _first_writes(kernel)
         return reads - first, writes
     extern = step.extern
-    return set(extern_reads(extern)) | set(extern.mutates), {*(name for name in extern.outputs if name is not None), *extern.mutates}
+    return set(extern_reads(extern)) | set(extern.mutates), {
+        *(name for name in extern.outputs if name is not None),
+        *extern.mutates,
+    }
 
 
 def _first_writes(kernel: Kernel) -> set[str]:
@@ -145,13 +170,17 @@ def _first_writes(kernel: Kernel) -> set[str]:
     for stage in kernel.stages:
         for statement in stage.statements:
             read |= {load.buffer for load in survey(roots(statement)).loads}
-        first |= {s.buffer for s in stage.statements if isinstance(s, Store) and s.mode == "write" and s.buffer not in read}
+        first |= {
+            s.buffer for s in stage.statements if isinstance(s, Store) and s.mode == "write" and s.buffer not in read
+        }
     return first
 
 
 def _verify_order(plan: Plan) -> None:
     # By buffer: under which conditions it was written.
-    filled: dict[str, set[Dim | None]] = {name: {None} for name, buffer in plan.buffers.items() if buffer.role in ("input", "constant")}
+    filled: dict[str, set[Dim | None]] = {
+        name: {None} for name, buffer in plan.buffers.items() if buffer.role in ("input", "constant")
+    }
     for number, step in enumerate(plan.steps):
         reads, writes = _touched(plan, number)
         label = step.kernel if isinstance(step, RunKernel) else step.extern.name
@@ -159,7 +188,10 @@ def _verify_order(plan: Plan) -> None:
         _require(not missing, f"step {number} ({label}) reads {sorted(missing)} before anything wrote it")
         if isinstance(step, RunKernel):
             product = plan.kernels[step.kernel].product
-            _require(product is None or not product.most or step.when is not None, f"{label} is for few rows, but runs for any")
+            _require(
+                product is None or not product.most or step.when is not None,
+                f"{label} is for few rows, but runs for any",
+            )
         for name in writes:
             filled.setdefault(name, set()).add(step.when)
     for output in plan.outputs:
@@ -170,7 +202,9 @@ def _verify_order(plan: Plan) -> None:
 
 def _is_filled(conditions: set[Dim | None], when: Dim | None) -> bool:
     """Whether one of the writes happened whenever `when` holds."""
-    return None in conditions or when in conditions or any(1 - one in conditions for one in conditions if one is not None)
+    return (
+        None in conditions or when in conditions or any(1 - one in conditions for one in conditions if one is not None)
+    )
 
 
 def _verify_together(plan: Plan) -> None:
@@ -180,7 +214,10 @@ def _verify_together(plan: Plan) -> None:
     for number, step in enumerate(plan.steps):
         reads, writes = _touched(plan, number)
         if isinstance(step, RunKernel) and step.together:
-            _require(number > 0 and isinstance(plan.steps[number - 1], RunKernel), f"step {number} runs together with no kernel")
+            _require(
+                number > 0 and isinstance(plan.steps[number - 1], RunKernel),
+                f"step {number} runs together with no kernel",
+            )
             clash = (reads | writes) & written | writes & touched
             _require(not clash, f"step {number} ({step.kernel}) runs together with kernels that touch {sorted(clash)}")
         else:

@@ -1,9 +1,10 @@
-"""Attention by kernels of ours: beside the library's operator where sizes are known at run time only, else in its place.
+"""Attention by kernels of ours: beside the library's operator where sizes are known at run time only, else in its
+place.
 
-Takes a scheduled `Plan`; gives its attention operators that a kernel may stand for, and the plan with kernels beside them (sizes decide in
-each call which one runs) or instead of them. A kernel that only copies keys or values for the operator (the heads of a group side by side)
-is part of the operator's way; ours reads what it copies. Always holds: both ways write the same buffer, and each step of them has its
-condition.
+Takes a scheduled `Plan`; gives its attention operators that a kernel may stand for, and the plan with kernels beside
+them (sizes decide in each call which one runs) or instead of them. A kernel that only copies keys or values for the
+operator (the heads of a group side by side) is part of the operator's way; ours reads what it copies. Always holds:
+both ways write the same buffer, and each step of them has its condition.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """step: number in the plan. copies: those of kernels that only the operator needs. attention: the kernel's. fits: a size that is 1
-    where the operands fit together, else 0 (the operator then says what is wrong). work: multiplications of queries by keys."""
+    """step: number in the plan. copies: those of kernels that only the operator needs. attention: the kernel's. fits: a
+    size that is 1 where the operands fit together, else 0 (the operator then says what is wrong). work: multiplications
+    of queries by keys."""
 
     step: int
     copies: tuple[int, ...]
@@ -39,7 +41,10 @@ class Site:
     @property
     def is_known(self) -> bool:
         """Whether all sizes are; the operands then fit together."""
-        return all(isinstance(dim, int) for dim in (self.fits, self.attention.columns, *(axis.extent for axis in self.kernel.outer)))
+        return all(
+            isinstance(dim, int)
+            for dim in (self.fits, self.attention.columns, *(axis.extent for axis in self.kernel.outer))
+        )
 
 
 def find(plan: Plan) -> list[Site]:
@@ -50,14 +55,22 @@ def find(plan: Plan) -> list[Site]:
 
 def _site(plan: Plan, number: int, step: RunExtern) -> Site | None:
     extern = step.extern
-    if extern.target is not OPERATOR or step.when is not None or extern.mutates or extern.outputs[0] is None or any(extern.outputs[1:]):
+    if (
+        extern.target is not OPERATOR
+        or step.when is not None
+        or extern.mutates
+        or extern.outputs[0] is None
+        or any(extern.outputs[1:])
+    ):
         return None
     arguments = dict(zip(("query", "key", "value", "dropout_p", "is_causal"), extern.args)) | dict(extern.kwargs)
     query, key, value, mask = (arguments.get(name) for name in ("query", "key", "value", "attn_mask"))
     buffer = plan.buffers[extern.outputs[0]]
     result = BufferRef(buffer.name, buffer.shape, buffer.stride, 0, buffer.dtype)
     refs = [query, key, value, result]
-    if arguments.get("dropout_p", 0.0) != 0.0 or not all(isinstance(ref, BufferRef) and len(ref.shape) == 4 for ref in refs):
+    if arguments.get("dropout_p", 0.0) != 0.0 or not all(
+        isinstance(ref, BufferRef) and len(ref.shape) == 4 for ref in refs
+    ):
         return None
     if any(ref.stride[3] != 1 for ref in refs):  # type: ignore[union-attr]
         return None
@@ -101,7 +114,8 @@ def _rows(ref: BufferRef, axes: Sequence[Axis], step: Dim = 0) -> Rows:
 
 
 def _aligned(mask: object, extents: Sequence[Dim]) -> BufferRef | None:
-    """The mask with four dimensions; None where that is not what it is, or where its columns do not lie side by side."""
+    """The mask with four dimensions; None where that is not what it is, or where its columns do not lie side by
+    side."""
     if not isinstance(mask, BufferRef) or not 1 <= len(mask.shape) <= 4 or mask.stride[-1] != 1:
         return None
     missing = 4 - len(mask.shape)
@@ -169,8 +183,8 @@ def _kernel(plan: Plan, extern: Extern, attention: Attention, outer: tuple[Axis,
 
 
 def beside(plan: Plan, chosen: Sequence[Site], most_work: int) -> Plan:
-    """The plan with the sites' kernels beside their operators: a kernel for up to `most_work` multiplications, the operator for more. Its
-    temporaries have no places: see `schedule.with_memory`."""
+    """The plan with the sites' kernels beside their operators: a kernel for up to `most_work` multiplications, the
+    operator for more. Its temporaries have no places: see `schedule.with_memory`."""
     kernels = dict(plan.kernels) | {site.kernel.name: site.kernel for site in chosen}
     steps: list[tuple[Step, ...]] = [(step,) for step in plan.steps]
     for site in chosen:
@@ -182,8 +196,8 @@ def beside(plan: Plan, chosen: Sequence[Site], most_work: int) -> Plan:
 
 
 def replaced(plan: Plan, chosen: Sequence[Site]) -> Plan:
-    """The plan with kernels for many rows in place of the sites' operators, over sizes that are known. Its temporaries have no places: see
-    `schedule.with_memory`."""
+    """The plan with kernels for many rows in place of the sites' operators, over sizes that are known. Its temporaries
+    have no places: see `schedule.with_memory`."""
     own = {site.step: replace(site.kernel, attention=replace(site.attention, many=True)) for site in chosen}
     gone = {copy for site in chosen for copy in site.copies}
     steps: list[Step] = []
@@ -196,4 +210,6 @@ def replaced(plan: Plan, chosen: Sequence[Site]) -> Plan:
             steps.append(step)
     used = {step.kernel for step in steps if isinstance(step, RunKernel)}
     kernels = dict(plan.kernels) | {kernel.name: kernel for kernel in own.values()}
-    return without_memory(plan, {name: kernel for name, kernel in kernels.items() if name in used}, dict(plan.buffers), steps)
+    return without_memory(
+        plan, {name: kernel for name, kernel in kernels.items() if name in used}, dict(plan.buffers), steps
+    )

@@ -1,9 +1,11 @@
-"""What `max_autotune` measures on a GPU: products against the library's operators, and the block sizes of other kernels.
+"""What `max_autotune` measures on a GPU: products against the library's operators, and the block sizes of other
+kernels.
 
-Takes a scheduled plan; gives the plan with the kernels that won in place of library calls, and the block sizes that won. Every question
-("which of these is quickest for this shape?") is asked once for all places of the graph that have it, and its answer is remembered on
-disk for this GPU and these versions. Always holds: the first contender is what runs without tuning; another one takes its place only if
-its results are as good and it was quicker by `MARGIN`; a search ends with its budget, and what was not asked stays as it was.
+Takes a scheduled plan; gives the plan with the kernels that won in place of library calls, and the block sizes that
+won. Every question ("which of these is quickest for this shape?") is asked once for all places of the graph that have
+it, and its answer is remembered on disk for this GPU and these versions. Always holds: the first contender is what runs
+without tuning; another one takes its place only if its results are as good and it was quicker by `MARGIN`; a search
+ends with its budget, and what was not asked stays as it was.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """steps: what it runs; kernels and tiles: of those that are generated, by name; added: buffers that the plan does not have."""
+    """steps: what it runs; kernels and tiles: of those that are generated, by name; added: buffers that the plan does
+    not have."""
 
     name: str
     steps: tuple[Step, ...]
@@ -68,9 +71,9 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """title: for people; key: what decides the answer, hashed; weight: the work that depends on it; contenders: the first is what runs
-    without tuning; places: sites, or names of kernels, that take the answer; shape_class: what it has in common with the same question
-    about a similar number of rows (empty: nothing is known of such)."""
+    """title: for people; key: what decides the answer, hashed; weight: the work that depends on it; contenders: the
+    first is what runs without tuning; places: sites, or names of kernels, that take the answer; shape_class: what it
+    has in common with the same question about a similar number of rows (empty: nothing is known of such)."""
 
     title: str
     key: str
@@ -84,7 +87,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """times: seconds by contender, as far as they were measured; refused: why a contender was not measured; remembered: it was on disk."""
+    """times: seconds by contender, as far as they were measured; refused: why a contender was not measured; remembered:
+    it was on disk."""
 
     question: str
     winner: str
@@ -116,7 +120,8 @@ class Trials(Protocol):
         """Has the contenders' kernels compiled in the background."""
 
     def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
-        """(name and call of each contender that runs and whose results agree with the first one's, why the others do not)."""
+        """(name and call of each contender that runs and whose results agree with the first one's, why the others do
+        not)."""
 
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         """Seconds of each call in each round; calls take turns."""
@@ -127,11 +132,15 @@ class Records(Protocol):
     def put(self, key: str, label: str, body: bytes) -> object: ...
 
 
-# --- races ------------------------------------------------------------------------------------------------------------------
+# --- races
+# ------------------------------------------------------------------------------------------------------------------
 
 
-def race(calls: Sequence[tuple[str, Any]], measure: Callable[[Sequence[Any], int], list[list[float]]]) -> tuple[str, dict[str, float]]:
-    """(the winner's name, median seconds by name). The first call keeps its place unless another one is clearly quicker."""
+def race(
+    calls: Sequence[tuple[str, Any]], measure: Callable[[Sequence[Any], int], list[list[float]]]
+) -> tuple[str, dict[str, float]]:
+    """(the winner's name, median seconds by name). The first call keeps its place unless another one is clearly
+    quicker."""
     names = [name for name, _ in calls]
     times = dict(zip(names, map(statistics.median, measure([call for _, call in calls], FEW))))
     bound = MAY_WIN * min(times.values())
@@ -187,7 +196,8 @@ def _remember(records: Records, trials: Trials, question: Question, winner: str,
 
 
 def _read(records: Records, trials: Trials, question: Question, key: str) -> tuple[str, dict[str, float]] | None:
-    """(winner, times) of a record; None where there is none, or one that something else wrote: then it is asked, and written, anew."""
+    """(winner, times) of a record; None where there is none, or one that something else wrote: then it is asked, and
+    written, anew."""
     body = records.get(record_key(trials, key))
     if body is None:
         return None
@@ -205,7 +215,8 @@ def _remembered(records: Records, trials: Trials, question: Question) -> Answer 
 
 
 def _shortened(records: Records, trials: Trials, question: Question) -> Question:
-    """The question among what runs without tuning and what won for a similar size (or came next to the library there)."""
+    """The question among what runs without tuning and what won for a similar size (or came next to the library
+    there)."""
     found = _read(records, trials, question, question.shape_class) if question.shape_class else None
     if found is None:
         return question
@@ -217,7 +228,8 @@ def _shortened(records: Records, trials: Trials, question: Question) -> Question
     return replace(question, contenders=left, shape_class="") if len(left) == 2 else question
 
 
-# --- questions --------------------------------------------------------------------------------------------------------------
+# --- questions
+# --------------------------------------------------------------------------------------------------------------
 
 
 def product_questions(plan: Plan, processor: Processor, device: torch.device) -> list[Question]:
@@ -291,9 +303,17 @@ def _product_question(plan: Plan, key: str, sites: list[Site], processor: Proces
             continue
         runs = tuple(RunKernel(kernel.name) for kernel in variant.kernels)
         named = {kernel.name: kernel for kernel in variant.kernels}
-        contenders.append(Contender(f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant, variant.buffers))
+        contenders.append(
+            Contender(
+                f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant, variant.buffers
+            )
+        )
     title = _title(site) + ("" if whole.name == "plain" else f" with {', '.join(_origins(kernels))}")
-    weight, results, similar = float(site.work) * len(sites), _results(site, kernels), _shape_class(site, whole, kernels)
+    weight, results, similar = (
+        float(site.work) * len(sites),
+        _results(site, kernels),
+        _shape_class(site, whole, kernels),
+    )
     return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(sites), similar)
 
 
@@ -302,7 +322,8 @@ def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> s
     factors = [(operand.dtype, str(operand.inner), len(operand.checks)) for operand in (site.left, site.right)]
     epilogue = [(origin, len(kernel.buffers)) for kernel in kernels.values() for origin in kernel.origins]
     facts = (
-        site.extern.name, whole.name, site.batch, power_of_two(site.known_rows), site.columns, site.inner, factors, site.result.dtype,
+        site.extern.name, whole.name, site.batch, power_of_two(site.known_rows), site.columns, site.inner, factors,
+        site.result.dtype,
         epilogue, site.kept, site.bias is not None,
     )  # fmt: skip
     return f"class {hashlib.sha256(repr(facts).encode()).hexdigest()}"
@@ -317,7 +338,8 @@ def _tolerance(product: Product) -> float:
 
 
 def _channels(site: Site) -> int:
-    """Blocks of the inner dimension must divide this: the input channels of a convolution whose windows hold several pixels."""
+    """Blocks of the inner dimension must divide this: the input channels of a convolution whose windows hold several
+    pixels."""
     if "convolution" not in site.extern.name:
         return 0
     weight = site.extern.args[1]
@@ -332,7 +354,12 @@ def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> li
     """One for each distinct kernel that touches much memory, products apart."""
     by_key: dict[str, list[Kernel]] = {}
     for kernel in plan.kernels.values():
-        if kernel.product is not None or kernel.sizes or _bytes(plan, kernel) < LEAST_BYTES or _writes_outside(plan, kernel):
+        if (
+            kernel.product is not None
+            or kernel.sizes
+            or _bytes(plan, kernel) < LEAST_BYTES
+            or _writes_outside(plan, kernel)
+        ):
             continue
         if any(plan.buffers[name].device != device for name in kernel.buffers):
             continue
@@ -347,11 +374,17 @@ def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> li
         except Unsupported:
             continue
         steps = (RunKernel(kernel.name),)
-        contenders = tuple(Contender(tile.sizes, steps, {kernel.name: kernel}, {kernel.name: tile}) for tile in (first, *others))
+        contenders = tuple(
+            Contender(tile.sizes, steps, {kernel.name: kernel}, {kernel.name: tile}) for tile in (first, *others)
+        )
         weight = float(_bytes(plan, kernel)) * len(kernels)
         names = tuple(kernel.name for kernel in kernels)
         results = tuple(sorted(kernel.written))
-        found.append(Question(f"blocks of {kernel.name}", key, weight, contenders, results, max(map(_rounding, kernel.dtypes)), names))
+        found.append(
+            Question(
+                f"blocks of {kernel.name}", key, weight, contenders, results, max(map(_rounding, kernel.dtypes)), names
+            )
+        )
     return found
 
 
@@ -366,19 +399,25 @@ def _span_bytes(plan: Plan, name: str) -> int:
 
 def _writes_outside(plan: Plan, kernel: Kernel) -> bool:
     """Whether it changes memory that it also reads, so that it cannot simply be run again."""
-    return any(plan.buffers[name].role not in ("temporary", "output") for name in kernel.written) or _accumulates(kernel)
+    return any(plan.buffers[name].role not in ("temporary", "output") for name in kernel.written) or _accumulates(
+        kernel
+    )
 
 
 def _accumulates(kernel: Kernel) -> bool:
-    return any(getattr(statement, "mode", "write") != "write" for stage in kernel.stages for statement in stage.statements)
+    return any(
+        getattr(statement, "mode", "write") != "write" for stage in kernel.stages for statement in stage.statements
+    )
 
 
-# --- tuning a plan ----------------------------------------------------------------------------------------------------------
+# --- tuning a plan
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """plan: with the winners in place; tiles: block sizes by kernel; answers: what was asked; unasked: questions that found no time."""
+    """plan: with the winners in place; tiles: block sizes by kernel; answers: what was asked; unasked: questions that
+    found no time."""
 
     plan: Plan
     tiles: dict[str, Tile | ProductTile]
@@ -442,7 +481,8 @@ def tune(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a site was found to be quickest by; no variant: the library. computed: what the product need not read from memory."""
+    """What a site was found to be quickest by; no variant: the library. computed: what the product need not read from
+    memory."""
 
     site: Site
     variant: Variant | None = None
@@ -456,11 +496,15 @@ def _at_places(plan: Plan, question: Question, contender: Contender | None) -> l
         return [Choice(site) for site in question.places]
     (tile,) = contender.tiles.values()
     name = contender.variant.name
-    made = ((site, next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)) for site in question.places)
+    made = (
+        (site, next(v for v in products.variants(plan, site, _counts(name)) if v.name == name))
+        for site in question.places
+    )
     return [Choice(site, variant, tile) for site, variant in made]
 
 
-# --- computed operands ------------------------------------------------------------------------------------------------------
+# --- computed operands
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,8 +520,8 @@ class Place:
 
 
 def prologue_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:
-    """One for each distinct product that alone reads what a pointwise kernel stores: as it was chosen, behind that kernel; or computing
-    its operand itself."""
+    """One for each distinct product that alone reads what a pointwise kernel stores: as it was chosen, behind that
+    kernel; or computing its operand itself."""
     taken = {choice.site.following for choice in choices if choice.variant is not None}
     used = prologues.uses(plan)
     offers = [(choice, found) for choice in choices if (found := prologues.producers(plan, choice.site, used, taken))]
@@ -507,7 +551,9 @@ def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Pro
         assert choice.tile is not None
         runs = (*before, *(RunKernel(kernel.name) for kernel in choice.variant.kernels))
         named = kernels | {kernel.name: kernel for kernel in choice.variant.kernels}
-        first = Contender("apart", runs, named, {choice.variant.product.name: choice.tile}, added=choice.variant.buffers)
+        first = Contender(
+            "apart", runs, named, {choice.variant.product.name: choice.tile}, added=choice.variant.buffers
+        )
     contenders = [first]
     product = products.whole(site)
     for option in place.options:
@@ -551,7 +597,9 @@ def _computing(plan: Plan, site: Site, option: Sequence[Producer]) -> Computing:
     return Computing(operations(site.left), operations(site.right), loaded(site.left), loaded(site.right), 2 * saved)
 
 
-def _with_prologues(questions: Sequence[Question], choices: Sequence[Choice], answers: Mapping[str, Answer], plan: Plan) -> list[Choice]:
+def _with_prologues(
+    questions: Sequence[Question], choices: Sequence[Choice], answers: Mapping[str, Answer], plan: Plan
+) -> list[Choice]:
     """The choices, with those that lost to products that compute their operands replaced."""
     better: dict[int, Choice] = {}
     for question in questions:
@@ -560,7 +608,9 @@ def _with_prologues(questions: Sequence[Question], choices: Sequence[Choice], an
             continue
         (tile,) = contender.tiles.values()
         for place in question.places:
-            option = next(option for option in place.options if contender.name.startswith(f"{_sides(option)} computed, "))
+            option = next(
+                option for option in place.options if contender.name.startswith(f"{_sides(option)} computed, ")
+            )
             site = prologues.computing(place.choice.site, option)
             name = contender.variant.name
             variant = next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)
@@ -568,7 +618,8 @@ def _with_prologues(questions: Sequence[Question], choices: Sequence[Choice], an
     return [better.get(choice.site.step, choice) for choice in choices]
 
 
-# --- products of one matrix -------------------------------------------------------------------------------------------------
+# --- products of one matrix
+# -------------------------------------------------------------------------------------------------
 
 
 def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:
@@ -577,8 +628,16 @@ def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor)
     by_key: dict[str, list[tuple[Site, ...]]] = {}
     for group in products.groups(plan, [by_step[step].site for step in sorted(by_step)]):
         members = [by_step[site.step] for site in group]
-        before = [(None if m.variant is None else (m.variant.name, m.tile), _follower_signature(plan, m.site)) for m in members]
-        facts = (signature(products.together(group)), before, [site.extern.target for site in group], group[0].result.shape)
+        before = [
+            (None if m.variant is None else (m.variant.name, m.tile), _follower_signature(plan, m.site))
+            for m in members
+        ]
+        facts = (
+            signature(products.together(group)),
+            before,
+            [site.extern.target for site in group],
+            group[0].result.shape,
+        )
         by_key.setdefault(hashlib.sha256(repr(facts).encode()).hexdigest(), []).append(group)
     return [_group_question(plan, key, places, by_step, processor) for key, places in by_key.items()]
 
@@ -619,7 +678,11 @@ def _group_question(
             results.discard(site.result.name)
     after = {step.kernel: plan.kernels[step.kernel] for _, step in followers if isinstance(step, RunKernel)}
     steps = tuple(step for _, some in sorted(apart, key=lambda item: item[0]) for step in some)
-    run = {step.kernel: kernels.get(step.kernel) or plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
+    run = {
+        step.kernel: kernels.get(step.kernel) or plan.kernels[step.kernel]
+        for step in steps
+        if isinstance(step, RunKernel)
+    }
     first = Contender("apart", steps, run, tiles, added=tuple(added))
     kernel = products.together(group)
     product = kernel.product

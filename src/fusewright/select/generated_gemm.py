@@ -1,9 +1,10 @@
-"""Matrix products of few rows on a CPU by kernels of our own: where they take the library's place, and a kernel of one to be tried.
+"""Matrix products of few rows on a CPU by kernels of our own: where they take the library's place, and a kernel of one
+to be tried.
 
-Takes a scheduled plan and what says whether a product is quicker by a kernel of ours; gives the plan with such kernels in place, each with
-the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32 (in another order); sizes but the
-number of rows are numbers, and where any number of rows may come, both ways are in the plan; a matrix whose inner dimension does not lie
-side by side stays with the library.
+Takes a scheduled plan and what says whether a product is quicker by a kernel of ours; gives the plan with such kernels
+in place, each with the pointwise kernel that follows it. Always holds: what is computed stays the same sums in float32
+(in another order); sizes but the number of rows are numbers, and where any number of rows may come, both ways are in
+the plan; a matrix whose inner dimension does not lie side by side stays with the library.
 """
 
 from __future__ import annotations
@@ -35,18 +36,21 @@ MOST_ROWS = 16
 """With more, multiplying takes longer than reading the weights: a library's kernels, made for that, are quicker."""
 
 MOST_ROWS_OF_FLOATS = 8
-"""In float32, where MKL's packed matrix reads as quickly: 1.1 to 1.25 times as quick with 16 rows, 0.95 to 1 with 8, 0.8 to 1 with less."""
+"""In float32, where MKL's packed matrix reads as quickly: 1.1 to 1.25 times as quick with 16 rows, 0.95 to 1 with 8,
+0.8 to 1 with less."""
 
 MOST_ROWS_BESIDE_TILES = 2
 """Where the processor multiplies tiles of halves (AMX), and the library uses that."""
 
 MOST_ROWS_BESIDE_HALVES = 4
-"""Where it multiplies vectors of halves (AVX512-BF16, Zen 5): 0.3 to 0.9 of the library's time, with 8 rows 0.8 to 1.2."""
+"""Where it multiplies vectors of halves (AVX512-BF16, Zen 5): 0.3 to 0.9 of the library's time, with 8 rows 0.8 to
+1.2."""
 
 MOST_WORK = 1 << 19
-"""Multiplications of queries by keys up to which attention is quicker by a kernel of ours. Twelve heads of 64, library and ours, us: 1
-query and 10, 40, 200, 1000 keys 54 and 6, 59 and 11, 94 and 57, 455 and 359; 16 queries and 40 keys 131 and 97; 4 and 400 212 and 489
-(float32; in bfloat16 without instructions for it 1.6 to 12 times as quick, up to 1000 keys)."""
+"""Multiplications of queries by keys up to which attention is quicker by a kernel of ours. Twelve heads of 64, library
+and ours, us: 1 query and 10, 40, 200, 1000 keys 54 and 6, 59 and 11, 94 and 57, 455 and 359; 16 queries and 40 keys 131
+and 97; 4 and 400 212 and 489 (float32; in bfloat16 without instructions for it 1.6 to 12 times as quick, up to 1000
+keys)."""
 
 LEAST_QUERIES = 16
 """From which on attention over sizes that are known is by a kernel of ours."""
@@ -61,7 +65,8 @@ LITTLE_WORK = 1 << 20
 
 
 def is_likely_quick(linear: Linear, target: Target | None = None) -> bool:
-    """Whether a kernel of ours is likely at least as quick as the library's best way. `target`: the processor, this one by default."""
+    """Whether a kernel of ours is likely at least as quick as the library's best way. `target`: the processor, this one
+    by default."""
     target, rows = target or host_target(), linear.rows
     if rows is None or not is_possible_for(linear, target):
         return False
@@ -69,8 +74,8 @@ def is_likely_quick(linear: Linear, target: Target | None = None) -> bool:
 
 
 def most_rows(linear: Linear, target: Target | None = None) -> int:
-    """For how many rows a kernel of ours beside the library's is worth compiling, where any number may come and `linear.rows` is an
-    example; 0 for none: where many rows usually come, few are rare."""
+    """For how many rows a kernel of ours beside the library's is worth compiling, where any number may come and
+    `linear.rows` is an example; 0 for none: where many rows usually come, few are rare."""
     target, rows = target or host_target(), linear.rows
     if rows is None or not is_possible_for(replace(linear, varies=False, rows=max(rows, 1)), target):
         return 0
@@ -80,7 +85,13 @@ def most_rows(linear: Linear, target: Target | None = None) -> int:
 def is_possible_for(linear: Linear, target: Target | None = None) -> bool:
     """Whether there is a kernel of ours for the layer, on `target` (this processor by default)."""
     rows = linear.rows
-    if linear.varies or rows is None or not 0 < rows <= MOST_ROWS or linear.inner < products.LEAST_INNER or linear.columns == 0:
+    if (
+        linear.varies
+        or rows is None
+        or not 0 < rows <= MOST_ROWS
+        or linear.inner < products.LEAST_INNER
+        or linear.columns == 0
+    ):
         return False
     return linear.dtype in products.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
 
@@ -91,7 +102,13 @@ def _quick_rows(dtype: torch.dtype, target: Target) -> int:
         return MOST_ROWS_OF_FLOATS
     of_tiles, of_vectors = ("+amx-bf16", "+avx512bf16") if dtype is torch.bfloat16 else ("+amx-fp16", "+avx512fp16")
     features = target.features.split(",")
-    return MOST_ROWS_BESIDE_TILES if of_tiles in features else MOST_ROWS_BESIDE_HALVES if of_vectors in features else MOST_ROWS
+    return (
+        MOST_ROWS_BESIDE_TILES
+        if of_tiles in features
+        else MOST_ROWS_BESIDE_HALVES
+        if of_vectors in features
+        else MOST_ROWS
+    )
 
 
 def with_own_products(
@@ -101,18 +118,20 @@ def with_own_products(
     few_rows: Callable[[Linear], int] = most_rows,
     examples: Mapping[Expr, int] = NO_EXAMPLES,
 ) -> Plan:
-    """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of rows for as many as
-    `few_rows` says. own_bytes: of the plan's schedule; examples: of the symbols of its sizes."""
+    """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of
+    rows for as many as `few_rows` says. own_bytes: of the plan's schedule; examples: of the symbols of its sizes."""
     plan = with_memory(products.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
     beside = _of_any_rows(plan, few_rows, examples)
     return with_memory(few_rows_ways.beside(plan, beside), own_bytes) if beside else plan
 
 
 def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
-    """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that are not known.
-    own_bytes: as above."""
+    """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that
+    are not known. own_bytes: as above."""
     target = host_target()
-    many = [site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)]
+    many = [
+        site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)
+    ]
     plan = with_memory(attention.replaced(plan, many), own_bytes) if many else plan
     sites = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
     return with_memory(attention.beside(plan, sites, MOST_WORK), own_bytes) if sites else plan
@@ -126,7 +145,9 @@ def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool
     return is_attention_block(attention, axis, target)
 
 
-def _of_any_rows(plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int]) -> list[tuple[Site, Kernel]]:
+def _of_any_rows(
+    plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int]
+) -> list[tuple[Site, Kernel]]:
     claimed: set[int] = set()
     chosen = []
     for site in reversed(few_rows_ways.find(plan)):
@@ -148,7 +169,12 @@ def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacem
     claimed: set[int] = set()
     chosen = []
     for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
-        if site.result.device.type != "cpu" or site.batch != 1 or site.relayout is not None or not takes(described(site)):
+        if (
+            site.result.device.type != "cpu"
+            or site.batch != 1
+            or site.relayout is not None
+            or not takes(described(site))
+        ):
             continue
         variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
         if variant is None:
@@ -171,7 +197,8 @@ def described(site: Site, examples: Mapping[Expr, int] = NO_EXAMPLES) -> Linear:
 
 
 def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], object]:
-    """A call of the product alone. x: rows x inner; weight: columns x inner, contiguous. Raises ValueError where there is no kernel."""
+    """A call of the product alone. x: rows x inner; weight: columns x inner, contiguous. Raises ValueError where there
+    is no kernel."""
     rows, columns = x.shape[0], weight.shape[0]
     device, dtype = x.device, linear.dtype
     named = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})

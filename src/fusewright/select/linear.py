@@ -1,10 +1,12 @@
-"""Which way a linear layer takes, of the library's and a kernel of our own: measured once for a machine, dtype and shape, and remembered
-on disk.
+"""Which way a linear layer takes, of the library's and a kernel of our own: measured once for a machine, dtype and
+shape, and remembered on disk.
 
-Takes what `graph/passes/parameters/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The ways are tried in
-turn on made-up numbers, the least time of each counts, and the likely way keeps its place unless another is clearly quicker.
-Always holds: a compile spends at most its budget on measuring; beyond it, and where one try would take long (so that all ways are
-about as quick), the likely way is taken. Entries of the disk cache hold a way's name; one that is not among the ways is ignored.
+Takes what `graph/passes/parameters/pack.py` asks (a `Linear` and the ways that it may take); gives one of the ways. The
+ways are tried in turn on made-up numbers, the least time of each counts, and the likely way keeps its place unless
+another is clearly quicker.
+Always holds: a compile spends at most its budget on measuring; beyond it, and where one try would take long (so that
+all ways are about as quick), the likely way is taken. Entries of the disk cache hold a way's name; one that is not
+among the ways is ignored.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ CLEARLY = 0.95
 """Another way is taken when it needs less than this share of the likely one's time."""
 
 FAR = 0.8
-"""The same for oneDNN's packed weights in float32 where rows vary: its results lie in memory of their own, not in the arena, which a try
-does not show (whole models over varying sizes take 1.07 to 1.3 times as long as with weights turned where a try says 0.9 to 1)."""
+"""The same for oneDNN's packed weights in float32 where rows vary: its results lie in memory of their own, not in the
+arena, which a try does not show (whole models over varying sizes take 1.07 to 1.3 times as long as with weights turned
+where a try says 0.9 to 1)."""
 
 _SPEED = {torch.float32: 1e11, torch.bfloat16: 4e11, torch.float16: 4e11}
 """Multiplications a second, roughly: to tell what is not worth a try before trying it."""
@@ -58,8 +61,8 @@ PROBE = Linear(torch.float32, 128, 512, 512, False, True)
 """A product that shows which library multiplies quicker on this processor: 0.4 ms where eager's library is slow."""
 
 MUCH = 0.75
-"""oneDNN is taken to be much quicker with less than this share of eager's time. Two cores with AVX-512, 512x3072x768: on Zen 5, where MKL
-uses half the width of the registers, 0.45; on Intel's 1."""
+"""oneDNN is taken to be much quicker with less than this share of eager's time. Two cores with AVX-512, 512x3072x768:
+on Zen 5, where MKL uses half the width of the registers, 0.45; on Intel's 1."""
 
 _quick_onednn: dict[int, bool] = {}
 """By number of threads."""
@@ -71,22 +74,26 @@ _winners: dict[tuple[object, ...], str] = {}
 
 
 class Chooser:
-    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel of ours must win
-    against the library's ways (else a rule says for which shapes it is taken)."""
+    """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel
+    of ours must win against the library's ways (else a rule says for which shapes it is taken)."""
 
-    def __init__(self, store: bool = True, budget: float = BUDGET, longest: float = LONGEST, races: bool = False) -> None:
+    def __init__(
+        self, store: bool = True, budget: float = BUDGET, longest: float = LONGEST, races: bool = False
+    ) -> None:
         self.store = store
         self.left = budget
         self.longest = longest
         self.races = races
 
     def takes_own(self, linear: Linear) -> bool:
-        """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was no race."""
+        """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was
+        no race."""
         winner = _winners.get(_product(linear)) if self.races else None
         return own_products.is_likely_quick(linear) if winner is None else winner == OWN
 
     def has_quick_onednn(self) -> bool:
-        """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a machine."""
+        """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a
+        machine."""
         threads = torch.get_num_threads()
         if threads not in _quick_onednn:
             _quick_onednn[threads] = self.measured_onednn()
@@ -179,7 +186,12 @@ def _numbers_of_rows(linear: Linear) -> tuple[int | None, ...]:
 
 def times(linear: Linear, ways: Sequence[str]) -> dict[str, float]:
     """The least seconds of each way."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch._C.DisableTorchFunction(),
+    ):
         calls = {way: _TRIES[way](linear, *_numbers(linear)) for way in ways}
         for call in calls.values():
             call()
@@ -233,7 +245,9 @@ def _convolution(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: to
     images = x.view(batch, height, width, linear.inner).permute(0, 3, 1, 2)
     run = torch.ops.mkldnn._convolution_pointwise.default
     filters = weight.t()[:, :, None, None]
-    packed = torch.ops.mkldnn._reorder_convolution_weight.default(filters, [0, 0], [1, 1], [1, 1], 1, list(images.shape))
+    packed = torch.ops.mkldnn._reorder_convolution_weight.default(
+        filters, [0, 0], [1, 1], [1, 1], 1, list(images.shape)
+    )
     return lambda: run(images, packed, bias, [0, 0], [1, 1], [1, 1], 1, "none", [], "")
 
 

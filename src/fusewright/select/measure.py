@@ -1,8 +1,9 @@
 """Contenders of a race on a GPU: each as a native plan of its own, on made-up inputs of the real sizes.
 
-Takes contenders (select/autotune.py); gives calls, their times by CUDA events, and why some are not raced. Always holds: a contender
-whose results differ from the first one's beyond the tolerance, or that cannot be compiled or loaded, does not take part; the caller's
-random numbers are not touched; the cache is overwritten before each measurement, as other kernels do between two runs of one.
+Takes contenders (select/autotune.py); gives calls, their times by CUDA events, and why some are not raced. Always
+holds: a contender whose results differ from the first one's beyond the tolerance, or that cannot be compiled or loaded,
+does not take part; the caller's random numbers are not touched; the cache is overwritten before each measurement, as
+other kernels do between two runs of one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LARGEST_ERROR = 8.0
 
 
 def isolated(plan: Plan, contender: Contender, results: Sequence[str]) -> Plan:
-    """The contender's steps alone: what they read is an input, `results` are the outputs. Unsupported where a size is not a number."""
+    """The contender's steps alone: what they read is an input, `results` are the outputs. Unsupported where a size is
+    not a number."""
     known = {**plan.buffers, **{buffer.name: buffer for buffer in contender.added}}
     written: set[str] = set()
     inputs: dict[str, None] = {}
@@ -64,17 +66,22 @@ def isolated(plan: Plan, contender: Contender, results: Sequence[str]) -> Plan:
 
 
 def factors(question: Question) -> frozenset[str]:
-    """The buffers that are multiplied as they are: what stands there has both signs. Other numbers may be variances, say."""
+    """The buffers that are multiplied as they are: what stands there has both signs. Other numbers may be variances,
+    say."""
     first = question.contenders[0]
     found = {name for step in first.steps if isinstance(step, RunExtern) for name in extern_reads(step.extern)}
     made = [kernel.product for kernel in first.kernels.values() if kernel.product is not None]
-    return frozenset(found.union(side.buffer for product in made for side in (product.left, product.right) if side.value is None))
+    return frozenset(
+        found.union(side.buffer for product in made for side in (product.left, product.right) if side.value is None)
+    )
 
 
 def positions(question: Question) -> frozenset[str]:
     """The buffers from which kernels take places in memory."""
     found: set[str] = set()
-    for kernel in {kernel.name: kernel for contender in question.contenders for kernel in contender.kernels.values()}.values():
+    for kernel in {
+        kernel.name: kernel for contender in question.contenders for kernel in contender.kernels.values()
+    }.values():
         values = [value for stage in kernel.stages for statement in stage.statements for value in roots(statement)]
         bound = [value for load in survey(values).loads for _, value in load.bindings]
         stores = [s for stage in kernel.stages for s in stage.statements if isinstance(s, Store)]
@@ -86,13 +93,16 @@ def positions(question: Question) -> frozenset[str]:
 
 
 def made_up(buffer: Buffer, generator: torch.Generator, signed: bool, places: bool) -> torch.Tensor:
-    """A tensor for an input: random numbers of about 1; bytes, but zeros where they may be positions (`places`) and in wide integers."""
+    """A tensor for an input: random numbers of about 1; bytes, but zeros where they may be positions (`places`) and in
+    wide integers."""
     span = buffer.span()
     assert isinstance(span, int)
     if buffer.dtype.is_floating_point:
         flat = torch.empty(span, dtype=buffer.dtype, device=buffer.device)
         flat = flat.normal_(generator=generator) if signed else flat.uniform_(0.5, 1.5, generator=generator)
-    elif buffer.dtype in (torch.int8, torch.uint8) and not places:  # a quantised weight: of zeros, every result would be right
+    elif (
+        buffer.dtype in (torch.int8, torch.uint8) and not places
+    ):  # a quantised weight: of zeros, every result would be right
         flat = torch.randint(1, 100, (span,), dtype=buffer.dtype, device=buffer.device, generator=generator)
     else:
         flat = torch.zeros(span, dtype=buffer.dtype, device=buffer.device)
@@ -116,13 +126,22 @@ def disagreement(actual: torch.Tensor, expected: torch.Tensor, tolerance: float)
     if not error <= tolerance * size + 1e-12:
         return f"its relative error is {error / max(size, 1e-30):.1e}"
     worst, largest = (a - b).abs().max().item(), b.abs().max().item()
-    return "" if worst <= LARGEST_ERROR * tolerance * largest + 1e-12 else f"one element is {worst:.1e} off (the largest is {largest:.1e})"
+    return (
+        ""
+        if worst <= LARGEST_ERROR * tolerance * largest + 1e-12
+        else f"one element is {worst:.1e} off (the largest is {largest:.1e})"
+    )
 
 
 @contextmanager
 def plain_mode() -> Iterator[None]:
     """What the user's program has switched on does not change a trial."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction(), torch.autocast("cuda", enabled=False):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        torch.autocast("cuda", enabled=False),
+    ):
         yield
 
 
@@ -169,14 +188,22 @@ class GpuTrials:
                     call = self._call(contender, question, tensors, generator)
                     results = call()
                     torch.cuda.synchronize(self.device)
-                except (Unsupported, RuntimeError, ValueError) as error:  # refused by Triton, the driver or the plan; or no memory
+                except (
+                    Unsupported,
+                    RuntimeError,
+                    ValueError,
+                ) as error:  # refused by Triton, the driver or the plan; or no memory
                     refused[contender.name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                     if not calls:  # without the library's result there is nothing to compare with
                         return [], refused
                     continue
                 if not calls:
                     expected = results
-                wrong = [text for a, b in zip(results, expected, strict=True) if (text := disagreement(a, b, question.tolerance))]
+                wrong = [
+                    text
+                    for a, b in zip(results, expected, strict=True)
+                    if (text := disagreement(a, b, question.tolerance))
+                ]
                 if wrong:
                     refused[contender.name] = f"wrong: {wrong[0]}"
                 else:
@@ -194,7 +221,9 @@ class GpuTrials:
         missing = [name for name in mine.inputs if name not in tensors]
         if missing:
             signed, places = factors(question), positions(question)
-            tensors.update({name: made_up(mine.buffers[name], generator, name in signed, name in places) for name in missing})
+            tensors.update(
+                {name: made_up(mine.buffers[name], generator, name in signed, name in places) for name in missing}
+            )
         inputs = [tensors[name] for name in mine.inputs]
         return lambda: native(*inputs)
 
@@ -207,7 +236,10 @@ class GpuTrials:
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         with torch.cuda.device(self.device), plain_mode():
             flush = self._make_flush()
-            events = [[(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in calls] for _ in range(rounds)]
+            events = [
+                [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in calls]
+                for _ in range(rounds)
+            ]
             for pairs in events:
                 for (begin, end), call in zip(pairs, calls):
                     flush.zero_()
@@ -220,4 +252,6 @@ class GpuTrials:
 
 def machine_text(index: int) -> str:
     """What an answer depends on beside the question."""
-    return f"{torch.cuda.get_device_name(index)} {cuda_code.machine_text()} torch {torch.__version__} {torch.version.cuda}"
+    return (
+        f"{torch.cuda.get_device_name(index)} {cuda_code.machine_text()} torch {torch.__version__} {torch.version.cuda}"
+    )

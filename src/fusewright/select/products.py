@@ -1,11 +1,12 @@
 """Matrix products of a plan as kernels of our own: where they stand, and what may take their place.
 
-Takes a scheduled `Plan`; gives a `Site` for each library product (matrix products, batched ones, convolutions over channels-last images),
-and for a site its `Variant`s: kernels that do what the library's operator does, with the pointwise kernel that follows as their last
-part (`fused`), with the inner dimension cut into slices that the following kernel adds up (`sliced`), or alone (`plain`).
-`replaced` puts a variant into a plan (few_rows.py: beside what it stands for). Always holds: a variant computes what the steps that it
-stands for compute, products summed in float32; sizes are numbers, but for the rows of few_rows.py; nothing between the operator and the
-kernel that follows reads the result or writes an operand.
+Takes a scheduled `Plan`; gives a `Site` for each library product (matrix products, batched ones, convolutions over
+channels-last images), and for a site its `Variant`s: kernels that do what the library's operator does, with the
+pointwise kernel that follows as their last part (`fused`), with the inner dimension cut into slices that the following
+kernel adds up (`sliced`), or alone (`plain`). `replaced` puts a variant into a plan (few_rows.py: beside what it stands
+for). Always holds: a variant computes what the steps that it stands for compute, products summed in float32; sizes are
+numbers, but for the rows of few_rows.py; nothing between the operator and the kernel that follows reads the result or
+writes an operand.
 """
 
 from __future__ import annotations
@@ -21,7 +22,19 @@ from fusewright.loops.ir import Axis, Buffer, BufferRef, Expression, Extern, Loa
 from fusewright.schedule.build import sizes_used
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import Rewriter, survey
-from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, RunExtern, RunKernel, Stage, Statement, Step, roots
+from fusewright.schedule.plan import (
+    Define,
+    Kernel,
+    Operand,
+    Plan,
+    Product,
+    RunExtern,
+    RunKernel,
+    Stage,
+    Statement,
+    Step,
+    roots,
+)
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
@@ -38,11 +51,13 @@ BATCH, ROW, COLUMN = "o0", "o1", "o2"
 class Site:
     """A library product and the kernel that reads its result next.
 
-    step: its number in the plan; following: that of the kernel, -1 where there is none that a variant may take over. batch, rows, columns,
-    inner: of the product. left, right: over the outer symbols of `axes` and `k`. result: the buffer. bias: what is added, over the same
-    symbols, with its factor; scale: the product's. kept: the result has other readers than the kernel that follows. relayout: a kernel
-    that must run first (a convolution's weight, window by window), and its buffer. most: rows that a variant is for, where their number is
-    not known; 0 where it is, or where that is for whoever found the site to say.
+    step: its number in the plan; following: that of the kernel,
+    -1 where there is none that a variant may take over. batch, rows, columns,
+    inner: of the product. left, right: over the outer symbols of `axes` and `k`. result: the buffer. bias: what is
+    added, over the same symbols, with its factor; scale: the product's. kept: the result has other readers than the
+    kernel that follows. relayout: a kernel that must run first (a convolution's weight, window by window), and its
+    buffer. most: rows that a variant is for, where their number is not known; 0 where it is, or where that is for
+    whoever found the site to say.
     """
 
     step: int
@@ -101,7 +116,8 @@ def inner_symbol(length: int) -> Expr:
     return sizes.loop_symbol("k", length)
 
 
-# --- finding ----------------------------------------------------------------------------------------------------------------
+# --- finding
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def find(plan: Plan) -> list[Site]:
@@ -110,7 +126,11 @@ def find(plan: Plan) -> list[Site]:
     for number, step in enumerate(plan.steps):
         if isinstance(step, RunExtern):
             describe = _OPERATORS.get(schema_name(step.extern.target) or "")
-            site = None if describe is None or not is_plain(plan, step.extern, static=True) else describe(plan, number, step.extern)
+            site = (
+                None
+                if describe is None or not is_plain(plan, step.extern, static=True)
+                else describe(plan, number, step.extern)
+            )
             if site is not None:
                 found.append(with_following(plan, site))
     return found
@@ -124,7 +144,9 @@ def is_plain(plan: Plan, extern: Extern, static: bool) -> bool:
         return False
     buffer = plan.buffers[output]
     shapes = [(*ref.shape, *ref.stride, ref.offset) for ref in refs] + [(*buffer.shape, *buffer.stride)]
-    if (static and not all(isinstance(d, int) for shape in shapes for d in shape)) or any(0 in ref.shape for ref in refs):
+    if (static and not all(isinstance(d, int) for shape in shapes for d in shape)) or any(
+        0 in ref.shape for ref in refs
+    ):
         return False
     same_place = {plan.buffers[ref.buffer].device for ref in refs} == {buffer.device}
     return same_place and buffer.dtype in DTYPES and all(ref.dtype is buffer.dtype for ref in refs)
@@ -187,7 +209,18 @@ def _product(plan: Plan, step: int, extern: Extern, bias: int | None) -> Site | 
         return None
     (b, m, n), k = (axis.symbol for axis in _axes(batch, rows, columns)), inner_symbol(inner)
     dims = (lambda *d: (b, *d)) if batched else (lambda *d: d)
-    site = Site(step, -1, extern, batch, rows, columns, inner, _matrix(left, dims(m, k), k), _matrix(right, dims(k, n), k), result)
+    site = Site(
+        step,
+        -1,
+        extern,
+        batch,
+        rows,
+        columns,
+        inner,
+        _matrix(left, dims(m, k), k),
+        _matrix(right, dims(k, n), k),
+        result,
+    )
     if bias is None:
         return site
     beta, alpha = _argument(extern, 3, "beta", 1), _argument(extern, 4, "alpha", 1)
@@ -206,7 +239,8 @@ def _pair(value: object) -> tuple[int, int] | None:
 
 
 def _convolution(plan: Plan, step: int, extern: Extern) -> Site | None:
-    """A 2-D convolution over channels-last images in half precision: a product of pixels by the elements of their windows."""
+    """A 2-D convolution over channels-last images in half precision: a product of pixels by the elements of their
+    windows."""
     if len(extern.args) != len(extern.target._schema.arguments):
         return None
     x, weight, bias, stride, padding, dilation, transposed, _, groups = extern.args
@@ -229,7 +263,10 @@ def _convolution(plan: Plan, step: int, extern: Extern) -> Site | None:
     image, pixel = sizes.floor_div(m, out_height * out_width), sizes.modulo(m, out_height * out_width)
     y, x_ = sizes.floor_div(pixel, out_width) * step_y - pad_y, sizes.modulo(pixel, out_width) * step_x - pad_x
     place, channel = sizes.floor_div(k, channels), sizes.modulo(k, channels)
-    window_y, window_x = sizes.floor_div(place, columns_of_window) * far_y, sizes.modulo(place, columns_of_window) * far_x
+    window_y, window_x = (
+        sizes.floor_div(place, columns_of_window) * far_y,
+        sizes.modulo(place, columns_of_window) * far_x,
+    )
     outer = x.offset + image * x.stride[0] + y * x.stride[2] + x_ * x.stride[3]
     checks = []
     for at, within, move, pad, extent, out, window in (
@@ -241,13 +278,20 @@ def _convolution(plan: Plan, step: int, extern: Extern) -> Site | None:
     left = Operand(x.buffer, x.dtype, outer, window_y * x.stride[2] + window_x * x.stride[3] + channel, tuple(checks))
     relayout = None
     if rows_of_window * columns_of_window == 1 or weight.stride[1] == 1:
-        places = sizes.floor_div(place, columns_of_window) * weight.stride[2] + sizes.modulo(place, columns_of_window) * weight.stride[3]
-        right = Operand(weight.buffer, weight.dtype, weight.offset + n * weight.stride[0], places + channel * weight.stride[1])
+        places = (
+            sizes.floor_div(place, columns_of_window) * weight.stride[2]
+            + sizes.modulo(place, columns_of_window) * weight.stride[3]
+        )
+        right = Operand(
+            weight.buffer, weight.dtype, weight.offset + n * weight.stride[0], places + channel * weight.stride[1]
+        )
     else:
         relayout = _window_by_window(step, weight, result)
         right = Operand(relayout[1].name, weight.dtype, n * inner, k)
     site = Site(step, -1, extern, 1, rows, outputs, inner, left, right, result, relayout=relayout)
-    return site if bias is None else replace(site, bias=ir.load(bias.buffer, bias.offset + n * bias.stride[0], bias.dtype))
+    return (
+        site if bias is None else replace(site, bias=ir.load(bias.buffer, bias.offset + n * bias.stride[0], bias.dtype))
+    )
 
 
 def _number(d: Dim) -> int:
@@ -325,8 +369,8 @@ def with_following(plan: Plan, site: Site) -> Site:
 
 
 def _is_movable(plan: Plan, kernel: Kernel, operands: set[str], static: bool) -> bool:
-    """Whether the kernel may become part of a product: it runs in the same place, over sizes that are numbers (unless not `static`), and
-    writes to memory that nobody else sees yet."""
+    """Whether the kernel may become part of a product: it runs in the same place, over sizes that are numbers (unless
+    not `static`), and writes to memory that nobody else sees yet."""
     device = {plan.buffers[name].device for name in kernel.buffers}
     fresh = all(plan.buffers[name].role in ("temporary", "output") and name not in operands for name in kernel.written)
     extents = [axis.extent for axis in kernel.outer] + [axis.extent for stage in kernel.stages for axis in stage.axes]
@@ -334,11 +378,13 @@ def _is_movable(plan: Plan, kernel: Kernel, operands: set[str], static: bool) ->
     return len(device) == 1 and fresh and (known or not static)
 
 
-# --- variants ---------------------------------------------------------------------------------------------------------------
+# --- variants
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def variants(plan: Plan, site: Site, slices: Iterable[int] = ()) -> list[Variant]:
-    """What may take the place of the site: fused with what follows, or plain; and cut into each number of slices that is possible."""
+    """What may take the place of the site: fused with what follows, or plain; and cut into each number of slices that
+    is possible."""
     joined = fused(plan, site)
     found = [plain(plan, site) if joined is None else joined]
     found += [made for count in slices if count > 1 and (made := sliced(plan, site, count)) is not None]
@@ -378,7 +424,11 @@ def _kernel(
     dtypes: dict[str, torch.dtype] = {}
     if product is not None:
         for side in (product.left, product.right):
-            dtypes |= {side.buffer: side.dtype} if side.value is None else {load.buffer: load.dtype for load in survey([side.value]).loads}
+            dtypes |= (
+                {side.buffer: side.dtype}
+                if side.value is None
+                else {load.buffer: load.dtype for load in survey([side.value]).loads}
+            )
     dtypes |= {load.buffer: load.dtype for load in survey(_roots((stage,))).loads}
     used: tuple[Expr, ...] = ()
     if not isinstance(site.rows, int):
@@ -438,7 +488,9 @@ def _follower(plan: Plan, site: Site) -> Kernel | None:
 def plain(plan: Plan, site: Site) -> Variant:
     """The product alone."""
     store = Store(site.result.name, _place(site), _value(site, ir.local_value(LOCAL, torch.float32)))
-    kernel = _kernel(site, f"product_{site.result.name}_{site.step}", site.axes, [store], whole(site), None, plan.size_symbols)
+    kernel = _kernel(
+        site, f"product_{site.result.name}_{site.step}", site.axes, [store], whole(site), None, plan.size_symbols
+    )
     before, added = _before(site)
     follower = _follower(plan, site)
     return Variant("plain", (*before, kernel, *([follower] if follower is not None else [])), added)
@@ -460,14 +512,18 @@ def fused(plan: Plan, site: Site) -> Variant | None:
     statements = [_rewritten(rewriter, statement) for stage in kernel.stages for statement in stage.statements]
     if site.kept:
         statements.insert(0, Store(site.result.name, _place(site), value))
-    made = _kernel(site, f"product_{kernel.name}_{site.step}", site.axes, statements, whole(site), kernel, plan.size_symbols)
+    made = _kernel(
+        site, f"product_{kernel.name}_{site.step}", site.axes, statements, whole(site), kernel, plan.size_symbols
+    )
     before, added = _before(site)
     return Variant("fused", (*before, made), added)
 
 
 def substituted(value: Expression, mapping: dict[Expr, Dim]) -> Expression:
     """The value with its loop symbols in terms of others."""
-    keep = Rewriter(lambda dim: sizes.substitute(dim, mapping), lambda load: None, lambda local: local, lambda old, new: old)
+    keep = Rewriter(
+        lambda dim: sizes.substitute(dim, mapping), lambda load: None, lambda local: local, lambda old, new: old
+    )
     return keep.visit(value)
 
 
@@ -479,8 +535,8 @@ def _rewritten(rewriter: Rewriter, statement: Statement) -> Statement:
 
 
 def _points(site: Site, kernel: Kernel) -> dict[Expr, Dim] | None:
-    """The kernel's loop symbols over the product's, where each of its points reads one element of the result, and each element is read at
-    one point."""
+    """The kernel's loop symbols over the product's, where each of its points reads one element of the result, and each
+    element is read at one point."""
     if len(kernel.stages) != 1 or kernel.scratch or kernel.product is not None:
         return None
     (stage,) = kernel.stages
@@ -495,8 +551,8 @@ def _points(site: Site, kernel: Kernel) -> dict[Expr, Dim] | None:
 
 
 def digits(index: Dim, axes: Sequence[Axis], place: Dim, total: Dim) -> dict[Expr, Dim] | None:
-    """Each axis in terms of `place` (0..total-1), where `index` over the axes takes each of these values once: where the axes are the
-    digits of a number."""
+    """Each axis in terms of `place` (0..total-1), where `index` over the axes takes each of these values once: where
+    the axes are the digits of a number."""
     strides: dict[Expr, Dim] = {}
     rest = index
     mapping: dict[Expr, Dim] = {}
@@ -524,8 +580,8 @@ def digits(index: Dim, axes: Sequence[Axis], place: Dim, total: Dim) -> dict[Exp
 
 
 def sliced(plan: Plan, site: Site, count: int) -> Variant | None:
-    """The inner dimension in `count` parts, whose sums the following kernel adds up (or one of our own, where the result has other
-    readers). None where they would not be equal, or where the product is a batch already."""
+    """The inner dimension in `count` parts, whose sums the following kernel adds up (or one of our own, where the
+    result has other readers). None where they would not be equal, or where the product is a batch already."""
     if site.batch != 1 or site.inner % count or (site.inner // count) % LEAST_INNER:
         return None
     length = site.inner // count
@@ -547,14 +603,25 @@ def sliced(plan: Plan, site: Site, count: int) -> Variant | None:
         return None
     elements = site.rows * site.columns
     strides = (elements, site.columns, 1)
-    partial = Buffer(f"{site.result.name}_parts", (count, site.rows, site.columns), strides, torch.float32, site.result.device, "temporary")
+    partial = Buffer(
+        f"{site.result.name}_parts",
+        (count, site.rows, site.columns),
+        strides,
+        torch.float32,
+        site.result.device,
+        "temporary",
+    )
     place = part * elements + m * site.columns + n
     store = Store(partial.name, place, ir.local_value(LOCAL, torch.float32))
     product = Product(LOCAL, *sides, k, length, _is_full())
-    parts = _kernel(site, f"product_{site.result.name}_{site.step}", _axes(count, site.rows, site.columns), [store], product, None)
+    parts = _kernel(
+        site, f"product_{site.result.name}_{site.step}", _axes(count, site.rows, site.columns), [store], product, None
+    )
 
     def total(index: Dim) -> Expression:
-        summed: list[Expression] = [ir.load(partial.name, index + number * elements, torch.float32) for number in range(count)]
+        summed: list[Expression] = [
+            ir.load(partial.name, index + number * elements, torch.float32) for number in range(count)
+        ]
         while len(summed) > 1:  # in pairs: a tree of sums
             pairs = [summed[at : at + 2] for at in range(0, len(summed), 2)]
             summed = [ir.apply("add", *pair, dtype=torch.float32) if len(pair) == 2 else pair[0] for pair in pairs]
@@ -568,7 +635,11 @@ def sliced(plan: Plan, site: Site, count: int) -> Variant | None:
         store = Store(site.result.name, index, _value(site, total(index)))
         joined = _kernel(site, f"sum_{site.result.name}_{site.step}", site.axes[1:], [store], None, None)
         joined = _renamed_axes(joined)
-        return Variant(f"{count} slices", (*before, parts, joined, *([follower] if follower is not None else [])), (*added, partial))
+        return Variant(
+            f"{count} slices",
+            (*before, parts, joined, *([follower] if follower is not None else [])),
+            (*added, partial),
+        )
     taken = _reading_parts(site, follower, total)
     return Variant(f"{count} slices", (*before, parts, taken), (*added, partial))
 
@@ -577,8 +648,13 @@ def _renamed_axes(kernel: Kernel) -> Kernel:
     """The kernel with its axes called o0, o1, … again."""
     axes = tuple(Axis(sizes.loop_symbol(f"o{k}", axis.extent), axis.extent) for k, axis in enumerate(kernel.outer))
     mapping: dict[Expr, Dim] = {old.symbol: new.symbol for old, new in zip(kernel.outer, axes)}
-    rewriter = Rewriter(lambda dim: sizes.substitute(dim, mapping), lambda load: None, lambda local: local, lambda old, new: old)
-    stages = tuple(replace(s, statements=tuple(_rewritten(rewriter, statement) for statement in s.statements)) for s in kernel.stages)
+    rewriter = Rewriter(
+        lambda dim: sizes.substitute(dim, mapping), lambda load: None, lambda local: local, lambda old, new: old
+    )
+    stages = tuple(
+        replace(s, statements=tuple(_rewritten(rewriter, statement) for statement in s.statements))
+        for s in kernel.stages
+    )
     return replace(kernel, outer=axes, stages=stages)
 
 
@@ -600,21 +676,27 @@ def _reading_parts(site: Site, kernel: Kernel, total: Callable[[Dim], Expression
         return _value(replace(site, bias=bias), summed)
 
     rewriter = Rewriter(lambda dim: dim, load, lambda local: local, lambda old, new: old)
-    stages = tuple(replace(s, statements=tuple(_rewritten(rewriter, statement) for statement in s.statements)) for s in kernel.stages)
+    stages = tuple(
+        replace(s, statements=tuple(_rewritten(rewriter, statement) for statement in s.statements))
+        for s in kernel.stages
+    )
     own = {scratch.name for scratch in kernel.scratch}
     known = dict(zip(kernel.buffers, kernel.dtypes))
     read = {node.buffer: node.dtype for node in survey(_roots(stages)).loads if node.buffer not in own}
-    names = [name for name in read if name not in kernel.written] + [name for name in kernel.buffers if name in kernel.written]
+    names = [name for name in read if name not in kernel.written] + [
+        name for name in kernel.buffers if name in kernel.written
+    ]
     dtypes = tuple(known.get(name) or read[name] for name in names)
     return replace(kernel, stages=stages, buffers=tuple(names), dtypes=dtypes, inplace=())
 
 
-# --- products side by side --------------------------------------------------------------------------------------------------
+# --- products side by side
+# --------------------------------------------------------------------------------------------------
 
 
 def groups(plan: Plan, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
-    """Products of one left operand by matrices of equal layout, which nothing in the plan writes: they can run as one kernel in the place
-    of the first."""
+    """Products of one left operand by matrices of equal layout, which nothing in the plan writes: they can run as one
+    kernel in the place of the first."""
     changed = {name for number in range(len(plan.steps)) for name in touched(plan, number)[1]}
     found: dict[object, list[Site]] = {}
     for site in sites:
@@ -650,7 +732,9 @@ def together(group: Sequence[Site]) -> Kernel:
     reads = dict.fromkeys((site.left.buffer, *rights, *(biases if site.bias is not None else ())))
     names = (*reads, *results)
     dtypes = {site.left.buffer: site.left.dtype} | {s.right.buffer: s.right.dtype for s in group}
-    dtypes |= {s.bias.buffer: s.bias.dtype for s in group if s.bias is not None} | dict.fromkeys(results, site.result.dtype)
+    dtypes |= {s.bias.buffer: s.bias.dtype for s in group if s.bias is not None} | dict.fromkeys(
+        results, site.result.dtype
+    )
     return Kernel(
         f"products_{site.result.name}_{site.step}",
         axes,
@@ -664,7 +748,8 @@ def together(group: Sequence[Site]) -> Kernel:
     )
 
 
-# --- putting variants into plans --------------------------------------------------------------------------------------------
+# --- putting variants into plans
+# --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -698,7 +783,8 @@ def of_group(group: Sequence[Site], kernel: Kernel) -> Replacement:
 
 
 def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
-    """The plan with these in place (no two take the same step away). Its temporaries have no places: see `schedule.with_memory`."""
+    """The plan with these in place (no two take the same step away). Its temporaries have no places: see
+    `schedule.with_memory`."""
     kernels = dict(plan.kernels)
     buffers = dict(plan.buffers)
     put: dict[int, tuple[Kernel, ...]] = {}
@@ -736,4 +822,13 @@ def without_memory(plan: Plan, kernels: dict[str, Kernel], buffers: dict[str, Bu
     for output in plan.outputs:
         used.add(output.buffer if output.ref is None else output.ref.buffer)
     buffers = {name: buffer for name, buffer in buffers.items() if name in used}
-    return replace(plan, kernels=kernels, buffers=buffers, steps=tuple(steps), placements={}, arena_size=0, last_use={}, takes_over={})
+    return replace(
+        plan,
+        kernels=kernels,
+        buffers=buffers,
+        steps=tuple(steps),
+        placements={},
+        arena_size=0,
+        last_use={},
+        takes_over={},
+    )

@@ -1,8 +1,10 @@
-"""Pointwise kernels in front of products: an operand that a product kernel computes for itself, instead of reading it from memory.
+"""Pointwise kernels in front of products: an operand that a product kernel computes for itself, instead of reading it
+from memory.
 
-Takes a scheduled `Plan` and a `Site`; gives `Producer`s (the stored values that the site's product alone reads) and the site with operands
-that are expressions over what their producers read. Always holds: the expression is the one that was stored, so its value is rounded to
-the operand's type at the same place; nothing between the producer and the product's place writes to what the producer reads.
+Takes a scheduled `Plan` and a `Site`; gives `Producer`s (the stored values that the site's product alone reads) and the
+site with operands that are expressions over what their producers read. Always holds: the expression is the one that was
+stored, so its value is rounded to the operand's type at the same place; nothing between the producer and the product's
+place writes to what the producer reads.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ MOST_NODES = 64
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """step: of a pointwise kernel; buffer: what the product reads of it, as its operand `side`; value: an element, over the product's outer
-    symbols and `k`; alone: a kernel that stores this buffer and nothing else."""
+    """step: of a pointwise kernel; buffer: what the product reads of it, as its operand `side`; value: an element, over
+    the product's outer symbols and `k`; alone: a kernel that stores this buffer and nothing else."""
 
     step: int
     side: str
@@ -43,7 +45,9 @@ def uses(plan: Plan) -> dict[str, list[int]]:
     return found
 
 
-def producers(plan: Plan, site: Site, used: Mapping[str, Sequence[int]], taken: Collection[int] = ()) -> tuple[Producer, ...]:
+def producers(
+    plan: Plan, site: Site, used: Mapping[str, Sequence[int]], taken: Collection[int] = ()
+) -> tuple[Producer, ...]:
     """Of the site's operands, at most one a side. used: what `uses` gives; taken: steps that have gone."""
     if site.left.buffer == site.right.buffer:
         return ()
@@ -51,11 +55,19 @@ def producers(plan: Plan, site: Site, used: Mapping[str, Sequence[int]], taken: 
     return tuple(producer for producer in found if producer is not None)
 
 
-def _producer(plan: Plan, site: Site, side: str, used: Mapping[str, Sequence[int]], taken: Collection[int]) -> Producer | None:
+def _producer(
+    plan: Plan, site: Site, side: str, used: Mapping[str, Sequence[int]], taken: Collection[int]
+) -> Producer | None:
     operand: Operand = getattr(site, side)
     name = operand.buffer
     touching = used.get(name, ())  # a buffer of the site's own is touched by no step of the plan
-    if operand.checks or len(touching) != 2 or touching[1] != site.step or touching[0] in taken or not is_private(plan, name):
+    if (
+        operand.checks
+        or len(touching) != 2
+        or touching[1] != site.step
+        or touching[0] in taken
+        or not is_private(plan, name)
+    ):
         return None
     number = touching[0]
     step = plan.steps[number]
@@ -80,13 +92,16 @@ def _producer(plan: Plan, site: Site, side: str, used: Mapping[str, Sequence[int
 
 
 def _stored(kernel: Kernel, name: str) -> tuple[Expression, Dim] | None:
-    """(value, index) of the kernel's only store to a buffer, over its axes alone; None where it is not a pointwise kernel, or gathers."""
+    """(value, index) of the kernel's only store to a buffer, over its axes alone; None where it is not a pointwise
+    kernel, or gathers."""
     if len(kernel.stages) != 1 or kernel.scratch or kernel.product is not None or kernel.sizes:
         return None
     (stage,) = kernel.stages
     locals_: dict[str, Expression] = {}
     found: list[Store] = []
-    rewriter = Rewriter(lambda dim: dim, lambda load: None, lambda local: locals_.get(local.name, local), lambda old, new: old)
+    rewriter = Rewriter(
+        lambda dim: dim, lambda load: None, lambda local: locals_.get(local.name, local), lambda old, new: old
+    )
     for statement in stage.statements:
         if isinstance(statement, Define):
             locals_[statement.local] = rewriter.visit(statement.value)
@@ -115,7 +130,11 @@ def computing(site: Site, chosen: Sequence[Producer]) -> Site:
 def without(kernel: Kernel, dropped: Collection[str], name: str = "") -> Kernel | None:
     """The pointwise kernel without its stores to these buffers; None where none is left."""
     (stage,) = kernel.stages
-    kept = [statement for statement in stage.statements if not isinstance(statement, Store) or statement.buffer not in dropped]
+    kept = [
+        statement
+        for statement in stage.statements
+        if not isinstance(statement, Store) or statement.buffer not in dropped
+    ]
     needed: set[str] = set()
     statements = []
     for statement in reversed(kept):

@@ -1,7 +1,9 @@
-"""Matrix products over a number of rows that is known at run time only: a kernel of ours for few rows beside the library for many.
+"""Matrix products over a number of rows that is known at run time only: a kernel of ours for few rows beside the
+library for many.
 
-Takes a scheduled `Plan`; gives its `Site`s of that kind (`find`), and with kernels for some of them a plan in which sizes decide which way
-runs (`beside`). Always holds: both ways write the same buffers, and each step of them has its condition.
+Takes a scheduled `Plan`; gives its `Site`s of that kind (`find`), and with kernels for some of them a plan in which
+sizes decide which way runs (`beside`). Always holds: both ways write the same buffers, and each step of them has its
+condition.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from fusewright.sizes.expressions import Dim
 
 
 def find(plan: Plan) -> list[Site]:
-    """The plan's products of matrices over a number of rows that is not known, in order; with `most` where the extern says for how many
-    rows it may be made otherwise."""
+    """The plan's products of matrices over a number of rows that is not known, in order; with `most` where the extern
+    says for how many rows it may be made otherwise."""
     found = []
     for number, step in enumerate(plan.steps):
         if not isinstance(step, RunExtern):
             continue
         few = step.extern.few
-        extern = step.extern if few is None else replace(step.extern, target=few.target, args=few.args, kwargs=(), few=None)
+        extern = (
+            step.extern if few is None else replace(step.extern, target=few.target, args=few.args, kwargs=(), few=None)
+        )
         describe = MATRICES.get(schema_name(extern.target) or "")
         site = None if describe is None or not is_plain(plan, extern, static=False) else describe(plan, number, extern)
         if site is not None and site.batch == 1 and not isinstance(site.rows, int):
@@ -33,13 +37,15 @@ def find(plan: Plan) -> list[Site]:
 
 
 def few_of(site: Site) -> Dim:
-    """1 where a call has so few rows that the site's variant is for them, else 0. (With no rows there is nothing to do for either way.)"""
+    """1 where a call has so few rows that the site's variant is for them, else 0. (With no rows there is nothing to do
+    for either way.)"""
     return sizes.maximum(sizes.minimum(site.most + 1 - site.rows, 1), 0)
 
 
 def beside(plan: Plan, chosen: Sequence[tuple[Site, Kernel]]) -> Plan:
-    """The plan with these kernels beside the steps that they stand for (no two beside one step), of which only one way runs: the kernel for
-    up to `Site.most` rows, the steps for more. Its temporaries have no places: see `schedule.with_memory`."""
+    """The plan with these kernels beside the steps that they stand for (no two beside one step), of which only one way
+    runs: the kernel for up to `Site.most` rows, the steps for more. Its temporaries have no places: see
+    `schedule.with_memory`."""
     kernels = dict(plan.kernels) | {kernel.name: kernel for _, kernel in chosen}
     steps: list[Step] = list(plan.steps)
     before: dict[int, list[Step]] = {}
@@ -61,4 +67,8 @@ def _is_together(step: Step) -> bool:
 
 def _without_few(step: Step) -> Step:
     """The step with what it says of few rows forgotten: whoever could use it has."""
-    return replace(step, extern=replace(step.extern, few=None)) if isinstance(step, RunExtern) and step.extern.few is not None else step
+    return (
+        replace(step, extern=replace(step.extern, few=None))
+        if isinstance(step, RunExtern) and step.extern.few is not None
+        else step
+    )

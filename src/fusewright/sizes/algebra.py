@@ -1,12 +1,14 @@
-"""The algebra beneath `sizes/expressions.py`: the forms of symbolic integers, how they are built, and the ranges of their values.
+"""The algebra beneath `sizes/expressions.py`: the forms of symbolic integers, how they are built, and the ranges of
+their values.
 
-Takes symbols (a tensor's size, a loop variable) and integers; gives `Dim = int | Expr`. Import from `sizes`, which adds the questions.
-Always holds: a constant is a plain int, never an Expr; expressions are immutable and hash-consed, so two equal forms are one
-object and `==` is identity; no simplification changes the value for any assignment that respects the symbols' ranges and
-makes every divisor non-zero. Division and modulo are Python's (towards minus infinity).
+Takes symbols (a tensor's size, a loop variable) and integers; gives `Dim = int | Expr`. Import from `sizes`, which adds
+    the questions.
+Always holds: a constant is a plain int, never an Expr; expressions are immutable and hash-consed, so two equal forms
+are one object and `==` is identity; no simplification changes the value for any assignment that respects the symbols'
+ranges and makes every divisor non-zero. Division and modulo are Python's (towards minus infinity).
 
-An expression is a sum of products: `Sum` has integer coefficients over monomials, a monomial is a sorted tuple of atoms, and
-an atom is a Symbol, FloorDiv, Mod, Min or Max. `known_*` never guess: None means "cannot tell".
+An expression is a sum of products: `Sum` has integer coefficients over monomials, a monomial is a sorted tuple of
+atoms, and an atom is a Symbol, FloorDiv, Mod, Min or Max. `known_*` never guess: None means "cannot tell".
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from fusewright.sizes.arithmetic import INFINITY, Bound, Interval, interval_prod
 
 
 class Expr:
-    """A symbolic integer. Compare with `known_eq` and its kin for values; `==` asks only whether the forms are the same."""
+    """A symbolic integer. Compare with `known_eq` and its kin for values; `==` asks only whether the forms are the
+    same."""
 
     __slots__ = ("__weakref__", "_interval", "_key", "_symbols", "_text")
     _interval: Interval
@@ -118,7 +121,9 @@ Monomial = tuple[Expr, ...]
 
 _interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
 _intern_lock = threading.RLock()
-_recent: deque[Expr] = deque(maxlen=1 << 12)  # kept: what is asked of a size in between would else be found out again each time
+_recent: deque[Expr] = deque(
+    maxlen=1 << 12
+)  # kept: what is asked of a size in between would else be found out again each time
 
 
 def intern(key: tuple[object, ...], build: Callable[[], Expr]) -> Expr:
@@ -133,7 +138,8 @@ def intern(key: tuple[object, ...], build: Callable[[], Expr]) -> Expr:
 
 
 class Symbol(Expr):
-    """A named unknown with lower <= value <= upper; None means unbounded, and `upper` may be symbolic (a loop's extent - 1)."""
+    """A named unknown with lower <= value <= upper; None means unbounded, and `upper` may be symbolic (a loop's extent
+    - 1)."""
 
     __slots__ = ("lower", "name", "upper")
     name: str
@@ -186,7 +192,9 @@ class Sum(Expr):
         low: Bound = plain.least(self._constant)
         high: Bound = plain.most(self._constant)
         for monomial, coefficient_ in self._terms:
-            low_term, high_term = interval_product([(coefficient_, coefficient_), *(interval(atom) for atom in monomial)])
+            low_term, high_term = interval_product(
+                [(coefficient_, coefficient_), *(interval(atom) for atom in monomial)]
+            )
             low, high = plain.least(low + plain.least(low_term)), plain.most(high + plain.most(high_term))
         shared = shared_atoms(self._terms) if len(self._terms) > 1 else ()
         if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
@@ -299,7 +307,8 @@ def _factor_text(atom: Expr) -> str:
 
 
 def sort_key(d: Dim) -> tuple[int, int, str]:
-    """A total, run-to-run deterministic order of dims (not an order of values): ints, symbols (i2 before i10), compounds."""
+    """A total, run-to-run deterministic order of dims (not an order of values): ints, symbols (i2 before i10),
+    compounds."""
     if isinstance(d, int):
         return (0, d, "")
     try:
@@ -555,7 +564,8 @@ def _modulo_constant(a: Expr, k: int) -> Dim:
 
 
 def _split_constant(a: Dim, k: int) -> tuple[Dim, Dim]:
-    """(q, r) with a == q*k + r, where r keeps the terms whose coefficients k does not divide, and a constant in [0, k)."""
+    """(q, r) with a == q*k + r, where r keeps the terms whose coefficients k does not divide, and a constant in [0,
+    k)."""
     if isinstance(a, int):
         return a // k, a % k
     quotient: dict[Monomial, int] = {}
@@ -611,8 +621,8 @@ def _within(d: Dim, k: Dim) -> bool:
 
 
 def _blocks(a: Dim, k: Expr) -> Iterator[tuple[Dim, Dim, Dim]]:
-    """(f, q, r) with a == f*q + r and 0 <= r < f for a proper factor f of k, which is one product of sizes: a // k is then q // (k/f).
-    An index into flattened dimensions is such a sum: (i*256 + j) // (n*256) is i // n for j < 256."""
+    """(f, q, r) with a == f*q + r and 0 <= r < f for a proper factor f of k, which is one product of sizes: a // k is
+    then q // (k/f). An index into flattened dimensions is such a sum: (i*256 + j) // (n*256) is i // n for j < 256."""
     if isinstance(a, int) or len(k.terms) != 1 or k.constant or interval(k)[0] < 0:
         return
     ((monomial, count),) = k.terms
@@ -650,7 +660,8 @@ def _quotient(k: Expr, factor: Dim) -> Dim:
 
 
 def _divide_symbolic(a: Dim, k: Expr) -> tuple[Dim, Dim]:
-    """(q, r) with a == q*k + r, by long division on k's leading term; the division stops when no term is left to divide."""
+    """(q, r) with a == q*k + r, by long division on k's leading term; the division stops when no term is left to
+    divide."""
     lead, lead_count = max(k.terms, key=lambda term: (len(term[0]), term_key(term)))
     quotient: Dim = 0
     rest: Dim = a
@@ -720,7 +731,8 @@ def _replaceable(terms: Sequence[tuple[Monomial, int]]) -> list[Expr]:
     kept = [atom for atom in seen if not isinstance(atom, FloorDiv) or plain.is_undone(atom, atom.right, terms)]
     if len(kept) < 2:
         return kept
-    # Replace first what no other atom's range mentions: its own range mentions the others, and then cancels against them.
+    # Replace first what no other atom's range mentions: its own range mentions the others, and then cancels against
+    # them.
     inner = {s for atom in seen for s in _range_symbols(atom)}
     return sorted(kept, key=lambda a: (a in inner, sort_key(a)))
 
@@ -764,8 +776,11 @@ def split_atom(e: Expr, atom: Expr) -> tuple[Dim | None, Dim]:
     return _sum(scale, constant), _sum(rest, e.constant)
 
 
-def _replacements(atom: Expr, scale: Dim, rising: bool, want_high: bool) -> tuple[list[Dim], Callable[[Iterable[Bound]], Bound]]:
-    """Expressions that bound scale*atom from above (want_high) or below, and how to combine the bounds that they give."""
+def _replacements(
+    atom: Expr, scale: Dim, rising: bool, want_high: bool
+) -> tuple[list[Dim], Callable[[Iterable[Bound]], Bound]]:
+    """Expressions that bound scale*atom from above (want_high) or below, and how to combine the bounds that they
+    give."""
     upward = rising == want_high  # the atom itself is wanted at its greatest
     first: Callable[[Iterable[Bound]], Bound] = min if want_high else max
     if isinstance(atom, Symbol):

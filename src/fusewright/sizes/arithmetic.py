@@ -1,6 +1,7 @@
 """Arithmetic beneath the algebra of sizes: on monomials, which are sorted tuples of atoms, and on intervals.
 
-Takes and gives plain tuples; knows nothing of expressions. Always holds: infinity stands for "some large integer", so 0 times it is 0.
+Takes and gives plain tuples; knows nothing of expressions. Always holds: infinity stands for "some large integer", so 0
+    times it is 0.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def most(bound: Bound) -> Bound:
 
 
 def is_undone(atom: object, divisor: object, terms: Sequence[tuple[Monomial, int]]) -> bool:
-    """Whether the terms multiply a quotient by its divisor again, by nothing else: most do not, and it has no bound but its interval."""
+    """Whether the terms multiply a quotient by its divisor again, by nothing else: most do not, and it has no bound but
+    its interval."""
     if not isinstance(divisor, int) or divisor < 0:
         return False
     return all(len(monomial) == 1 and count % divisor == 0 for monomial, count in terms if atom in monomial)

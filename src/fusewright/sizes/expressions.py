@@ -1,8 +1,10 @@
 """Symbolic integers: sizes, strides and index expressions, and what is known about them.
 
-Takes symbols (a tensor's size, a loop variable) and integers; gives `Dim = int | Expr`, where a constant is always a plain int.
-Always holds: expressions are immutable and hash-consed, so `==` is identity (ask `known_eq` for equality of values); the `known_*`
-questions never guess: None means "cannot tell". Divisors are taken to be non-zero; division rounds towards minus infinity, as Python's.
+Takes symbols (a tensor's size, a loop variable) and integers; gives `Dim = int | Expr`, where a constant is always a
+    plain int.
+Always holds: expressions are immutable and hash-consed, so `==` is identity (ask `known_eq` for equality of values);
+the `known_*` questions never guess: None means "cannot tell". Divisors are taken to be non-zero; division rounds
+towards minus infinity, as Python's.
 """
 
 from __future__ import annotations
@@ -173,7 +175,8 @@ def _is_atom_multiple(atom: Expr, k: int) -> bool:
 
 
 def coefficient(d: Dim, sym: Expr) -> Dim | None:
-    """The stride of `d` in `sym`: c when d == c*sym + rest with neither holding sym (0 when absent); None when not affine."""
+    """The stride of `d` in `sym`: c when d == c*sym + rest with neither holding sym (0 when absent); None when not
+    affine."""
     if isinstance(d, int):
         return 0
     if sym not in free_symbols(d):
@@ -192,7 +195,13 @@ def substitute(d: Dim, mapping: Mapping[Expr, Dim]) -> Dim:
         return mapping.get(d, d)
     if isinstance(d, Sum):
         return total(
-            [d.constant, *(multiply(product(substitute(atom, mapping) for atom in monomial), count) for monomial, count in d.terms)]
+            [
+                d.constant,
+                *(
+                    multiply(product(substitute(atom, mapping) for atom in monomial), count)
+                    for monomial, count in d.terms
+                ),
+            ]
         )
     children = [substitute(child, mapping) for child in d._children()]
     return _REBUILD[type(d)](*children)
@@ -202,7 +211,8 @@ Term = tuple[Monomial, int]
 
 
 def greatest_term(zero: Expr) -> Term:
-    """The term of a sum that `eliminate` replaces: the most deeply nested one, so that it stands inside of no other; then by degree."""
+    """The term of a sum that `eliminate` replaces: the most deeply nested one, so that it stands inside of no other;
+    then by degree."""
     return max(zero.terms, key=lambda term: (max(map(_nesting, term[0])), len(term[0]), term_key(term)))
 
 
@@ -216,8 +226,8 @@ def _nesting(d: Dim) -> int:
 
 
 def eliminate(d: Dim, zero: Expr, term: Term) -> Dim:
-    """`d`, where `zero` is known to be 0 and `term` is its `greatest_term`: multiples of the term give way to the others, also inside
-    divisions and choices."""
+    """`d`, where `zero` is known to be 0 and `term` is its `greatest_term`: multiples of the term give way to the
+    others, also inside divisions and choices."""
     if isinstance(d, int):
         return d
     if not isinstance(d, (Symbol, Sum)):
@@ -226,7 +236,9 @@ def eliminate(d: Dim, zero: Expr, term: Term) -> Dim:
         if any(new != old for new, old in zip(changed, children)):
             return eliminate(_REBUILD[type(d)](*changed), zero, term)
     if isinstance(d, Sum):
-        parts = [multiply(product(eliminate(atom, zero, term) for atom in monomial), count) for monomial, count in d.terms]
+        parts = [
+            multiply(product(eliminate(atom, zero, term) for atom in monomial), count) for monomial, count in d.terms
+        ]
         d = total([d.constant, *parts])
         if isinstance(d, int):
             return d
@@ -301,7 +313,8 @@ def _nest(operator: str, operands: Sequence[object]) -> object:
 
 
 def from_tuples(tree: object, symbols: Mapping[str, Dim] | None = None) -> Dim:
-    """The inverse of `to_tuples`. `symbols` gives the symbol, or the value, of each name; a name that it lacks gets an unbounded one."""
+    """The inverse of `to_tuples`. `symbols` gives the symbol, or the value, of each name; a name that it lacks gets an
+    unbounded one."""
     if isinstance(tree, int):
         return tree
     if not isinstance(tree, (tuple, list)) or not tree:
@@ -316,7 +329,12 @@ def from_tuples(tree: object, symbols: Mapping[str, Dim] | None = None) -> Dim:
 # --- relations -------------------------------------------------------------------------------------------------------
 
 RelationOp = Literal["==", "!=", "<", "<="]
-_NEGATIONS: dict[str, tuple[str, bool]] = {"==": ("!=", False), "!=": ("==", False), "<": ("<=", True), "<=": ("<", True)}
+_NEGATIONS: dict[str, tuple[str, bool]] = {
+    "==": ("!=", False),
+    "!=": ("==", False),
+    "<": ("<=", True),
+    "<=": ("<", True),
+}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,

@@ -1,8 +1,9 @@
-"""For which values a function of floats is defined: Python raises where the same operation of a tensor gives an infinity or NaN.
+"""For which values a function of floats is defined: Python raises where the same operation of a tensor gives an
+infinity or NaN.
 
-Takes intervals that hold whatever values the arguments may have; says whether the function is defined on all of them, and which interval
-holds its results. Always holds: an interval is never too small (float arithmetic is monotonic, so its corners bound it); what is not
-known is `ANYTHING`, which includes infinities and NaN.
+Takes intervals that hold whatever values the arguments may have; says whether the function is defined on all of them,
+and which interval holds its results. Always holds: an interval is never too small (float arithmetic is monotonic, so
+its corners bound it); what is not known is `ANYTHING`, which includes infinities and NaN.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What a capture knows about its symbolic sizes: where each comes from, an example value, and the relations learnt on the way.
+"""What a capture knows about its symbolic sizes: where each comes from, an example value, and the relations learnt on
+the way.
 
-Takes symbols with sources and hints, and relations that tracing asks about; gives answers, and `guards`: the relations that must
-hold for the capture to be valid.
-Always holds: an answer is either provable from the symbols' ranges and `guards`, or its relation has just been added to `guards`.
+Takes symbols with sources and hints, and relations that tracing asks about; gives answers, and `guards`: the relations
+that must hold for the capture to be valid.
+Always holds: an answer is either provable from the symbols' ranges and `guards`, or its relation has just been added to
+    `guards`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class ShapeEnv:
     def __init__(self, location: Callable[[], tuple[Location, ...]] | None = None) -> None:
         self.location = location or (lambda: ())
         self.promised: set[Symbol] = set()  # sizes that the user has marked as dynamic
-        self.declared: dict[Symbol, tuple[int | None, int | None]] = {}  # the ranges that the user has given with such a mark
+        self.declared: dict[
+            Symbol, tuple[int | None, int | None]
+        ] = {}  # the ranges that the user has given with such a mark
         self.narrowed_at: dict[Symbol, tuple[Location, ...]] = {}  # the user's stack where a size was last bounded
         self.fixed_at: dict[Symbol, tuple[Location, ...]] = {}  # the user's stack where an equality was learnt
         self.symbols: dict[Symbol, SizeSymbol] = {}
@@ -59,7 +63,9 @@ class ShapeEnv:
         self._larger: dict[Expr, Symbol] = {}  # symbol -> the same, 2 or more
         self.ones: set[object] = set()  # where sizes of 1 were met that would be symbols were they larger
         self.taken: set[Symbol] = set()  # symbols that are 1 at the call at hand, with another example
-        self.shown: frozenset[Expr] = frozenset()  # of these, the ones for which 1 was shown to do as larger sizes do: see `show`
+        self.shown: frozenset[Expr] = (
+            frozenset()
+        )  # of these, the ones for which 1 was shown to do as larger sizes do: see `show`
         self.one: ShapeEnv | None = None  # what is known when these are 1
         self.asked: list[tuple[Relation | None, bool | frozenset[Expr]]] | None = None  # see `take`
         self.first_met: list[object] = []  # arguments that only this capture has met, with their sizes as they are
@@ -73,10 +79,14 @@ class ShapeEnv:
         self._divisors: dict[Symbol, int] = {}  # learnt: symbol is a multiple of this
         self._not_negative: list[Dim] = []  # learnt: these are >= 0
         self._different: set[Dim] = set()  # learnt: these are != 0
-        self._zero: dict[Dim, Term] = {}  # learnt: these are 0, and no symbol could be solved for; the term that the others replace
+        self._zero: dict[
+            Dim, Term
+        ] = {}  # learnt: these are 0, and no symbol could be solved for; the term that the others replace
         self._simplified: dict[Dim, Dim] = {}  # what `simplify` has answered since the last fact was learnt
         self._answers: dict[Relation, bool | None] = {}  # what `known` has answered since then
-        self._general: dict[Relation, tuple[bool | None, frozenset[Expr]]] = {}  # what `generally` has, with the symbols concerned
+        self._general: dict[
+            Relation, tuple[bool | None, frozenset[Expr]]
+        ] = {}  # what `generally` has, with the symbols concerned
         self._narrow: dict[Expr, Symbol] = {}  # symbol -> the same, with the range that learnt facts leave it
 
     def copy(self) -> ShapeEnv:
@@ -97,15 +107,15 @@ class ShapeEnv:
         return made
 
     def take(self, one: Symbol) -> None:
-        """Notes that a size is 1 at the call at hand. From now on `asked` holds what is answered by taking sizes to be 2 or more:
-        (relation, answer), or (None, symbols) for something else that depends on these."""
+        """Notes that a size is 1 at the call at hand. From now on `asked` holds what is answered by taking sizes to be
+        2 or more: (relation, answer), or (None, symbols) for something else that depends on these."""
         self.taken.add(one)
         if self.asked is None:
             self.asked = []
 
     def show(self, symbols: frozenset[Symbol], one: ShapeEnv) -> None:
-        """From now on these symbols are 1 or more: so far 1 does as larger sizes do, and what depends on their being larger is `assumed`
-        from here on. `one`: these sizes when they are 1."""
+        """From now on these symbols are 1 or more: so far 1 does as larger sizes do, and what depends on their being
+        larger is `assumed` from here on. `one`: these sizes when they are 1."""
         self.shown, self.one, self.asked = symbols, one, None
         self.assumed -= symbols
 
@@ -142,7 +152,8 @@ class ShapeEnv:
         return made
 
     def expect(self, relation: Relation) -> bool:
-        """As `guard`, for what the program states (torch._check): of sizes that depend on data it is checked at run time."""
+        """As `guard`, for what the program states (torch._check): of sizes that depend on data it is checked at run
+        time."""
         if self.known(relation) is not None or not self.is_unbacked(relation):
             return self.guard(relation)
         self.asserted.append(relation)
@@ -164,7 +175,9 @@ class ShapeEnv:
         try:
             return evaluate(d, self._hints)
         except KeyError as error:
-            raise GraphBreak("data-dependent-shape", f"the size {d} depends on {error.args[0]}, which has no example value") from error
+            raise GraphBreak(
+                "data-dependent-shape", f"the size {d} depends on {error.args[0]}, which has no example value"
+            ) from error
 
     @property
     def examples(self) -> Mapping[Expr, int]:
@@ -210,7 +223,9 @@ class ShapeEnv:
         if answer is not None:
             return answer
         if self._narrow:
-            answer = known(Relation(relation.op, substitute(relation.left, self._narrow), substitute(relation.right, self._narrow)))
+            answer = known(
+                Relation(relation.op, substitute(relation.left, self._narrow), substitute(relation.right, self._narrow))
+            )
             if answer is not None:
                 return answer
         difference = relation.right - relation.left
@@ -246,9 +261,9 @@ class ShapeEnv:
         return answer
 
     def generally(self, relation: Relation) -> bool | None:
-        """Whether the relation holds for sizes of 2 and more, which neither broadcast nor vanish; None when that does not decide it.
-        The symbols that the answer depends on are `assumed` to be that large: a guard, unless it is shown that the graph does the same
-        without (graph/translation_validation.py)."""
+        """Whether the relation holds for sizes of 2 and more, which neither broadcast nor vanish; None when that does
+        not decide it. The symbols that the answer depends on are `assumed` to be that large: a guard, unless it is
+        shown that the graph does the same without (graph/translation_validation.py)."""
         answer = self.known(relation)
         if answer is not None:
             return answer
@@ -312,7 +327,11 @@ class ShapeEnv:
         for s in shared:
             divisor = self._divisors[s]
             low, high = bounds(s)
-            part = symbol(f"{s.name}_{divisor}", None if low is None else -(-low // divisor), None if high is None else high // divisor)
+            part = symbol(
+                f"{s.name}_{divisor}",
+                None if low is None else -(-low // divisor),
+                None if high is None else high // divisor,
+            )
             parts[s] = part * divisor
         return substitute(d, parts)
 
@@ -403,7 +422,12 @@ class ShapeEnv:
         """difference == 0: solved for a symbol when one stands alone in it, or read as divisibility."""
         if isinstance(difference, Mod) or (len(difference.terms) == 1 and difference.constant == 0):
             atom = difference.terms[0][0][0]
-            if len(difference.terms[0][0]) == 1 and isinstance(atom, Mod) and isinstance(atom.left, Symbol) and isinstance(atom.right, int):
+            if (
+                len(difference.terms[0][0]) == 1
+                and isinstance(atom, Mod)
+                and isinstance(atom.left, Symbol)
+                and isinstance(atom.right, int)
+            ):
                 known_divisor = self._divisors.get(atom.left, 1)
                 self._divisors[atom.left] = math.lcm(known_divisor, atom.right)
                 self._pin(atom.left)
@@ -439,12 +463,15 @@ class ShapeEnv:
             rewritten = substitute(zero, {unknown: value})
             if isinstance(rewritten, Expr):
                 self._learn_equality(rewritten)
-        rewritten_too = (substitute(other, {unknown: value}) for other in self._different if unknown in free_symbols(other))
+        rewritten_too = (
+            substitute(other, {unknown: value}) for other in self._different if unknown in free_symbols(other)
+        )
         self._different |= {other for other in rewritten_too if isinstance(other, Expr)}
 
 
 def example_of(size: Dim, env: ShapeEnv | None, unknown: int) -> int:
-    """A size as it is in the example; `unknown` for one that depends on data, which has no example, or where no sizes are known."""
+    """A size as it is in the example; `unknown` for one that depends on data, which has no example, or where no sizes
+    are known."""
     if isinstance(size, int):
         return size
     return unknown if env is None or env.is_unbacked(size) else env.hint(size)

@@ -1,6 +1,7 @@
 """What the strides of a tensor say: whether elements share memory, and which strides are products of symbolic sizes.
 
-Takes types and real tensors; gives answers about their layout. Always holds: of symbolic sizes nothing is asked that would be a guard.
+Takes types and real tensors; gives answers about their layout. Always holds: of symbolic sizes nothing is asked that
+    would be a guard.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ def estimate(d: Dim) -> float:
 
 
 def shares_elements(type_: TensorType, examples: Mapping[Expr, int] = _NO_EXAMPLES) -> bool:
-    """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step over each other
-    (eager's answer then depends on the order of its loop). Symbolic sizes are taken as in `examples`, where these know them: if elements of
-    an input share no memory there, its guards say that they never do."""
+    """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step
+    over each other (eager's answer then depends on the order of its loop). Symbolic sizes are taken as in `examples`,
+    where these know them: if elements of an input share no memory there, its guards say that they never do."""
     dims = list(zip(type_.shape, type_.stride, strict=True))
     if not all(isinstance(extent, int) for dim in dims for extent in dim):
         try:
@@ -43,8 +44,8 @@ def shares_elements(type_: TensorType, examples: Mapping[Expr, int] = _NO_EXAMPL
 
 
 def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...], own: Mapping[int, Dim]) -> tuple[Dim, ...]:
-    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is that product; one
-    that does not is a symbol of its own where `own` has one for it."""
+    """Strides in terms of symbolic sizes: a stride that equals size * stride of an inner dimension in the example is
+    that product; one that does not is a symbol of its own where `own` has one for it."""
     sizes, strides = tensor.shape, tensor.stride()
     result: list[Dim] = list(strides)
     order = sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis))
@@ -59,8 +60,8 @@ def symbolic_strides(tensor: torch.Tensor, shape: tuple[Dim, ...], own: Mapping[
 
 
 def free_strides(tensor: torch.Tensor) -> dict[int, int]:
-    """axis → the next axis inside of it, for axes of several elements whose stride steps over the inner ones by more than their product:
-    the tensor is a window on a larger one."""
+    """axis → the next axis inside of it, for axes of several elements whose stride steps over the inner ones by more
+    than their product: the tensor is a window on a larger one."""
     sizes, strides = tensor.shape, tensor.stride()
     order = sorted((axis for axis, size in enumerate(sizes) if size > 1), key=lambda axis: strides[axis])
     return {axis: inner for inner, axis in pairwise(order) if strides[axis] > sizes[inner] * strides[inner] > 0}

@@ -1,10 +1,12 @@
-"""Floats whose value is known only when the compiled code runs: a learning rate that a scheduler changes, a step count kept in a tensor.
+"""Floats whose value is known only when the compiled code runs: a learning rate that a scheduler changes, a step count
+kept in a tensor.
 
-Takes a recorder and a 0-dimensional float64 tensor of its graph; gives a `torch.SymFloat` that Python arithmetic works on. Arithmetic is
-recorded in float64, so that it gives what Python's gives. Always holds: asking for the concrete value either becomes a guard on the
-outside float that it came from, or breaks the graph; an answer is never a guess. Where Python raises (a division by zero), so does
-capture, and compiled code serves only values for which Python does not (`float_domains`); what a tensor holds is not looked at.
-The method names are the protocol of `torch.SymFloat` (as in symint.py).
+Takes a recorder and a 0-dimensional float64 tensor of its graph; gives a `torch.SymFloat` that Python arithmetic works
+on. Arithmetic is recorded in float64, so that it gives what Python's gives. Always holds: asking for the concrete value
+either becomes a guard on the outside float that it came from, or breaks the graph; an answer is never a guess. Where
+Python raises (a division by zero), so does capture, and compiled code serves only values for which Python does not
+(`float_domains`); what a tensor holds is not looked at. The method names are the protocol of `torch.SymFloat` (as in
+symint.py).
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ MATH_FUNCTIONS: dict[object, str] = {getattr(math, name): name for name in ("sqr
 
 @dataclass(slots=True, eq=False)
 class OutsideFloat:
-    """A Python float that existed before capture. `tests`: what the program asked about it, each with its answer; `fixed`: the program
-    needed its value, so that the capture is for this value alone."""
+    """A Python float that existed before capture. `tests`: what the program asked about it, each with its answer;
+    `fixed`: the program needed its value, so that the capture is for this value alone."""
 
     source: object
     value: float
@@ -106,7 +108,8 @@ class OutsideFloat:
 
 @dataclass(slots=True, eq=False)
 class OutsideInt:
-    """A Python int of the program (a symbol, or arithmetic on such) that is used as a float. `tests` are not kept: its value is fixed."""
+    """A Python int of the program (a symbol, or arithmetic on such) that is used as a float. `tests` are not kept: its
+    value is fixed."""
 
     size: Dim
     env: ShapeEnv
@@ -141,8 +144,8 @@ _LARGEST_INT = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What a value was computed from (`origins`, empty for a constant), and how, when that is one outside float. interval: what holds the
-    values that it may have."""
+    """What a value was computed from (`origins`, empty for a constant), and how, when that is one outside float.
+    interval: what holds the values that it may have."""
 
     origins: tuple[OutsideFloat | OutsideInt, ...]
     value: float
@@ -155,7 +158,9 @@ def _constant(value: float) -> _History:
 
 
 def _outside(origin: OutsideFloat | OutsideInt) -> _History:
-    return _History((origin,), origin.value, (lambda value: value) if isinstance(origin, OutsideFloat) else None, origin.interval)
+    return _History(
+        (origin,), origin.value, (lambda value: value) if isinstance(origin, OutsideFloat) else None, origin.interval
+    )
 
 
 class FloatNode:
@@ -252,7 +257,9 @@ class FloatNode:
         if self.tensor is None:
             assert self.history is not None
             with self.recorder.recording():
-                made = self.recorder.dispatch(aten.full.default, ([], self.history.value), {"dtype": torch.float64, "device": _CPU})
+                made = self.recorder.dispatch(
+                    aten.full.default, ([], self.history.value), {"dtype": torch.float64, "device": _CPU}
+                )
             self.tensor = made  # type: ignore[assignment]
         assert self.tensor is not None
         return self.tensor
@@ -350,7 +357,12 @@ class FloatNode:
     def _test(self, relation: Callable[[float, float], bool], other: float) -> bool:
         """Whether the relation to a constant holds. The answer, not the value, is what the capture depends on."""
         history = self.history
-        if history is None or len(history.origins) != 1 or history.compute is None or not isinstance(history.origins[0], OutsideFloat):
+        if (
+            history is None
+            or len(history.origins) != 1
+            or history.compute is None
+            or not isinstance(history.origins[0], OutsideFloat)
+        ):
             return relation(self.guard_float("", 0), other)
         compute = history.compute
         answer = relation(history.value, other)
@@ -390,8 +402,9 @@ class FloatNode:
 
 
 class _ShapeFloat(FloatNode):
-    """A float that a meta kernel computes from sizes. Nothing is recorded: such a kernel makes shapes only, and what it multiplies its
-    elements with is of no interest. Asking for the value (to round it to a size, say) fixes the sizes, as with any other."""
+    """A float that a meta kernel computes from sizes. Nothing is recorded: such a kernel makes shapes only, and what it
+    multiplies its elements with is of no interest. Asking for the value (to round it to a size, say) fixes the sizes,
+    as with any other."""
 
     __slots__ = ("env",)
 
@@ -425,8 +438,9 @@ _CPU = torch.device("cpu")
 
 
 def _history(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
-    """What the result of a function comes from, None where a tensor holds one of its arguments. Raises what Python raises for the values
-    that the arguments have; where other values would tell another story, they are left to another compile."""
+    """What the result of a function comes from, None where a tensor holds one of its arguments. Raises what Python
+    raises for the values that the arguments have; where other values would tell another story, they are left to another
+    compile."""
     parts = [node.history for node in nodes if node.history is not None]
     if len(parts) < len(nodes):
         return None
@@ -450,7 +464,8 @@ def _history(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
 
 
 def _history_of_shapes(nodes: tuple[FloatNode, ...], name: str) -> _History | None:
-    """The same inside of a meta kernel, where only the value that is asked for must be there: the real kernel divides as C does."""
+    """The same inside of a meta kernel, where only the value that is asked for must be there: the real kernel divides
+    as C does."""
     try:
         return _history(nodes, name)
     except (ArithmeticError, ValueError):
@@ -461,7 +476,8 @@ def _keep_defined(
     name: str, origins: tuple[OutsideFloat | OutsideInt, ...], compute: Callable[[float], float] | None,
     intervals: Callable[[], tuple[Interval, ...]], defined: bool,
 ) -> None:  # fmt: skip
-    """Makes it part of what the capture is for that the function is defined for the values of its arguments, or is not."""
+    """Makes it part of what the capture is for that the function is defined for the values of its arguments, or is
+    not."""
     if compute is not None and isinstance(origins[0], OutsideFloat):
         origins[0].tests.append((lambda given: _is_defined_at(compute, given), defined))
         return
@@ -489,7 +505,9 @@ def float_of_size(recorder: Recorder, env: ShapeEnv, size: Dim) -> FloatNode:
     """The node of `float(n)` for an int `n` that is known at run time."""
     recorder.has_floats = True
     with recorder.recording():
-        tensor = recorder.dispatch(aten.full.default, ([], size_of(size, env)), {"dtype": torch.float64, "device": _CPU})
+        tensor = recorder.dispatch(
+            aten.full.default, ([], size_of(size, env)), {"dtype": torch.float64, "device": _CPU}
+        )
     return FloatNode(recorder, tensor, _outside(OutsideInt(size, env)))  # type: ignore[arg-type]
 
 
@@ -520,14 +538,16 @@ def power(left: object, right: object) -> object:
 
 
 def has_root(value: object) -> bool:
-    """Whether a run-time float to a power between 0 and 1 is what Python gives: of a negative one Python makes a complex number. The sign
-    of an outside float is guarded; a number that a tensor holds is taken to be positive where the program takes its root."""
+    """Whether a run-time float to a power between 0 and 1 is what Python gives: of a negative one Python makes a
+    complex number. The sign of an outside float is guarded; a number that a tensor holds is taken to be positive where
+    the program takes its root."""
     node = node_of(value)
     return node is not None and (node.history is None or bool(value >= 0))  # type: ignore[operator]
 
 
 def is_share(value: object) -> bool:
-    """Whether an outside float (a decay rate) lies between 0 and 1, which is guarded: its powers are what Python gives."""
+    """Whether an outside float (a decay rate) lies between 0 and 1, which is guarded: its powers are what Python
+    gives."""
     node = node_of(value)
     return node is not None and node.history is not None and bool(value > 0) and bool(value <= 1)  # type: ignore[operator]
 

@@ -1,8 +1,10 @@
 """The node behind `torch.SymInt`: carries a symbolic size through PyTorch's dispatcher and through user code.
 
-Takes a `Dim` (or a relation, or a float that came from one) and the `ShapeEnv` of the capture; gives `torch.SymInt`, `torch.SymBool`.
-Always holds: asking for a concrete value (`int()`, `bool()`, float arithmetic) records a guard, so an answer is never a guess.
-The method names are the protocol of PyTorch's C++ `PythonSymNodeImpl` (torch/csrc/utils/python_symnode.h) and of `torch.SymInt`.
+Takes a `Dim` (or a relation, or a float that came from one) and the `ShapeEnv` of the capture; gives `torch.SymInt`,
+    `torch.SymBool`.
+Always holds: asking for a concrete value (`int()`, `bool()`, float arithmetic) records a guard, so an answer is never a
+guess. The method names are the protocol of PyTorch's C++ `PythonSymNodeImpl` (torch/csrc/utils/python_symnode.h) and of
+`torch.SymInt`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from fusewright.sizes.shape_env import ShapeEnv
 
 
 class _NoUnbackedSymbols:
-    """What PyTorch's helpers see as `node.expr`: they look only for sizes that have no example value, and there are none here."""
+    """What PyTorch's helpers see as `node.expr`: they look only for sizes that have no example value, and there are
+    none here."""
 
     __slots__ = ()
     free_symbols: frozenset[object] = frozenset()
@@ -31,14 +34,17 @@ _PYTHON_TYPES: dict[type, type] = {bool: bool, Relation: bool, float: float}
 
 
 class SymNode:
-    """One symbolic integer, boolean (a Relation) or concrete number. Arithmetic on floats specialises: it gives concrete numbers."""
+    """One symbolic integer, boolean (a Relation) or concrete number. Arithmetic on floats specialises: it gives
+    concrete numbers."""
 
     __slots__ = ("env", "pytype", "value")
 
     def __init__(self, value: Dim | Relation | float | bool, env: ShapeEnv) -> None:
         self.value = value
         self.env = env
-        self.pytype: type = _PYTHON_TYPES.get(value.__class__, int)  # PyTorch asks some 40,000 times in a capture of BERT
+        self.pytype: type = _PYTHON_TYPES.get(
+            value.__class__, int
+        )  # PyTorch asks some 40,000 times in a capture of BERT
 
     shape_env = None  # PyTorch's own environment; its helpers fall back to `guard_bool` when there is none
     _hint = None  # PyTorch's cache of the example's value; None means not cached
@@ -94,7 +100,8 @@ class SymNode:
 
     def str(self) -> object:
         """What the program shows of a size is a number, which is then guarded."""
-        return f"{self.guard_bool('', 0) if self.is_bool() else self.guard_float('', 0) if self.is_float() else self.guard_int('', 0)}"
+        guard = self.guard_bool if self.is_bool() else self.guard_float if self.is_float() else self.guard_int
+        return f"{guard('', 0)}"
 
     __str__ = __repr__ = _graph_repr = str  # type: ignore[assignment]
 
@@ -223,7 +230,11 @@ class SymNode:
         return self
 
     def abs(self) -> SymNode:
-        return SymNode(abs(self.value), self.env) if isinstance(self.value, float) else SymNode(maximum(self.dim, -self.dim), self.env)
+        return (
+            SymNode(abs(self.value), self.env)
+            if isinstance(self.value, float)
+            else SymNode(maximum(self.dim, -self.dim), self.env)
+        )
 
     def _rounded(self, rounding: Callable[[float], int]) -> SymNode:
         return SymNode(rounding(self.value), self.env) if isinstance(self.value, float) else self
@@ -334,8 +345,11 @@ class SymNode:
     def is_channels_last_contiguous_3d(self, sizes: Sequence[object], strides: Sequence[object]) -> SymNode:
         return self._row_major(sizes, strides, (1, 4, 3, 2, 0)) if len(sizes) == 5 else SymNode(False, self.env)
 
-    def _channels_last_strides(self, sizes: Sequence[object], strides: Sequence[object], order: Sequence[int]) -> SymNode:
-        """PyTorch's looser test (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4): strides that grow in this order."""
+    def _channels_last_strides(
+        self, sizes: Sequence[object], strides: Sequence[object], order: Sequence[int]
+    ) -> SymNode:
+        """PyTorch's looser test (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4): strides that grow in this
+        order."""
         shape, steps = self._dims(sizes), self._dims(strides)
         guard = self.env.guard
         if len(shape) != len(order) or guard(Relation("==", steps[1], 0)):

@@ -47,7 +47,12 @@ class TensorType:
 def symbols_in(value: object) -> set[Expr]:
     """The symbolic sizes that a type, or an argument of an operator, is made of."""
     if isinstance(value, TensorType):
-        return {symbol for size in (*value.shape, *value.stride, value.offset) if type(size) is not int for symbol in free_symbols(size)}
+        return {
+            symbol
+            for size in (*value.shape, *value.stride, value.offset)
+            if type(size) is not int
+            for symbol in free_symbols(size)
+        }
     if isinstance(value, (list, tuple)):
         return {symbol for item in value for symbol in symbols_in(item)}
     if isinstance(value, dict):
@@ -77,8 +82,8 @@ def same_strides(a: TensorType, b: TensorType) -> bool:
 
 
 def alike(expected: object, found: object, strides: bool = True) -> bool:
-    """Whether two types, or what stands in their places, are of the same values. `strides`: laid out alike as well; the stride of a
-    dimension of size 1 does not matter."""
+    """Whether two types, or what stands in their places, are of the same values. `strides`: laid out alike as well; the
+    stride of a dimension of size 1 does not matter."""
     if isinstance(expected, (list, tuple)):
         if not isinstance(found, (list, tuple)) or len(expected) != len(found):
             return False

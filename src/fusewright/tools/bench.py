@@ -1,7 +1,7 @@
 """A benchmark helper: warms up, synchronises, interleaves eager and compiled calls, and compares their results.
 
-Takes a function and its arguments; gives a `Benchmark` that prints. Times are medians in milliseconds, interleaved call by call, so that
-a noisy machine disturbs both sides alike.
+Takes a function and its arguments; gives a `Benchmark` that prints. Times are medians in milliseconds, interleaved call
+by call, so that a noisy machine disturbs both sides alike.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fusewright.base.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """first_call_s: seconds of the first compiled call; eager_ms, compiled_ms: median of one call; speedup: median of the pairwise
-    ratios."""
+    """first_call_s: seconds of the first compiled call; eager_ms, compiled_ms: median of one call; speedup: median of
+    the pairwise ratios."""
 
     first_call_s: float
     eager_ms: float
@@ -34,7 +34,8 @@ class Benchmark:
     def __str__(self) -> str:
         return (
             f"eager {self.eager_ms:.4f} ms, compiled {self.compiled_ms:.4f} ms, speed-up {self.speedup:.2f}x "
-            f"(first call {self.first_call_s:.3f} s, results {'equal' if self.correct else 'DIFFER'}, {self.samples} samples)"
+            f"(first call {self.first_call_s:.3f} s, results {'equal' if self.correct else 'DIFFER'}, {self.samples} "
+            "samples)"
         )
 
 
@@ -70,9 +71,14 @@ def same(got: Any, expected: Any) -> bool:
 
 
 def benchmark(
-    function: Callable[..., Any], *args: Any, seconds: float = 2.0, compile_arguments: dict[str, Any] | None = None, **kwargs: Any
+    function: Callable[..., Any],
+    *args: Any,
+    seconds: float = 2.0,
+    compile_arguments: dict[str, Any] | None = None,
+    **kwargs: Any,
 ) -> Benchmark:
-    """Compiles `function`, checks it against eager on the same arguments, and times both for about `seconds` seconds."""
+    """Compiles `function`, checks it against eager on the same arguments, and times both for about `seconds`
+    seconds."""
     reference = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     compiled = api.compile(function, **(compile_arguments or {}))
     expected = reference(*args, **kwargs)

@@ -1,8 +1,9 @@
 """The command `fusewright`: looks after the disk cache.
 
-Takes command-line arguments; prints, and gives an exit status (0: well; 1: damaged entries were found; 2: wrong usage, or a file or folder
-that cannot be used). Always holds: it never loads or runs what the cache holds; hashes are checked on the bytes. A bundle's entries are
-taken by name (a key), never by path, and only if it comes from a host of this kind.
+Takes command-line arguments; prints, and gives an exit status (0: well; 1: damaged entries were found; 2: wrong usage,
+or a file or folder that cannot be used). Always holds: it never loads or runs what the cache holds; hashes are checked
+on the bytes. A bundle's entries are taken by name (a key), never by path, and only if it comes from a host of this
+kind.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ from fusewright.runtime.cache import (
 
 HOST_FILE = "host.txt"
 HOST_LIMIT = 1 << 20
-HOST_PARTS = ("another version of fusewright", "another Python", "another PyTorch", "another build of PyTorch", "another kind of processor")
+HOST_PARTS = (
+    "another version of fusewright",
+    "another Python",
+    "another PyTorch",
+    "another build of PyTorch",
+    "another kind of processor",
+)
 """What differs where a part of `host_text` does."""
 
 
@@ -69,7 +76,10 @@ def _clear(cache: DiskCache, arguments: argparse.Namespace) -> int:
     print(f"removed {cache.clear()} entries from {cache.folder}")
     left = len(cache.entries()) + cache.kernels()
     if left:
-        raise _UsageError(f"{left} entries are still in {cache.folder}: they cannot be removed, or another process has written them since")
+        raise _UsageError(
+            f"{left} entries are still in {cache.folder}: they cannot be removed, or another process has written them "
+            "since"
+        )
     return 0
 
 
@@ -88,7 +98,10 @@ def _export(cache: DiskCache, arguments: argparse.Namespace) -> int:
     if file.is_dir():
         raise _UsageError(f"{file} is a folder: give the name of a file")
     temporary = file.with_name(f".{file.name}.{os.getpid()}")  # a bundle is whole or absent
-    sources = [("", SUFFIX, unpack, cache.files()), (f"{KERNEL_FOLDER}/", KERNEL_SUFFIX, unpack_kernel, cache.kernel_files())]
+    sources = [
+        ("", SUFFIX, unpack, cache.files()),
+        (f"{KERNEL_FOLDER}/", KERNEL_SUFFIX, unpack_kernel, cache.kernel_files()),
+    ]
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED) as bundle:
             bundle.writestr(HOST_FILE, host_text())
@@ -138,18 +151,30 @@ def _import(cache: DiskCache, arguments: argparse.Namespace) -> int:
                 refused += 1
                 continue
             if not stored:
-                raise _UsageError(f"took {count} of {len(members) - 1} entries: the next one could not be written to {cache.folder}")
+                raise _UsageError(
+                    f"took {count} of {len(members) - 1} entries: the next one could not be written to {cache.folder}"
+                )
             count += 1
     print(f"took {count} entries into {cache.folder}" + (f", refused {refused}" if refused else ""))
     return 1 if refused else 0
 
 
-_UNREADABLE = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, EOFError, OverflowError, RuntimeError, ValueError)
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
 """What reading a damaged or hostile zip file raises (an encrypted or unknown kind of file is a RuntimeError)."""
 
 
 def _content(bundle: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
-    """A file of a bundle. Raises DamagedEntry for one that would be larger than `limit` bytes, before it is unpacked."""
+    """A file of a bundle. Raises DamagedEntry for one that would be larger than `limit` bytes, before it is
+    unpacked."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DamagedEntry("packed in another way than bundles are")
     if member.file_size > limit:
@@ -189,9 +214,13 @@ _ACTIONS: dict[str, tuple[Callable[[DiskCache, argparse.Namespace], int], str]] 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fusewright", description="fusewright, a just-in-time compiler for PyTorch programs")
+    parser = argparse.ArgumentParser(
+        prog="fusewright", description="fusewright, a just-in-time compiler for PyTorch programs"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    cache = commands.add_parser("cache", help="the disk cache of compiled graphs (FUSEWRIGHT_CACHE_DIR, FUSEWRIGHT_CACHE_MIB)")
+    cache = commands.add_parser(
+        "cache", help="the disk cache of compiled graphs (FUSEWRIGHT_CACHE_DIR, FUSEWRIGHT_CACHE_MIB)"
+    )
     actions = cache.add_subparsers(dest="action", required=True)
     for name, (_, meaning) in _ACTIONS.items():
         action = actions.add_parser(name, help=meaning, description=meaning)

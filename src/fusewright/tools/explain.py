@@ -1,7 +1,7 @@
 """`fusewright.explain`: one run of a function under a listening ear, as a report that prints as a table.
 
-Takes a callable and its arguments; gives a `Report`. Always holds: the run uses a compile of its own (nothing compiled before is used),
-and its result is what the function returns.
+Takes a callable and its arguments; gives a `Report`. Always holds: the run uses a compile of its own (nothing compiled
+before is used), and its result is what the function returns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Report:
     break_reasons    graph breaks and skipped frames: reason, user stack (outermost first), hint
     ops_per_graph    the operators of each graph, as text
     guards           guards of all frames, as text
-    compile_times    seconds by frame, in the order in which they were compiled (a frame and the frames that resume it in one)
+    compile_times    seconds by frame, in the order in which they were compiled (a frame and the frames that resume it
+        in one)
     stage_times      seconds by stage, "capture" first
     frame_count      frames compiled
     kernels          generated kernels, with the lines of the program that they came from
@@ -80,19 +81,27 @@ class Report:
             handler(self, event)
 
     def __str__(self) -> str:
-        by_graph = f" ({', '.join(str(len(ops)) for ops in self.ops_per_graph)} by graph)" if len(self.graphs) > 1 else ""
+        by_graph = (
+            f" ({', '.join(str(len(ops)) for ops in self.ops_per_graph)} by graph)" if len(self.graphs) > 1 else ""
+        )
         rows: list[tuple[str, str]] = [
             ("graphs", str(self.graph_count)),
             ("graph breaks", str(self.graph_break_count)),
             ("operators", f"{self.op_count}{by_graph}"),
             ("guards", str(len(self.guards))),
-            ("compile time", f"{sum(self.compile_times.values()) * 1e3:.1f} ms, {self.frame_count} frame{'s' * (self.frame_count != 1)}"),
+            (
+                "compile time",
+                f"{sum(self.compile_times.values()) * 1e3:.1f} ms, {self.frame_count} "
+                f"frame{'s' * (self.frame_count != 1)}",
+            ),
         ]
         rows += [(f"  {stage}", f"{seconds * 1e3:.1f} ms") for stage, seconds in self.stage_times.items()]
         rows.append(("kernels", str(len(self.kernels))))
         for kernel in self.kernels:
             more = f" and {len(kernel.locations) - 3} more" if len(kernel.locations) > 3 else ""
-            rows.append((f"  {kernel.name}", "; ".join(map(str, kernel.locations[:3])) + more or ", ".join(kernel.origins[:4])))
+            rows.append(
+                (f"  {kernel.name}", "; ".join(map(str, kernel.locations[:3])) + more or ", ".join(kernel.origins[:4]))
+            )
         rows += [("after the graph", call) for call in self.replayed]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
@@ -132,7 +141,8 @@ def _skipped(report: Report, event: events.Skipped) -> None:
 
 
 def _same_place(skipped: BreakReport, known: BreakReport) -> bool:
-    """A function that breaks where it is inlined is then captured by itself, and breaks there once more: that is one break."""
+    """A function that breaks where it is inlined is then captured by itself, and breaks there once more: that is one
+    break."""
     return bool(skipped.stack and known.stack) and (skipped.code, skipped.stack[-1]) == (known.code, known.stack[-1])
 
 
@@ -151,15 +161,17 @@ HANDLERS: dict[type[events.Event], Callable[[Report, Any], None]] = {
         KernelReport(event.name, event.origins, event.locations, event.text())
     ),
     events.InternalError: lambda report, event: report.errors.append(event.trace),
-    events.FellBack: lambda report, event: report.hints.append(f"{event.function} was repeated eagerly: {event.reason}"),
+    events.FellBack: lambda report, event: report.hints.append(
+        f"{event.function} was repeated eagerly: {event.reason}"
+    ),
     events.Hint: lambda report, event: report.hints.append(event.text),
     events.Raced: lambda report, event: report.races.append(event.text),
 }
 
 
 def explain(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
-    """Compiles `f` anew, under its own settings if it is compiled already, and calls it once. An exception of the user's code is the
-    user's own."""
+    """Compiles `f` anew, under its own settings if it is compiled already, and calls it once. An exception of the
+    user's code is the user's own."""
     report = Report()
     compiled = api.compile_again(f)
     _native.hook_reset()  # what earlier compiles reached through a graph break is captured anew

@@ -1,7 +1,7 @@
 """Logs: a subscriber of the event stream that writes chosen artifacts through Python's `logging`.
 
-Takes `set_logs(...)` or FUSEWRIGHT_LOGS; gives records on the loggers `fusewright.<artifact>`. Always holds: an artifact that is off
-costs nothing
+Takes `set_logs(...)` or FUSEWRIGHT_LOGS; gives records on the loggers `fusewright.<artifact>`. Always holds: an
+artifact that is off costs nothing
 (its text is never built).
 """
 
@@ -21,7 +21,8 @@ ARTIFACTS: dict[str, str] = {
     "recompiles": "every recompile: which guard failed, in the user's terms",
     "guards": "the guards of every captured frame",
     "graph": "the captured graph and the generated code that runs after it",
-    "aot_graphs": "the ATen graph after the passes (the joint graph when gradients are wanted), then its forward and backward",
+    "aot_graphs": "the ATen graph after the passes (the joint graph when gradients are wanted), then its forward and "
+                  "backward",
     "loops": "the loop program",
     "fusion": "the operators of every kernel, and the lines that they come from",
     "schedule": "kernels in order, with the memory plan",
@@ -53,7 +54,12 @@ def _captured(event: events.Captured) -> None:
 
 
 def _recompiling(event: events.Recompiling) -> None:
-    _log("recompiles", lambda: f"recompiling {event.function} (compile {event.compiles + 1}):\n" + _indented("\n".join(event.failures)))
+    _log(
+        "recompiles",
+        lambda: (
+            f"recompiling {event.function} (compile {event.compiles + 1}):\n" + _indented("\n".join(event.failures))
+        ),
+    )
 
 
 def _limit(event: events.LimitReached) -> None:
@@ -68,7 +74,13 @@ def _stage_done(event: events.StageDone) -> None:
 
 
 def _kernel_made(event: events.KernelMade) -> None:
-    _log("fusion", lambda: f"kernel {event.name} of {event.function}: {', '.join(event.origins)}\n" + _indented(_lines(event.locations)))
+    _log(
+        "fusion",
+        lambda: (
+            f"kernel {event.name} of {event.function}: {', '.join(event.origins)}\n"
+            + _indented(_lines(event.locations))
+        ),
+    )
     _log("kernel_code", lambda: f"kernel {event.name} of {event.function}:\n{_indented(event.text())}")
 
 
@@ -88,7 +100,9 @@ HANDLERS: dict[type[events.Event], Callable[[Any], None]] = {
     events.KernelMade: _kernel_made,
     events.Compiled: lambda e: _log("timings", lambda: f"{e.function}: compiled in {e.seconds * 1e3:.1f} ms"),
     events.FellBack: lambda e: _log("graph_breaks", lambda: f"{e.function} was repeated eagerly: {e.reason}"),
-    events.CacheUse: lambda e: _log("cache", lambda: f"{e.function}: {'hit' if e.hit else 'miss'} {e.key[:16]} {e.reason}".rstrip()),
+    events.CacheUse: lambda e: _log(
+        "cache", lambda: f"{e.function}: {'hit' if e.hit else 'miss'} {e.key[:16]} {e.reason}".rstrip()
+    ),
     events.Hint: lambda e: _log("perf_hints", lambda: f"{e.function}: {e.text}"),
 }
 

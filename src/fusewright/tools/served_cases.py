@@ -1,8 +1,9 @@
 """Whether a compile that serves a call by a proof does what a compile of just that call would do.
 
-Takes the event that says so (`events.Served`); captures the frame once more with static sizes, runs that graph by PyTorch's own
-operators, and the entry's code, both on random tensors laid out exactly as the call's are, and compares values, types, strides, who
-shares memory with whom, gradients, and the whole memory of the inputs. Raises ServedCaseError for a difference.
+Takes the event that says so (`events.Served`); captures the frame once more with static sizes, runs that graph by
+PyTorch's own operators, and the entry's code, both on random tensors laid out exactly as the call's are, and compares
+values, types, strides, who shares memory with whom, gradients, and the whole memory of the inputs. Raises
+ServedCaseError for a difference.
 Always holds: the caller's tensors and PyTorch's generator are as they were.
 """
 
@@ -51,7 +52,13 @@ def check(case: Served) -> None:
     given = [evaluate(source, case.values, case.frame) for source in sources]
     served = case.entry.program.inputs(case.values, case.frame)
     to_compile = GraphToCompile(
-        frame.graph, frame.constants, frame.example_inputs, case.function, Settings(), lambda event: None, frame.backward
+        frame.graph,
+        frame.constants,
+        frame.example_inputs,
+        case.function,
+        Settings(),
+        lambda event: None,
+        frame.backward,
     )
     reference = takes_numbers(aot_eager.BACKEND.compile(to_compile), numbers)
     memory: dict[int, torch.Tensor] = {}
@@ -96,7 +103,9 @@ class _Twins:
     def _copy(self, value: torch.Tensor, key: int) -> torch.Tensor:
         if key not in self.memory:
             flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())  # type: ignore[call-overload]
-            self.memory[key] = torch.randn_like(flat) if flat.dtype.is_floating_point or flat.dtype.is_complex else flat.clone()
+            self.memory[key] = (
+                torch.randn_like(flat) if flat.dtype.is_floating_point or flat.dtype.is_complex else flat.clone()
+            )
         copy = self.memory[key].clone()
         if not value.requires_grad:
             return copy
@@ -106,7 +115,8 @@ class _Twins:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """What one run gave: the results that are tensors (or the error), who shares memory, the gradients, and the inputs' memory."""
+    """What one run gave: the results that are tensors (or the error), who shares memory, the gradients, and the inputs'
+    memory."""
 
     error: Exception | None
     results: list[torch.Tensor]
@@ -135,7 +145,8 @@ def _run(graph: Callable[..., Any], twins: _Twins, inputs: Sequence[Any], differ
 
 
 def _difference(expected: _Ran, found: _Ran, random: bool) -> str:
-    """What tells two runs apart; "" where nothing does. Values are not compared where the program draws random numbers."""
+    """What tells two runs apart; "" where nothing does. Values are not compared where the program draws random
+    numbers."""
     if expected.error is not None or found.error is not None:
         same = expected.error is not None and found.error is not None
         return "" if same else f"error {expected.error!r}, here {found.error!r}"
@@ -150,7 +161,11 @@ def _difference(expected: _Ran, found: _Ran, random: bool) -> str:
     values: list[tuple[str, torch.Tensor | None, torch.Tensor | None]] = [
         *zip([f"result {number}" for number in range(len(expected.results))], expected.results, found.results),
         *zip([f"gradient {number}" for number in range(len(expected.gradients))], expected.gradients, found.gradients),
-        *(("an input's memory", flat, found.memory[key]) for key, flat in expected.memory.items() if key in found.memory),
+        *(
+            ("an input's memory", flat, found.memory[key])
+            for key, flat in expected.memory.items()
+            if key in found.memory
+        ),
     ]
     for what, one, other in [] if random else values:
         difference = _unlike(one, other)
@@ -160,7 +175,8 @@ def _difference(expected: _Ran, found: _Ran, random: bool) -> str:
 
 
 def _layout(tensor: torch.Tensor) -> object:
-    """Where elements lie, relative to the memory's beginning where that is an input's; of a tensor without elements nothing is asked."""
+    """Where elements lie, relative to the memory's beginning where that is an input's; of a tensor without elements
+    nothing is asked."""
     if not tensor.numel():
         return ()
     return tensor.storage_offset(), [stride for size, stride in zip(tensor.shape, tensor.stride()) if size != 1]

@@ -26,7 +26,11 @@ from fusewright.sizes.expressions import Expr
 
 
 def capture(
-    function: types.FunctionType, args: tuple[Any, ...], level: str = "aten", fullgraph: bool = True, dynamic: bool | None = None
+    function: types.FunctionType,
+    args: tuple[Any, ...],
+    level: str = "aten",
+    fullgraph: bool = True,
+    dynamic: bool | None = None,
 ) -> CapturedFrame:
     """One captured frame."""
     return capture_frame(function, args, CaptureOptions(level=level, fullgraph=fullgraph, dynamic=dynamic))  # type: ignore[arg-type]

@@ -150,7 +150,9 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     return native(function, *(None if type(value) is AbsentTraceback else value for value in args), **kwargs)
 
 
-def tracer_for(function: Any, arguments: tuple[Any, ...], stop_at: int = -1, options: CaptureOptions | None = None) -> Tracer:
+def tracer_for(
+    function: Any, arguments: tuple[Any, ...], stop_at: int = -1, options: CaptureOptions | None = None
+) -> Tracer:
     tracer = Tracer(function, arguments, options or CaptureOptions(), call, Assumptions(stop_at=stop_at))
     tracer.world = FakeWorld(tracer)
     return tracer

@@ -146,7 +146,11 @@ def one_list_by_two_names():
         a.append(3)
         return x + 1
 
-    return f, [(x(), first, second), (x(), first, first), (x(), second, first), (x(), second, second)], lambda: (first, second)
+    return (
+        f,
+        [(x(), first, second), (x(), first, first), (x(), second, first), (x(), second, second)],
+        lambda: (first, second),
+    )
 
 
 @case(12)

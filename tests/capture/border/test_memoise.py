@@ -77,7 +77,9 @@ def outcome(net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     torch.manual_seed(1)
     x = x.clone().requires_grad_(torch.is_grad_enabled())
     result = net(x)
-    found = [part for part in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(part, torch.Tensor)]
+    found = [
+        part for part in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(part, torch.Tensor)
+    ]
     loss = sum(part.float().sin().sum() for part in found)
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         parameters = [one for one in net.parameters() if one.requires_grad]
@@ -108,10 +110,14 @@ def test_equal_layers_are_replayed(frames: list[CapturedFrame], grad: bool, back
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_the_graph_is_what_interpreting_gives(frames: list[CapturedFrame], grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_is_what_interpreting_gives(
+    frames: list[CapturedFrame], grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Operators, types, lines, inputs and guards."""
 
-    def interpreted(self: Repeats, module: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def interpreted(
+        self: Repeats, module: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
         return self.world.tracer.call(forward, args, kwargs)
 
     net, seen = Stack(), []
@@ -120,7 +126,9 @@ def test_the_graph_is_what_interpreting_gives(frames: list[CapturedFrame], grad:
             fusewright.compile(net, fullgraph=True, options={"disk_cache": False})(torch.zeros(3, 8))
         frame = frames[-1]
         assert frame.graph is not None
-        order = {source.text(): place for place, source in enumerate(sorted(frame.inputs, key=lambda source: source.text()))}
+        order = {
+            source.text(): place for place, source in enumerate(sorted(frame.inputs, key=lambda source: source.text()))
+        }
         inputs = (node for node in frame.graph.nodes if node.op == "placeholder")
         names: dict[Any, str] = {node: f"input {order[source.text()]}" for node, source in zip(inputs, frame.inputs)}
         rows = []
@@ -128,8 +136,12 @@ def test_the_graph_is_what_interpreting_gives(frames: list[CapturedFrame], grad:
             if node.op.startswith("call_"):
                 names[node] = f"value {len(names)}"
                 arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: names.get(one, one.name))
-                rows.append((names[node], str(node.target), str(arguments), node.meta.get("type"), node.meta.get("location")))
-        guards = sorted((guard.kind, guard.source.text(), str(guard.value)) for guard in frame.guards if guard.kind != "DIFFERENT")
+                rows.append(
+                    (names[node], str(node.target), str(arguments), node.meta.get("type"), node.meta.get("location"))
+                )
+        guards = sorted(
+            (guard.kind, guard.source.text(), str(guard.value)) for guard in frame.guards if guard.kind != "DIFFERENT"
+        )
         seen.append((rows, guards, [guard.kind for guard in frame.guards].count("DIFFERENT")))
         monkeypatch.setattr(Repeats, "call", interpreted)
     assert frames[0].repeats >= LAYERS - 2 and not frames[1].repeats
@@ -442,7 +454,12 @@ def test_what_layers_see_and_do(kind: type[Block], backend: str, grad: bool, fra
                 except ValueError as error:
                     trace.append(str(error))
                 COUNTS["calls"] += kind is ReadsCount
-                trace += [dict(COUNTS), CountsInClass.calls, list(SEEN), [layer.__dict__.get("calls") for layer in net.layer]]
+                trace += [
+                    dict(COUNTS),
+                    CountsInClass.calls,
+                    list(SEEN),
+                    [layer.__dict__.get("calls") for layer in net.layer],
+                ]
                 trace.append([buffer.clone() for buffer in net.buffers()])
                 trace.append([layer.last.detach().clone() for layer in net.layer if hasattr(layer, "last")])
                 if call == 1 and kind in (IsSpecial, InSpecial):
@@ -454,7 +471,10 @@ def test_what_layers_see_and_do(kind: type[Block], backend: str, grad: bool, fra
         else:
             assert one == other
     if kind in REPLAYED:
-        assert frames[0].repeats >= REPLAYED[kind] - (kind is LowerPrecision and grad) * 5 - (kind is WithoutGradient and grad) * 5
+        assert (
+            frames[0].repeats
+            >= REPLAYED[kind] - (kind is LowerPrecision and grad) * 5 - (kind is WithoutGradient and grad) * 5
+        )
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -462,7 +482,9 @@ def test_arguments_that_differ(backend: str, frames: list[CapturedFrame]) -> Non
     """Numbers, masks, kinds of tensors and containers given to layers of one class."""
 
     class Taking(Block):
-        def forward(self, x: torch.Tensor, scale: Any = None, mask: Any = None, out: Any = None, other: Any = None) -> Any:
+        def forward(
+            self, x: torch.Tensor, scale: Any = None, mask: Any = None, out: Any = None, other: Any = None
+        ) -> Any:
             y = super().forward(x)
             y = y if scale is None else y * scale
             y = y if mask is None else y + mask.float().sum(0)

@@ -143,16 +143,31 @@ def test_arrays_of_other_kinds_and_shapes() -> None:
     compiled = fusewright.compile(lambda a: np.sin(a) * 2)
     read_only = A.copy()
     read_only.flags.writeable = False
-    arrays = [A, A[::2], A[::-1], A.T, A.astype(np.float64), A.astype(np.float16), A.astype(">f4"), A[:0], A[0, 0:1].reshape(()), read_only, A]
+    arrays = [
+        A,
+        A[::2],
+        A[::-1],
+        A.T,
+        A.astype(np.float64),
+        A.astype(np.float16),
+        A.astype(">f4"),
+        A[:0],
+        A[0, 0:1].reshape(()),
+        read_only,
+        A,
+    ]
     for array in arrays:
         same(compiled(array), np.sin(array) * 2)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_], ids=str
+)
 def test_promotion_is_numpys(dtype: Any) -> None:
     values = np.array([0, 1, 2, 3]).astype(dtype)
     for other in (2, 2.5, True, -1, np.float32(2), np.int8(2), A[0], I, np.array([True, False, True, True])):
         for operation in (np.add, np.subtract, np.maximum, np.divide, np.greater):
+
             def f(a: np.ndarray, operation: Any = operation, other: Any = other) -> Any:
                 return operation(a, other)
 

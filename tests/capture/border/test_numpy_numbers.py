@@ -43,5 +43,7 @@ def test_a_module_that_is_moved_to_where_it_is_stays_whole() -> None:
     model, x = Router(), torch.randn(2, 4)
     weight = model.classifier.weight
     with torch.no_grad():
-        assert torch.equal(fusewright.compile(model, fullgraph=True)(x), nn.functional.linear(x, weight, model.classifier.bias))
+        assert torch.equal(
+            fusewright.compile(model, fullgraph=True)(x), nn.functional.linear(x, weight, model.classifier.bias)
+        )
     assert model.classifier.weight is weight

@@ -34,7 +34,11 @@ SPECIALISED: dict[str, Program] = {
     "in": lambda x, n: x * (2 if n in {6, 7} else 3) * (2 if n in (6, 7) else 3),
     "keys": lambda x, n: x * len({n: 1, 7: 2}) * len({n, 6}),
     "index": lambda x, n: x + list(range(20))[n] + sum([1.0] * n),
-    "text": lambda x, n: x * len(f"{n}" + str(n) + f"{n:4d}" + "%d" % n + "{}".format(n) + "ab" * n) + int(str(n)) + int(f"{(n,)}"[1:-2]),  # noqa: UP031, UP032
+    "text": lambda x, n: (
+        x * len(f"{n}" + str(n) + f"{n:4d}" + "%d" % n + "{}".format(n) + "ab" * n)  # noqa: UP031, UP032
+        + int(str(n))
+        + int(f"{(n,)}"[1:-2])
+    ),
     "maths": lambda x, n: x / math.sqrt(n) + math.gcd(n, 4) + math.ceil(n / 4) + n**-0.5 + 2**n + round(n * 1.5),
     "bits": lambda x, n: x * (n & 1) + (n << 1) + (n >> 1) + (n | 8) + n.bit_length() + (~n) + hash(n),
     "divmod": lambda x, n: x * divmod(n, 4)[1] + n % 3 + float(n) + bool(n),
@@ -96,7 +100,11 @@ def test_a_counter_and_a_growing_tensor_of_an_argument_object_are_symbolic_at_on
         for _ in range(6):
             x = torch.randn(2, 4)
             assert torch.equal(compiled(x, mine), step(x, theirs))
-            assert mine.position == theirs.position and type(mine.position) is int and torch.equal(mine.table, theirs.table)
+            assert (
+                mine.position == theirs.position
+                and type(mine.position) is int
+                and torch.equal(mine.table, theirs.table)
+            )
     assert len(captures) == 1  # what leaves a larger tensor in its argument will meet it again
 
 
@@ -115,11 +123,18 @@ def test_what_a_module_holds_stays_static() -> None:
         for size in (3, 4, 5):
             module, x = Scale(size), torch.randn(size)
             assert torch.equal(fusewright.compile(module)(x), module(x))
-    weights = [node.meta["type"] for event in captures for node in event.graph.nodes if node.op == "placeholder" and "weight" in node.name]
+    weights = [
+        node.meta["type"]
+        for event in captures
+        for node in event.graph.nodes
+        if node.op == "placeholder" and "weight" in node.name
+    ]
     assert [tuple(weight.shape) for weight in weights] == [(3,), (4,), (5,)]
 
 
-@pytest.mark.parametrize("shape", [lambda n: (1, n), lambda n: (1, 3, n, 4), lambda n: (2, 1, n, 4), lambda n: (n, 1, 4)])
+@pytest.mark.parametrize(
+    "shape", [lambda n: (1, n), lambda n: (1, 3, n, 4), lambda n: (2, 1, n, 4), lambda n: (n, 1, 4)]
+)
 def test_a_dimension_of_size_one_has_no_stride_of_its_own(shape: Callable[[int], tuple[int, ...]]) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x * 2], dim=-1) * 3

@@ -57,7 +57,10 @@ def test_text_that_is_shown_is_eagers(show: object) -> None:
     breaks: list[Broken] = []
     with contextlib.redirect_stdout(expected):
         result = program(x)
-    with contextlib.redirect_stdout(got), STREAM.listening(lambda event: breaks.append(event) if isinstance(event, Broken) else None):
+    with (
+        contextlib.redirect_stdout(got),
+        STREAM.listening(lambda event: breaks.append(event) if isinstance(event, Broken) else None),
+    ):
         assert torch.equal(fusewright.compile(program)(x), result)
     assert got.getvalue() == expected.getvalue() and "sum" in got.getvalue().lower()
     assert breaks

@@ -126,7 +126,13 @@ def test_the_same_tensor_twice_is_one_input() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [lambda x: x.double(), lambda x: x[:2], lambda x: x.t(), lambda x: x.requires_grad_(), lambda x: torch.nn.Parameter(x)],
+    [
+        lambda x: x.double(),
+        lambda x: x[:2],
+        lambda x: x.t(),
+        lambda x: x.requires_grad_(),
+        lambda x: torch.nn.Parameter(x),
+    ],
     ids=["dtype", "shape", "strides", "requires_grad", "class"],
 )
 def test_a_tensor_is_guarded(change: Any) -> None:

@@ -130,7 +130,9 @@ def test_layers_are_one_graph(kind: Any, heard: Heard) -> None:
     check(compiled, model, x * 2)
     model[0].weight.scale.mul_(3)  # seen: it is an input of the graph
     check(compiled, model, x)
-    assert len(heard.of(events.Captured)) == 1 and not heard.of(events.Broken, events.Skipped, events.FellBack, events.InternalError)
+    assert len(heard.of(events.Captured)) == 1 and not heard.of(
+        events.Broken, events.Skipped, events.FellBack, events.InternalError
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -198,7 +200,11 @@ def test_methods_and_attributes(kind: Any, heard: Heard) -> None:
     def function(x: torch.Tensor, weight: Any) -> Any:
         assert isinstance(weight, Wrapper) and type(weight) is kind
         scaled = weight.dequantise() * weight.scale.mean()
-        return x @ scaled.t() if weight.dtype is torch.float32 and weight.ndim == 2 else x, weight.shape, weight.gains[0]
+        return (
+            x @ scaled.t() if weight.dtype is torch.float32 and weight.ndim == 2 else x,
+            weight.shape,
+            weight.gains[0],
+        )
 
     weight = kind.of(torch.randn(8, 24))
     compiled = fusewright.compile(function, fullgraph=True)
@@ -254,7 +260,9 @@ def test_one_that_requires_a_gradient_runs_eagerly(heard: Heard) -> None:
     class Plain(Wrapper):
         @staticmethod
         def __new__(cls: Any, rows: torch.Tensor, scale: torch.Tensor, gains: list[float], dtype: torch.dtype) -> Any:
-            return torch.Tensor._make_wrapper_subclass(cls, rows.shape, dtype=dtype, device=rows.device, requires_grad=True)
+            return torch.Tensor._make_wrapper_subclass(
+                cls, rows.shape, dtype=dtype, device=rows.device, requires_grad=True
+            )
 
         __torch_dispatch__ = ByDispatch.__dict__["__torch_dispatch__"]
         __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -25,7 +25,9 @@ def run(continuation: Continuation, function: Any) -> object:
     body = "\n".join(f"    {line}" for line in continuation.lines)
     scope = dict(continuation.constants)
     exec(f"def finish(__function, {', '.join(continuation.names)}):\n{body}", scope)
-    return scope["finish"](function, *(value.real if type(value) is Pending else value for value in continuation.values))
+    return scope["finish"](
+        function, *(value.real if type(value) is Pending else value for value in continuation.values)
+    )
 
 
 def resume_here(frame: Any) -> Continuation:

@@ -563,7 +563,9 @@ def called_while_an_exception_is_handled():
 
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("one, graphs, skips", CASES)
-def test_an_exception_in_flight_crosses_a_break(one: Program, graphs: int, skips: tuple[str, ...], backend: str) -> None:
+def test_an_exception_in_flight_crosses_a_break(
+    one: Program, graphs: int, skips: tuple[str, ...], backend: str
+) -> None:
     check_case(one, graphs, skips, backend)
 
 

@@ -188,7 +188,14 @@ def test_outside_containers_are_written_in_place() -> None:
         return len(items)
 
     def make() -> tuple[Any, ...]:
-        return {"a": 1, "b": 2}, collections.OrderedDict(a=1, b=2), {1, 2}, collections.deque([1, 2, 3]), [1, 2], numbers()
+        return (
+            {"a": 1, "b": 2},
+            collections.OrderedDict(a=1, b=2),
+            {1, 2},
+            collections.deque([1, 2, 3]),
+            [1, 2],
+            numbers(),
+        )
 
     check(f, make)
 
@@ -213,7 +220,9 @@ def test_a_break_gets_its_values_its_effects_then_its_lines() -> None:
     def step(values: list[Any]) -> tuple[list[Any], list[Any]]:
         return values, list(seen)
 
-    finished = build(tracer, Continuation((made, inside_seen), ("__a", "__b"), ("return __step(__a) + (__b,)",), {"__step": step}))
+    finished = build(
+        tracer, Continuation((made, inside_seen), ("__a", "__b"), ("return __step(__a) + (__b,)",), {"__step": step})
+    )
     world.close()
     assert len(finished.outputs) == 1 and finished.function is not None
     values, seen_by_step, same_list = finished.function((x + 1,), f, x, seen)

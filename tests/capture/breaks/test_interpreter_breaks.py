@@ -134,7 +134,11 @@ def test_a_scalar_condition_needs_no_argument():
 
 def needs_no_value(compiled):
     """No resume function is guarded on the value of a number."""
-    return not any(guard.kind == "EQUALS" and type(guard.value) in (float, int) for frame in compiled.frames[1:] for guard in frame.guards)
+    return not any(
+        guard.kind == "EQUALS" and type(guard.value) in (float, int)
+        for frame in compiled.frames[1:]
+        for guard in frame.guards
+    )
 
 
 def test_a_scalar_that_is_only_printed_formatted_or_stored_is_no_argument():

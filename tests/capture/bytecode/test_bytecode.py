@@ -70,7 +70,12 @@ def test_long_jumps_get_extended_arguments():
     info = decode(code)
     # An instruction in front moves every jump, whose argument has three bytes here.
     items = [Item("NOP")] + [
-        Item(instruction.name, instruction.arg, instruction.target + 1 if instruction.target >= 0 else -1, instruction.positions)
+        Item(
+            instruction.name,
+            instruction.arg,
+            instruction.target + 1 if instruction.target >= 0 else -1,
+            instruction.positions,
+        )
         for instruction in info.instructions
     ]
     bytecode, lines, exceptions = assemble(items, code.co_firstlineno)
@@ -97,7 +102,9 @@ def test_lines_go_back_and_may_be_missing():
         Item("NOP", positions=(7, 7, None, None)),
         Item("NOP", positions=(7, 9, 400, 2)),
     ]
-    code = compile("pass", "x", "exec").replace(co_code=bytes((9, 0)) * 4, co_linetable=_line_table(items, [1] * 4, 10), co_firstlineno=10)
+    code = compile("pass", "x", "exec").replace(
+        co_code=bytes((9, 0)) * 4, co_linetable=_line_table(items, [1] * 4, 10), co_firstlineno=10
+    )
     assert list(code.co_positions()) == [item.positions for item in items]
 
 

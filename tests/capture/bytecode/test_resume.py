@@ -75,7 +75,9 @@ def layout_of(function, step, index):
 
 def nth(function, name, count=0):
     """The index of an instruction of this name."""
-    found = [index for index, instruction in enumerate(decoded(function.__code__).instructions) if instruction.name == name]
+    found = [
+        index for index, instruction in enumerate(decoded(function.__code__).instructions) if instruction.name == name
+    ]
     return found[count]
 
 

@@ -37,7 +37,12 @@ def x_of(batch_first: bool) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:.*mask")
 @pytest.mark.parametrize(
     ("activation", "norm_first", "batch_first", "backend"),
-    [("relu", False, True, "native"), ("gelu", True, True, "native"), ("gelu", False, True, "eager"), ("relu", True, False, "native")],
+    [
+        ("relu", False, True, "native"),
+        ("gelu", True, True, "native"),
+        ("gelu", False, True, "eager"),
+        ("relu", True, False, "native"),
+    ],
 )
 def test_encoder_layers(activation: str, norm_first: bool, batch_first: bool, backend: str) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, activation, norm_first=norm_first, batch_first=batch_first).eval()
@@ -48,13 +53,16 @@ def test_encoder_layers(activation: str, norm_first: bool, batch_first: bool, ba
             masks = {"src_mask": ATTENTION_MASKS[attention], "src_key_padding_mask": PADDING_MASKS[padding]}
             expected = layer(x, **masks)
             result = compiled(x, **masks)
-            torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5, equal_nan=True, msg=f"{attention}, {padding}")
+            torch.testing.assert_close(
+                result, expected, atol=1e-5, rtol=1e-5, equal_nan=True, msg=f"{attention}, {padding}"
+            )
             assert result.stride() == expected.stride()
 
 
 @pytest.mark.filterwarnings("ignore:.*mask")
 @pytest.mark.parametrize(
-    ("weights", "average", "grad"), [(True, True, False), (True, False, False), (False, True, False), (False, True, True)]
+    ("weights", "average", "grad"),
+    [(True, True, False), (True, False, False), (False, True, False), (False, True, True)],
 )
 def test_attention_of_a_tensor_to_itself(weights: bool, average: bool, grad: bool) -> None:
     module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -64,11 +72,15 @@ def test_attention_of_a_tensor_to_itself(weights: bool, average: bool, grad: boo
         for attention, padding in MASKS:
             how = {"need_weights": weights, "average_attn_weights": average}
             masks = {"attn_mask": ATTENTION_MASKS[attention], "key_padding_mask": PADDING_MASKS[padding]}
-            for result, expected in zip(compiled(x, x, x, **masks, **how), module(x, x, x, **masks, **how), strict=True):
+            for result, expected in zip(
+                compiled(x, x, x, **masks, **how), module(x, x, x, **masks, **how), strict=True
+            ):
                 if expected is None:
                     assert result is None
                     continue
-                torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5, equal_nan=True, msg=f"{attention}, {padding}")
+                torch.testing.assert_close(
+                    result, expected, atol=1e-5, rtol=1e-5, equal_nan=True, msg=f"{attention}, {padding}"
+                )
                 assert result.stride() == expected.stride(), (attention, padding)
 
 
@@ -123,7 +135,9 @@ def test_padded_places_of_an_encoder(backend: str, nested: bool, norm: bool, ins
         for name, padding in ENCODER_PADDING.items():
             with torch.set_grad_enabled(grad):
                 torch.testing.assert_close(compiled(x, padding), function(x, padding), **near, msg=f"{name}, {grad}")
-                torch.testing.assert_close(root(x, None, padding), encoder(x, None, padding), **near, msg=f"{name}, {grad}")
+                torch.testing.assert_close(
+                    root(x, None, padding), encoder(x, None, padding), **near, msg=f"{name}, {grad}"
+                )
     with torch.no_grad():
         causal = nn.Transformer.generate_square_subsequent_mask(6)
         last = ENCODER_PADDING["numbers"]

@@ -32,17 +32,25 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "operands": lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos() + 1, (x,)),
     "closures": lambda x: torch.cond(x.sum() > 0, lambda y: y @ W, lambda y: y - W + x, (x * 2,)) * 2,
     "aliases": lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: x.t(), (x,)),
-    "structures": lambda x: torch.cond(x.sum() > 0, lambda x: {"a": x + 1, "b": (x.sum(),)}, lambda x: {"a": x - 1, "b": (x.mean(),)}, (x,)),
-    "constants": lambda x: torch.cond(x.sum() > 0, lambda x: x + torch.ones(4), lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]), (x,)),
+    "structures": lambda x: torch.cond(
+        x.sum() > 0, lambda x: {"a": x + 1, "b": (x.sum(),)}, lambda x: {"a": x - 1, "b": (x.mean(),)}, (x,)
+    ),
+    "constants": lambda x: torch.cond(
+        x.sum() > 0, lambda x: x + torch.ones(4), lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]), (x,)
+    ),
     "no operands": lambda x: torch.cond(x.sum() > 0, lambda: x + 1, lambda: x * 2),
     "a module": lambda x: torch.cond(x.sum() > 0, LINEAR, lambda x: LINEAR(x) * 2, (x,)),
-    "writes of its own": lambda x: torch.cond(x.sum() > 0, lambda x: x.clone().add_(1), lambda x: x.clone().mul_(2), (x,)),
+    "writes of its own": lambda x: torch.cond(
+        x.sum() > 0, lambda x: x.clone().add_(1), lambda x: x.clone().mul_(2), (x,)
+    ),
     "a Python predicate": lambda x: torch.cond(x.shape[0] > 2, lambda x: x.sin(), lambda x: x.cos(), (x,)),
     "while": lambda x: torch.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 1.5), (torch.tensor(0), x)),
     "while with closures": lambda x: torch.while_loop(
         lambda i, y: (y.abs().sum() < 100) & (i < 50), lambda i, y: (i + 1, y * 1.5 + W + x * 0), (torch.tensor(0), x)
     ),
-    "while that never runs": lambda x: torch.while_loop(lambda i, y: i < 0, lambda i, y: (i + 1, y + 1), (torch.tensor(0), x)),
+    "while that never runs": lambda x: torch.while_loop(
+        lambda i, y: i < 0, lambda i, y: (i + 1, y + 1), (torch.tensor(0), x)
+    ),
 }
 
 
@@ -97,9 +105,20 @@ BREAKS: dict[str, tuple[Callable[..., Any], str]] = {
     "effects": (counted, "effects"),
     "writes": (written, "effects"),
     "shapes": (lambda x: torch.cond(x.sum() > 0, lambda x: x[:2], lambda x: x, (x,)) + 1, "different structures"),
-    "a value": (lambda x: torch.cond(x.sum() > 0, lambda x: x * x.sum().item(), lambda x: x, (x,)) + 1, "read into Python"),
+    "a value": (
+        lambda x: torch.cond(x.sum() > 0, lambda x: x * x.sum().item(), lambda x: x, (x,)) + 1,
+        "read into Python",
+    ),
     "nesting": (
-        lambda x: torch.cond(x.sum() > 0, lambda x: torch.cond(x.max() > 1, lambda x: x + 1, lambda x: x + 2, (x,)), lambda x: x, (x,)) + 1,
+        lambda x: (
+            torch.cond(
+                x.sum() > 0,
+                lambda x: torch.cond(x.max() > 1, lambda x: x + 1, lambda x: x + 2, (x,)),
+                lambda x: x,
+                (x,),
+            )
+            + 1
+        ),
         "inside another",
     ),
     "random": (lambda x: torch.cond(x.sum() > 0, lambda x: x + torch.rand(4), lambda x: x, (x,)) + 1, "random"),
@@ -135,7 +154,10 @@ def test_gradients_are_eagers(backend: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 FOLLOWED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "map": (lambda x: hop_map(lambda a, y: a.sin() + y, x, x[0]), lambda x: x.sin() + x[0]),
-    "map of a structure": (lambda x: hop_map(lambda a, y: {"q": a[0].sin() + y * a[1]}, (x, x + 1), x[0]), lambda x: {"q": x.sin() + x[0] * (x + 1)}),
+    "map of a structure": (
+        lambda x: hop_map(lambda a, y: {"q": a[0].sin() + y * a[1]}, (x, x + 1), x[0]),
+        lambda x: {"q": x.sin() + x[0] * (x + 1)},
+    ),
     "scan": (
         lambda x: scan(lambda c, a: (c + a, c * a), torch.zeros(4), x),
         lambda x: (x.sum(0), torch.stack([x[:i].sum(0) * x[i] for i in range(4)])),
@@ -144,7 +166,10 @@ FOLLOWED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda x: scan(lambda c, a: (c + a, c + a), torch.zeros(4), x, dim=1, reverse=True),
         lambda x: (x.sum(1), x.flip(1).cumsum(1).flip(1)),
     ),
-    "associative_scan": (lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic"), lambda x: x.cumsum(0)),
+    "associative_scan": (
+        lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic"),
+        lambda x: x.cumsum(0),
+    ),
     "associative_scan in reverse": (
         lambda x: associative_scan(lambda a, b: a * b, x, 1, reverse=True, combine_mode="generic"),
         lambda x: x.flip(1).cumprod(1).flip(1),

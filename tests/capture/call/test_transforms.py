@@ -114,7 +114,9 @@ def test_symbolic_sizes_and_gradients(name: str) -> None:
 def test_a_torch_level_graph_breaks(name: str) -> None:
     program = PROGRAMS[name]
     codes: list[str] = []
-    with STREAM.listening(lambda event: codes.append(event.report.code) if isinstance(event, (Broken, Skipped)) else None):
+    with STREAM.listening(
+        lambda event: codes.append(event.report.code) if isinstance(event, (Broken, Skipped)) else None
+    ):
         compiled = fusewright.compile(lambda x: program(x) + 1, backend="eager")
         for _ in range(2):
             x = torch.randn(3, 3)

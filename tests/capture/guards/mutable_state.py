@@ -27,7 +27,7 @@ class Kind:
     backends: tuple[str, ...] = ("eager", "aot_eager", "native")
 
 
-PRELUDE = '''
+PRELUDE = """
 import abc, array, builtins, collections, contextvars, copy, dataclasses, decimal, enum, functools, inspect, itertools, logging, math
 import operator, os, random, sys, threading, types, typing, weakref
 import numpy as np
@@ -49,7 +49,7 @@ class Level(enum.IntEnum):
 Pair = collections.namedtuple("Pair", "a b")
 class Plain:
     def __init__(self, **values): self.__dict__.update(values)
-'''
+"""
 
 VALUES = (
     "0", "1", "True", "False", "1.0", "0.0", "-0.0", "float('nan')", "float('inf')", "2", "-1", "10**30", "'a'", "'b'", "''", "b'a'",

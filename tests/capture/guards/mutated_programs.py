@@ -72,7 +72,13 @@ def enter_inference() -> None:
         _inference.append(torch._C._InferenceMode(True))
 
 
-SHARED = {"leave_modes": leave_modes, "enter_inference": enter_inference, "AddOne": AddOne, "Doubling": Doubling, "real_round": round}
+SHARED = {
+    "leave_modes": leave_modes,
+    "enter_inference": enter_inference,
+    "AddOne": AddOne,
+    "Doubling": Doubling,
+    "real_round": round,
+}
 
 
 def describe(value: object, depth: int = 0) -> str:
@@ -83,7 +89,20 @@ def describe(value: object, depth: int = 0) -> str:
     if isinstance(value, torch.Tensor):
         try:
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                content = "" if value.is_meta else [f"{one:.4g}" for one in value.detach().clone().resolve_conj().to_dense().flatten().to(torch.complex128).tolist()]
+                content = (
+                    ""
+                    if value.is_meta
+                    else [
+                        f"{one:.4g}"
+                        for one in value.detach()
+                        .clone()
+                        .resolve_conj()
+                        .to_dense()
+                        .flatten()
+                        .to(torch.complex128)
+                        .tolist()
+                    ]
+                )
         except Exception as error:
             content = repr(error)
         layout = "" if value.layout != torch.strided else tuple(value.stride())
@@ -151,7 +170,11 @@ def generate(rng: random.Random, backend: str, kinds: list[Kind] | None = None) 
         read = "(" + fill(kind.read, number, rng) + ")"
         for text, target in ((helper, helpers), (line, body)):
             if text:
-                text = text.replace("$R", f"r{number}").replace("$F", f"helper{number}").replace("$A", ", ".join(["x", *mine]))
+                text = (
+                    text.replace("$R", f"r{number}")
+                    .replace("$F", f"helper{number}")
+                    .replace("$A", ", ".join(["x", *mine]))
+                )
                 target.append(text.replace("@", read))
     route = rng.choice(ROUTES)
     results = ", ".join(f"r{number}" for number in range(len(chosen)))
@@ -165,13 +188,23 @@ def generate(rng: random.Random, backend: str, kinds: list[Kind] | None = None) 
     elif route == "default":
         text = f"def program({', '.join(['x', *(f'{name}={name}' for name in names)])}):\n{indent(inner, 4)}"
     elif route == "closure":
-        text = f"def make({given}):\n    def program(x):\n{indent(inner, 8)}\n    return program\nprogram = make({given})"
+        text = (
+            f"def make({given}):\n    def program(x):\n{indent(inner, 8)}\n    return program\nprogram = make({given})"
+        )
     elif route == "container":
         unpack = f"{given}{',' if names else ''} = box['names']\n" if names else ""
         text = f"def program(x, box):\n{indent(unpack + inner, 4)}"
     else:
         text = f"def program(x):\n{indent(inner, 4)}"
-    return Program(chosen, "\n".join(line for line in setup if line), "\n".join([*helpers, text]), names, route, changes, "\n".join(line for line in restore if line))
+    return Program(
+        chosen,
+        "\n".join(line for line in setup if line),
+        "\n".join([*helpers, text]),
+        names,
+        route,
+        changes,
+        "\n".join(line for line in restore if line),
+    )
 
 
 sys.modules.setdefault("world", types.ModuleType("world"))  # dataclasses look up the module of a class
@@ -212,7 +245,9 @@ class Copy:
         try:
             result = function(x, *args, **kwargs)
         except Exception as error:
-            return "raises " + re.sub(r"0x[0-9a-f]+", "0x", f"{type(error).__name__}: {error}").replace(f"stale_{self.label}_", "stale_")
+            return "raises " + re.sub(r"0x[0-9a-f]+", "0x", f"{type(error).__name__}: {error}").replace(
+                f"stale_{self.label}_", "stale_"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             return describe(result).replace(f"stale_{self.label}_", "stale_")
 
@@ -286,16 +321,21 @@ def run_case(seed: int, backend: str = "eager", kinds: list[Kind] | None = None,
                     actual = compiled.call(function)
                     captured = sum(isinstance(event, Captured) for event in events) - captured_before
                     outcome.calls += 1
-                    left, right = f"{failed}{expected}".replace("stale_e_", "stale_"), f"{failed_too}{actual}".replace("stale_c_", "stale_")
+                    left, right = (
+                        f"{failed}{expected}".replace("stale_e_", "stale_"),
+                        f"{failed_too}{actual}".replace("stale_c_", "stale_"),
+                    )
                     if left == right:
                         left, right = eager.state(), compiled.state()
                     if left == right:
                         left, right = fingerprint(after), fingerprint(random_state())
                     if left != right:
-                        where = next((i for i, (a, b) in enumerate(zip(left, right)) if a != b), min(len(left), len(right)))
+                        where = next(
+                            (i for i, (a, b) in enumerate(zip(left, right)) if a != b), min(len(left), len(right))
+                        )
                         outcome.difference = (
                             f"seed {seed} backend {backend} route {program.route} kinds {[kind.name for kind in program.kinds]}\n{program.setup}\n{program.text}\n"
-                            f"changes: {done}\neager:    {left[max(0, where - 150):where + 150]}\ncompiled: {right[max(0, where - 150):where + 150]}"
+                            f"changes: {done}\neager:    {left[max(0, where - 150) : where + 150]}\ncompiled: {right[max(0, where - 150) : where + 150]}"
                         )
                         return outcome
                     if repeat and captured and program.steady():

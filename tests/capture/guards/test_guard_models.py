@@ -39,7 +39,9 @@ def module_guards(module: torch.nn.Module, source: Source, guards: list[Guard], 
 
 def small_model() -> torch.nn.Module:
     block = lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.1))
-    return torch.nn.Sequential(OrderedDict(encoder=torch.nn.ModuleList([block(), block()]), head=torch.nn.Linear(4, 2, bias=False)))
+    return torch.nn.Sequential(
+        OrderedDict(encoder=torch.nn.ModuleList([block(), block()]), head=torch.nn.Linear(4, 2, bias=False))
+    )
 
 
 def model_program(model):
@@ -95,7 +97,9 @@ def mutations(model, rng):
         lambda: layer[0].__setattr__("__class__", Sublinear),
         lambda: layer[0].__setattr__("__class__", torch.nn.Linear),
         lambda: layer[0]._parameters.update(bias=layer[0]._parameters.pop("bias")),
-        lambda: layer[0]._parameters.update(weight=layer[0]._parameters.pop("weight"), bias=layer[0]._parameters.pop("bias")),
+        lambda: layer[0]._parameters.update(
+            weight=layer[0]._parameters.pop("weight"), bias=layer[0]._parameters.pop("bias")
+        ),
         lambda: setattr(layer[1].running_mean, "data", layer[1].running_var),
         lambda: layer[1].register_buffer("running_mean", torch.zeros(4)),
         lambda: setattr(layer[0].weight, "data", torch.ones(4, 4)),

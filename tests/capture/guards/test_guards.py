@@ -98,15 +98,22 @@ def test_probe_refuses_samples_that_disagree():
     rows = torch_state._samples()
     try:
         wrong = [(*row[:3], (row[3] + 1) % 7, *row[4:]) for row in rows]
-        assert _native.probe_tensors(torch_state._C10, torch_state._TORCH_CPU, torch._C.TensorBase, wrong)["ready"] is False
+        assert (
+            _native.probe_tensors(torch_state._C10, torch_state._TORCH_CPU, torch._C.TensorBase, wrong)["ready"]
+            is False
+        )
         # and without native reading, guards ask Python
         x = torch.randn(3, 4)
-        program = build_program([Guard("TENSOR", X, tensor_guard(x)), Guard("EQUALS", TensorSize(X, 0), 3)], [X, TensorSize(X, 1)])
+        program = build_program(
+            [Guard("TENSOR", X, tensor_guard(x)), Guard("EQUALS", TensorSize(X, 0), 3)], [X, TensorSize(X, 1)]
+        )
         assert check_both(program, (x,))
         assert program.inputs((x,), function) == (x, 4)
         assert not check_both(program, (torch.randn(4, 4),))
     finally:
-        assert _native.probe_tensors(torch_state._C10, torch_state._TORCH_CPU, torch._C.TensorBase, rows)["ready"] is True
+        assert (
+            _native.probe_tensors(torch_state._C10, torch_state._TORCH_CPU, torch._C.TensorBase, rows)["ready"] is True
+        )
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -232,7 +239,11 @@ def test_size_relations():
         *tensors,
         Guard("SIZE", X, Relation("<=", s0 + 3, s1 * 2 + 8)),
         Guard("SIZE", X, ("!=", ("%", ("sym", "s0"), 2), ("const", 1))),
-        Guard("SIZE", X, (("==", ("sym", "stride"), ("sym", "width")), {"stride": TensorStride(X, 0), "width": TensorSize(X, 1)})),
+        Guard(
+            "SIZE",
+            X,
+            (("==", ("sym", "stride"), ("sym", "width")), {"stride": TensorStride(X, 0), "width": TensorSize(X, 1)}),
+        ),
     ]
     program = build_program(guards, [X, TensorSize(X, 0), TensorStride(X, 0)], sources)
     rng = random.Random(0)
@@ -254,14 +265,18 @@ def test_symbolic_python_int_and_size_constants():
     for value in (3, 9, 10, True, 2.0, 10**30, -(10**30), None):
         assert check_both(program, (value,)) == (type(value) is int and -(10**20) < value < 10)
     t = torch.ones(3, 5)
-    program = build_program([Guard("TENSOR", X, tensor_guard(t, shape=(None, 5), stride=(5, 1))), Guard("EQUALS", TensorSize(X, 0), 3)], [])
+    program = build_program(
+        [Guard("TENSOR", X, tensor_guard(t, shape=(None, 5), stride=(5, 1))), Guard("EQUALS", TensorSize(X, 0), 3)], []
+    )
     assert check_both(program, (t,)) and not check_both(program, (torch.ones(4, 5),))
 
 
 TREES = st.recursive(
     st.one_of(st.integers(-9, 9), st.sampled_from([("sym", "a"), ("sym", "b"), ("const", 2**62)])),
     lambda inner: st.one_of(
-        st.tuples(st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "==", "!=", "<", "<=", ">", ">="]), inner, inner),
+        st.tuples(
+            st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "==", "!=", "<", "<=", ">", ">="]), inner, inner
+        ),
         st.tuples(st.just("neg"), inner),
     ),
     max_leaves=8,
@@ -401,7 +416,12 @@ class MyList(list):
 def test_sequences(cls):
     items = cls([1, "a", 2.5])
     source_type = cls
-    guards = [Guard("TYPE", X, source_type), Guard("LENGTH", X, 3), Guard("EQUALS", Item(X, 1), "a"), Guard("EQUALS", Item(X, -1), 2.5)]
+    guards = [
+        Guard("TYPE", X, source_type),
+        Guard("LENGTH", X, 3),
+        Guard("EQUALS", Item(X, 1), "a"),
+        Guard("EQUALS", Item(X, -1), 2.5),
+    ]
     program = build_program(guards, [])
     assert check_both(program, (items,))
     for other in ([1, "b", 2.5], [1, "a"], [1, "a", 2.5, 4], [1, "a", 2], []):
@@ -566,7 +586,9 @@ def test_instance_attributes_and_types():
 
 def test_slots_and_attributes():
     s = Slotted()
-    program = build_program([Guard("TYPE", X, Slotted), Guard("EQUALS", Attribute(X, "value"), 3)], [Attribute(X, "value")])
+    program = build_program(
+        [Guard("TYPE", X, Slotted), Guard("EQUALS", Attribute(X, "value"), 3)], [Attribute(X, "value")]
+    )
     assert not check_both(program, (s,))
     s.value = 3
     assert check_both(program, (s,))
@@ -664,7 +686,10 @@ def test_same_different_overlap():
     assert check_both(apart, (a, b)) and not check_both(apart, (a, a[1:])) and not check_both(apart, (a[:2], a[2:]))
     assert check_both(apart, (a, torch.ones(0))) and check_both(apart, (torch.ones(0), torch.ones(0)))
     memory = bytearray(64)
-    left, right = torch.frombuffer(memory, dtype=torch.float32, count=8), torch.frombuffer(memory, dtype=torch.float32, count=8, offset=16)
+    left, right = (
+        torch.frombuffer(memory, dtype=torch.float32, count=8),
+        torch.frombuffer(memory, dtype=torch.float32, count=8, offset=16),
+    )
     assert not check_both(apart, (left, right))
     b.set_(a)
     assert not check_both(apart, (a, b))
@@ -714,7 +739,10 @@ def test_global_settings():
         (lambda: torch.set_num_threads(threads + 1), lambda: torch.set_num_threads(threads)),
         (lambda: torch.set_float32_matmul_precision("high"), lambda: torch.set_float32_matmul_precision("highest")),
         (lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
-        (lambda: torch.use_deterministic_algorithms(True, warn_only=True), lambda: torch.use_deterministic_algorithms(False)),
+        (
+            lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+            lambda: torch.use_deterministic_algorithms(False),
+        ),
         (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
     ]
     for change, back in changes:
@@ -787,11 +815,20 @@ def change_everything(root: Holder):
     yield lambda: setattr(root, "items", ["w", 2]), lambda: setattr(root, "items", ["v", 2])
     yield lambda: setattr(root, "pair", (1, 3)), lambda: setattr(root, "pair", (1, 2))
     yield lambda: setattr(root.weight, "data", torch.ones(3, 3)), lambda: setattr(root.weight, "data", torch.ones(2, 3))
-    yield lambda: setattr(root.weight, "data", torch.ones(3, 2).t()), lambda: setattr(root.weight, "data", torch.ones(2, 3))
-    yield lambda: setattr(root.weight, "data", torch.ones(2, 3).half()), lambda: setattr(root.weight, "data", torch.ones(2, 3))
+    yield (
+        lambda: setattr(root.weight, "data", torch.ones(3, 2).t()),
+        lambda: setattr(root.weight, "data", torch.ones(2, 3)),
+    )
+    yield (
+        lambda: setattr(root.weight, "data", torch.ones(2, 3).half()),
+        lambda: setattr(root.weight, "data", torch.ones(2, 3)),
+    )
     yield lambda: setattr(root, "weight", torch.ones(2, 3)), lambda w=root.weight: setattr(root, "weight", w)
     yield lambda: setattr(Derived, "method", None), lambda: delattr(Derived, "method")
-    yield lambda: setattr(root.run, "__code__", one.__code__), lambda code=function.__code__: setattr(root.run, "__code__", code)
+    yield (
+        lambda: setattr(root.run, "__code__", one.__code__),
+        lambda code=function.__code__: setattr(root.run, "__code__", code),
+    )
 
 
 def test_the_shortcut_sees_every_change():
@@ -839,7 +876,11 @@ def test_the_shortcut_sees_every_change():
 def test_the_shortcut_lasts_while_attributes_get_the_values_that_they_have():
     root = Holder()
     root.value, root.hooks = ["v"], OrderedDict()
-    guards = [Guard("TYPE", SELF, Holder), Guard("IS", Item(InstanceDict(SELF), "value"), root.value), Guard("LENGTH", Item(InstanceDict(SELF), "hooks"), 0)]
+    guards = [
+        Guard("TYPE", SELF, Holder),
+        Guard("IS", Item(InstanceDict(SELF), "value"), root.value),
+        Guard("LENGTH", Item(InstanceDict(SELF), "hooks"), 0),
+    ]
     program = build_program(guards, [])
     for _ in range(3):
         assert program.check((root,), function)
@@ -858,7 +899,9 @@ def test_the_shortcut_lasts_while_attributes_get_the_values_that_they_have():
 
 
 def test_dicts_that_die_leave_no_version_to_those_that_take_their_place():
-    program = build_program([Guard("TYPE", SELF, Holder), Guard("EQUALS", Item(Item(InstanceDict(SELF), "table"), "k"), 1)], [])
+    program = build_program(
+        [Guard("TYPE", SELF, Holder), Guard("EQUALS", Item(Item(InstanceDict(SELF), "table"), "k"), 1)], []
+    )
     root, places = Holder(), set()
     for i in range(400):
         root.table = {"k": 1 if i % 5 else 2}

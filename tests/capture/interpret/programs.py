@@ -52,7 +52,20 @@ class Matrix:
 @program
 def comparisons():
     a, b = 1, 2
-    return a < b, a <= b, a == b, a != b, a > b, a >= b, a is b, a is not b, a in (1, 3), a not in (1, 3), 1 < a < 3, 0 < a < b
+    return (
+        a < b,
+        a <= b,
+        a == b,
+        a != b,
+        a > b,
+        a >= b,
+        a is b,
+        a is not b,
+        a in (1, 3),
+        a not in (1, 3),
+        1 < a < 3,
+        0 < a < b,
+    )
 
 
 @program
@@ -92,7 +105,19 @@ def loops():
 def containers():
     base = [1, 2]
     pairs = {"a": 1, **{"b": 2}, "c": 3}
-    return [*base, 3, *(4, 5)], (*base, 0), {*base, 9}, pairs, {"x": 1, "y": 2}, [], (), {}, base[0:1], base[::-1], {(1, 2): 3}
+    return (
+        [*base, 3, *(4, 5)],
+        (*base, 0),
+        {*base, 9},
+        pairs,
+        {"x": 1, "y": 2},
+        [],
+        (),
+        {},
+        base[0:1],
+        base[::-1],
+        {(1, 2): 3},
+    )
 
 
 @program
@@ -118,7 +143,13 @@ def unpacking():
 def comprehensions():
     n = 3
     outer = [[i * j + n for j in range(i)] for i in range(4) if i != 1]
-    return outer, {i % 2 for i in range(5)}, {i: i * n for i in range(3)}, sum(i * n for i in range(4)), [x for x in "ab" for _ in (1, 2)]
+    return (
+        outer,
+        {i % 2 for i in range(5)},
+        {i: i * n for i in range(3)},
+        sum(i * n for i in range(4)),
+        [x for x in "ab" for _ in (1, 2)],
+    )
 
 
 @program
@@ -627,7 +658,16 @@ def classes():
     d.x += 5
     before = d.double
     del d.extra
-    return d.describe(), before, hasattr(d, "extra"), Derived.make(2).x, d.plain(4), d.captured(), d.comprehended(), isinstance(d, Base)
+    return (
+        d.describe(),
+        before,
+        hasattr(d, "extra"),
+        Derived.make(2).x,
+        d.plain(4),
+        d.captured(),
+        d.comprehended(),
+        isinstance(d, Base),
+    )
 
 
 @program
@@ -684,7 +724,22 @@ def matching():
             case _:
                 return "other"
 
-    values = (0, (1, 2), [1, 2, 3], {"key": 1, "b": 2}, Point(0, 5), Point(2, 2), Point(1, 2), "s", 5, 2.5, None, object, {"no": 1}, [])
+    values = (
+        0,
+        (1, 2),
+        [1, 2, 3],
+        {"key": 1, "b": 2},
+        Point(0, 5),
+        Point(2, 2),
+        Point(1, 2),
+        "s",
+        5,
+        2.5,
+        None,
+        object,
+        {"no": 1},
+        [],
+    )
     return [kind(value) for value in values]
 
 

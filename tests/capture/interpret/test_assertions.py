@@ -67,7 +67,9 @@ def test_the_exception_is_the_programs_own(function: Callable[..., Any]) -> None
         try:
             outcomes.append((run(x).tolist(), x.tolist()))
         except Exception as error:
-            outcomes.append((type(error), str(error).partition("\n")[0], x.tolist()))  # pytest adds lines to an assertion
+            outcomes.append(
+                (type(error), str(error).partition("\n")[0], x.tolist())
+            )  # pytest adds lines to an assertion
     assert outcomes[0] == outcomes[1]
 
 

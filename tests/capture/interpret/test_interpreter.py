@@ -70,7 +70,9 @@ def test_signals_pass_through_native_consumers_and_user_handlers(consume):
             return "caught"
 
     tracer = tracer_for(f, ())
-    tracer._call = lambda tracer, function, args, kwargs: breaking() if function is breaking else call_of(tracer, function, args, kwargs)
+    tracer._call = lambda tracer, function, args, kwargs: (
+        breaking() if function is breaking else call_of(tracer, function, args, kwargs)
+    )
     with pytest.raises(GraphBreak) as caught:
         tracer.run(lambda real, slot, name: real, no_cut)
     assert caught.value.code == "test-break"
@@ -98,7 +100,9 @@ def test_the_stack_names_every_level_outermost_first():
     tracer = tracer_for(f, ())
     tracer.locals = (tracer,)
     original = tracer._call
-    tracer._call = lambda t, function, args, kwargs: seen.append(t.stack()) if function is look else original(t, function, args, kwargs)
+    tracer._call = lambda t, function, args, kwargs: (
+        seen.append(t.stack()) if function is look else original(t, function, args, kwargs)
+    )
     tracer.run(lambda real, slot, name: real, no_cut)
     assert [(level.function.rsplit(".", 1)[-1], level.line) for level in seen[0]] == [
         ("f", f.__code__.co_firstlineno + 1),

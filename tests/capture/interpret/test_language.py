@@ -17,7 +17,12 @@ for module in sorted(one.name for one in pkgutil.iter_modules(language.__path__)
 # Themes that meet the native backend in the quick run: those in which tensors, their memory and their gradients matter most.
 NATIVE = ("containers", "contexts", "effects", "exceptions", "modules", "numbers", "tensors")
 RUNS = [
-    pytest.param(one, backend, id=f"{one.name}-{backend}", marks=() if backend == "eager" or one.name.startswith(NATIVE) else pytest.mark.sweep)
+    pytest.param(
+        one,
+        backend,
+        id=f"{one.name}-{backend}",
+        marks=() if backend == "eager" or one.name.startswith(NATIVE) else pytest.mark.sweep,
+    )
     for one in PROGRAMS
     for backend in ("eager", "native")
 ]
@@ -26,7 +31,11 @@ RUNS = [
 @pytest.mark.parametrize("one, backend", RUNS)
 def test_a_program_runs_compiled_as_eagerly(one: Program, backend: str) -> None:
     outcome = check(one, backend)
-    unexpected = [report for code, report in zip(outcome.codes, outcome.reports) if code not in one.codes and code != "exception-escapes"]
+    unexpected = [
+        report
+        for code, report in zip(outcome.codes, outcome.reports)
+        if code not in one.codes and code != "exception-escapes"
+    ]
     assert not unexpected, "\n".join(unexpected)
 
 

@@ -150,7 +150,9 @@ def test_a_result_that_is_returned_or_compared() -> None:
             x, y = torch.randn(first, 2), torch.randn(second, 2)
             got, expected = compiled(x, y), function(x, y)
             assert torch.equal(got, expected)
-            assert (got.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()) is (function is returned and first == second)
+            assert (got.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()) is (
+                function is returned and first == second
+            )
 
 
 def test_gradients_keep_their_guards() -> None:
@@ -224,7 +226,9 @@ def test_layers_that_repeat() -> None:
 def test_sizes_of_one_and_none() -> None:
     with torch.no_grad():
         assert compiles(lambda x: x + resized(x.shape[0]), [(torch.randn(n, 4),) for n in (5, 9, 8, 1, 64, 2)]) <= 3
-    assert compiles(lambda x: positions_of(x) + x, [(torch.randn(n, 4),) for n in (5, 9, 8, 1, 0, 3)], dynamic=True) <= 3
+    assert (
+        compiles(lambda x: positions_of(x) + x, [(torch.randn(n, 4),) for n in (5, 9, 8, 1, 0, 3)], dynamic=True) <= 3
+    )
 
 
 def positions_of(x: torch.Tensor) -> torch.Tensor:

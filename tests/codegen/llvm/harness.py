@@ -28,7 +28,11 @@ def loaded(data: bytes, symbol: str) -> LoadedCode:
 
 
 def run_code(
-    module: CompiledModule, code: KernelCode, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None, parts: int = 1
+    module: CompiledModule,
+    code: KernelCode,
+    tensors: Mapping[str, torch.Tensor],
+    sizes: Mapping[Expr, int] | None = None,
+    parts: int = 1,
 ) -> int:
     """Calls a kernel over its whole domain in `parts` ranges (in reverse order, so that a hidden dependence between ranges shows); the
     status.
@@ -45,15 +49,24 @@ def run_code(
     return status.value
 
 
-def run_kernel(kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None, parts: int = 2) -> int:
+def run_kernel(
+    kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None, parts: int = 2
+) -> int:
     module = compile_kernels([kernel])
     return run_code(module, module.codes[kernel.name], tensors, sizes, parts)
 
 
 def kernel_of(
-    name: str, outer: Sequence[Axis], stages: Sequence[Stage], buffers: Mapping[str, torch.dtype], written: Sequence[str], **options: object
+    name: str,
+    outer: Sequence[Axis],
+    stages: Sequence[Stage],
+    buffers: Mapping[str, torch.dtype],
+    written: Sequence[str],
+    **options: object,
 ) -> Kernel:
-    return Kernel(name, tuple(outer), tuple(stages), tuple(buffers), tuple(buffers.values()), frozenset(written), **options)  # type: ignore[arg-type]
+    return Kernel(
+        name, tuple(outer), tuple(stages), tuple(buffers), tuple(buffers.values()), frozenset(written), **options
+    )  # type: ignore[arg-type]
 
 
 def elementwise(op: str, arguments: Sequence[torch.Tensor], result: torch.dtype, wrap: object = None) -> torch.Tensor:
@@ -70,7 +83,9 @@ def elementwise(op: str, arguments: Sequence[torch.Tensor], result: torch.dtype,
     return out
 
 
-def run_plan(plan: Plan, inputs: Sequence[Any], parts: int = 3, without: frozenset[str] = frozenset()) -> tuple[list[Any], int]:
+def run_plan(
+    plan: Plan, inputs: Sequence[Any], parts: int = 3, without: frozenset[str] = frozenset()
+) -> tuple[list[Any], int]:
     """What the plan returns with its kernels compiled (externs by the reference interpreter), and the or of all statuses."""
     module = compile_kernels(list(plan.kernels.values()), without)
     memory = loops.prepare(plan, inputs)

@@ -16,7 +16,9 @@ from tests.codegen.llvm.test_plans import NO_AVX512, PROCESSORS
 from tests.loops.tracing import lowered
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, causal: bool = False
+) -> torch.Tensor:
     return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal, attn_mask=mask)[0]
 
 

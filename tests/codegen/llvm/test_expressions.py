@@ -50,7 +50,9 @@ def sample(dtype: torch.dtype, seed: int) -> torch.Tensor:
         return torch.rand(COUNT, generator=generator) < 0.5
     if dtype.is_floating_point:
         values = torch.randn(COUNT, generator=generator, dtype=torch.float64) * 4
-        values[: 8 + seed] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 2.5, -2.5, 1e-40, math.nan, 1.0])[: 8 + seed]
+        values[: 8 + seed] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 2.5, -2.5, 1e-40, math.nan, 1.0])[
+            : 8 + seed
+        ]
         return values.to(dtype).roll(3 * seed)
     info = torch.iinfo(dtype)
     values = torch.randint(max(info.min, -100), min(info.max, 100), (COUNT,), generator=generator)
@@ -67,7 +69,10 @@ def test_as_eager(op: str, dtype: torch.dtype) -> None:
     if op in ("floor_divide", "trunc_divide", "remainder", "fmod"):
         arguments[1] = torch.where(arguments[1] == 0, 3, arguments[1]).to(dtype)
         if dtype in FLOATS:
-            arguments = [a[torch.isfinite(arguments[0]) & torch.isfinite(arguments[1]) & (arguments[1].abs() > 1e-6)] for a in arguments]
+            arguments = [
+                a[torch.isfinite(arguments[0]) & torch.isfinite(arguments[1]) & (arguments[1].abs() > 1e-6)]
+                for a in arguments
+            ]
     if op.startswith("shift"):
         arguments[1] = (arguments[1].to(torch.int64).abs() % 80).to(dtype)  # beyond every width
     result = torch.bool if op in PREDICATES else dtype
@@ -128,7 +133,9 @@ def test_halves_round_to_nearest_even(target: torch.dtype) -> None:
 
 def test_where_and_bitcast() -> None:
     mask, a, b = sample(torch.bool, 0), sample(torch.float32, 1), sample(torch.float32, 0)
-    torch.testing.assert_close(elementwise("where", [mask, a, b], torch.float32), torch.where(mask, a, b), equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(
+        elementwise("where", [mask, a, b], torch.float32), torch.where(mask, a, b), equal_nan=True, rtol=0, atol=0
+    )
     assert torch.equal(elementwise("bitcast", [a], torch.int32), a.view(torch.int32))
     half = a.to(torch.bfloat16)
     assert torch.equal(elementwise("bitcast", [half], torch.int16), half.view(torch.int16))

@@ -35,7 +35,11 @@ def c(value: float) -> Expression:
 
 
 def check(
-    kernel: Kernel, tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], status: int = 0, tolerance: float = 1e-5
+    kernel: Kernel,
+    tensors: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    status: int = 0,
+    tolerance: float = 1e-5,
 ) -> None:
     """Runs over memory that ends at unreadable pages."""
     guard = Guarded()
@@ -61,10 +65,15 @@ def test_narrowing_writes_no_byte_beyond_the_end(source: torch.dtype, target: to
 def test_flat_pointwise(dtype: torch.dtype, count: int) -> None:
     i = loop_symbol("o0", count)
     compute = F32 if dtype in (BF16, torch.float16) else dtype
-    x, y = (apply("cast", load(name, i, dtype), dtype=compute) if compute != dtype else load(name, i, dtype) for name in "xy")
+    x, y = (
+        apply("cast", load(name, i, dtype), dtype=compute) if compute != dtype else load(name, i, dtype)
+        for name in "xy"
+    )
     value = f("add", f("mul", x, y), x)
     stored = apply("cast", value, dtype=dtype) if compute != dtype else value
-    kernel = kernel_of("flat", [Axis(i, count)], [Stage((), (Store("z", i, stored),))], dict.fromkeys("xyz", dtype), "z")
+    kernel = kernel_of(
+        "flat", [Axis(i, count)], [Stage((), (Store("z", i, stored),))], dict.fromkeys("xyz", dtype), "z"
+    )
     a, b = torch.randint(-5, 6, (count,)).to(dtype), torch.randint(-5, 6, (count,)).to(dtype)
     check(kernel, {"x": a, "y": b, "z": torch.zeros(count, dtype=dtype)}, {"z": a * b + a})
 
@@ -117,7 +126,9 @@ def softmax_stages(x: Expression, place: object, axis: Axis) -> list[Stage]:
 def test_softmax_of_rows(columns: int) -> None:
     i, j = loop_symbol("o0", 9), loop_symbol("i0", columns)
     x = load("x", i * columns + j, F32)
-    kernel = kernel_of("softmax", [Axis(i, 9)], softmax_stages(x, i * columns + j, Axis(j, columns)), dict.fromkeys("xz", F32), "z")
+    kernel = kernel_of(
+        "softmax", [Axis(i, 9)], softmax_stages(x, i * columns + j, Axis(j, columns)), dict.fromkeys("xz", F32), "z"
+    )
     a = torch.randn(9, columns) * 5
     a[2, 0] = math.nan
     a[3, -1] = math.inf
@@ -129,7 +140,9 @@ def test_softmax_of_columns_runs_lanes_over_the_outer_axis(columns: int) -> None
     rows = 12
     i, j = loop_symbol("i0", rows), loop_symbol("o0", columns)
     x = load("x", i * columns + j, F32)
-    kernel = kernel_of("softmax", [Axis(j, columns)], softmax_stages(x, i * columns + j, Axis(i, rows)), dict.fromkeys("xz", F32), "z")
+    kernel = kernel_of(
+        "softmax", [Axis(j, columns)], softmax_stages(x, i * columns + j, Axis(i, rows)), dict.fromkeys("xz", F32), "z"
+    )
     a = torch.randn(rows, columns)
     check(kernel, {"x": a, "z": torch.zeros_like(a)}, {"z": torch.softmax(a, 0)})
 
@@ -181,7 +194,9 @@ def test_boolean_reductions(kind: str, eager: object, columns: int) -> None:
 def test_full_sum_over_two_axes() -> None:
     i, j = loop_symbol("i0", 50), loop_symbol("i1", 33)
     stages = [
-        Stage((Axis(i, 50), Axis(j, 33)), (Reduce("r", "sum", load("x", i * 40 + j, F32)),)),  # rows with a gap: not one axis
+        Stage(
+            (Axis(i, 50), Axis(j, 33)), (Reduce("r", "sum", load("x", i * 40 + j, F32)),)
+        ),  # rows with a gap: not one axis
         Stage((), (Store("z", 0, local_value("r", F32)),)),
     ]
     kernel = kernel_of("total", [], stages, {"x": F32, "z": F32}, "z")
@@ -210,7 +225,9 @@ def test_scans(kind: str, rows: int, columns: int, along: str) -> None:
     if positions:
         statements.append(Store("p", place, local_value("at", I64)))
         buffers["p"] = I64
-    kernel = kernel_of("scan", [Axis(i, rows)], [Stage((Axis(j, columns),), tuple(statements))], buffers, [*buffers][1:])  # type: ignore[arg-type]
+    kernel = kernel_of(
+        "scan", [Axis(i, rows)], [Stage((Axis(j, columns),), tuple(statements))], buffers, [*buffers][1:]
+    )  # type: ignore[arg-type]
     a = torch.randn(rows, columns).round(decimals=1)
     a[0, 3], a[1, 2], a[2, 0] = math.nan, math.inf, -math.inf
 
@@ -226,13 +243,17 @@ def test_scans(kind: str, rows: int, columns: int, along: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, I64, BOOL])
-@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (65, 63), (16, 200), (200, 17), (3, 5), (1, 70), (2049, 2065), (2304, 2048)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(64, 64), (65, 63), (16, 200), (200, 17), (3, 5), (1, 70), (2049, 2065), (2304, 2048)]
+)
 def test_transpose(dtype: torch.dtype, rows: int, columns: int) -> None:
     i, j = loop_symbol("o0", rows), loop_symbol("o1", columns)
     x, y = load("x", j * rows + i, dtype), load("y", i * columns + j, dtype)
     value = apply("bitwise_or", x, y, dtype=dtype) if dtype is BOOL else x if dtype is BF16 else f("add", x, y)
     axes = [Axis(i, rows), Axis(j, columns)]
-    kernel = kernel_of("transpose", axes, [Stage((), (Store("z", i * columns + j, value),))], dict.fromkeys("xyz", dtype), "z")
+    kernel = kernel_of(
+        "transpose", axes, [Stage((), (Store("z", i * columns + j, value),))], dict.fromkeys("xyz", dtype), "z"
+    )
     a, b = (torch.randn(columns, rows) * 3).to(dtype), (torch.randn(rows, columns) * 3).to(dtype)
     expected = (a.t() | b) if dtype is BOOL else a.t().contiguous() if dtype is BF16 else a.t() + b
     check(kernel, {"x": a, "y": b, "z": torch.zeros(rows, columns, dtype=dtype)}, {"z": expected})
@@ -260,7 +281,12 @@ def test_gather_from_an_empty_table_fails_without_touching_it() -> None:
     i, t, n = loop_symbol("o0", 5), symbol("t0", None), symbol("s0", 0)
     value = load("table", t, F32, ((t, checked_index(load("index", i, I64), n)),))
     kernel = kernel_of(
-        "gather", [Axis(i, 5)], [Stage((), (Store("z", i, value),))], {"index": I64, "table": F32, "z": F32}, "z", sizes=(n,)
+        "gather",
+        [Axis(i, 5)],
+        [Stage((), (Store("z", i, value),))],
+        {"index": I64, "table": F32, "z": F32},
+        "z",
+        sizes=(n,),
     )
     tensors = {"index": torch.zeros(5, dtype=I64), "table": torch.empty(0), "z": torch.zeros(5)}
     assert run_kernel(kernel, tensors, {n: 0}) == 1
@@ -273,7 +299,9 @@ def test_scatter_with_colliding_indices(width: int, mode: str) -> None:
     i, j, t = loop_symbol("o0", count), loop_symbol("o1", width), symbol("t0", None)
     row = checked_index(load("index", i, I64), entries)
     store = Store("z", t * width + j, load("x", i * width + j, F32), mode, ((t, row),))  # type: ignore[arg-type]
-    kernel = kernel_of("scatter", [Axis(i, count), Axis(j, width)], [Stage((), (store,))], {"index": I64, "x": F32, "z": F32}, "z")
+    kernel = kernel_of(
+        "scatter", [Axis(i, count), Axis(j, width)], [Stage((), (store,))], {"index": I64, "x": F32, "z": F32}, "z"
+    )
     index, x, z = torch.randint(0, entries, (count,)), torch.randn(count, width), torch.randn(entries, width)
     how = {"add": "sum", "max": "amax", "min": "amin"}[mode]
     expected = z.scatter_reduce(0, index[:, None].expand(count, width), x, how)
@@ -301,7 +329,13 @@ def test_padding_does_not_touch_what_is_outside(columns: int) -> None:
         for op, limit in (("ge", 0), ("lt", extent)):
             inside = apply("logical_and", inside, apply(op, value, constant(limit, I64), dtype=BOOL), dtype=BOOL)
     value = masked(inside, load("x", (i - 1) * columns + j - 2, F32), c(7.0))
-    kernel = kernel_of("pad", [Axis(i, high), Axis(j, wide)], [Stage((), (Store("z", i * wide + j, value),))], {"x": F32, "z": F32}, "z")
+    kernel = kernel_of(
+        "pad",
+        [Axis(i, high), Axis(j, wide)],
+        [Stage((), (Store("z", i * wide + j, value),))],
+        {"x": F32, "z": F32},
+        "z",
+    )
     a = torch.randn(rows, columns)
     expected = torch.nn.functional.pad(a, (2, 2, 1, 1), value=7.0)
     check(kernel, {"x": a, "z": torch.zeros(high, wide)}, {"z": expected})
@@ -317,7 +351,11 @@ def test_flip_and_strides(count: int) -> None:
     expected = a.flip(0) + b[1::3]
     spread = torch.zeros(2 * count - 1)
     spread[::2] = expected
-    check(kernel, {"x": a, "y": b, "z": torch.zeros(count), "w": torch.zeros(2 * count - 1)}, {"z": expected.flip(0), "w": spread})
+    check(
+        kernel,
+        {"x": a, "y": b, "z": torch.zeros(count), "w": torch.zeros(2 * count - 1)},
+        {"z": expected.flip(0), "w": spread},
+    )
 
 
 @pytest.mark.parametrize(("heads", "width"), [(4, 32), (3, 16), (5, 6), (2, 7)])
@@ -348,11 +386,15 @@ def test_scratch_on_the_stack_and_from_the_heap(size: int, along: str) -> None:
     i, j = loop_symbol("o0", rows), loop_symbol("i0", size)
     place = i * size + j if along == "rows" else j * rows + i
     stages = [
-        Stage((Axis(j, size),), (Define("e", f("exp", load("x", place, F32))), Store("kept", j, local_value("e", F32)))),
+        Stage(
+            (Axis(j, size),), (Define("e", f("exp", load("x", place, F32))), Store("kept", j, local_value("e", F32)))
+        ),
         Stage((Axis(j, size),), (Reduce("total", "sum", load("kept", j, F32)),)),
         Stage((Axis(j, size),), (Store("z", place, f("div", load("kept", j, F32), local_value("total", F32))),)),
     ]
-    kernel = kernel_of("kept", [Axis(i, rows)], stages, dict.fromkeys("xz", F32), "z", scratch=(Scratch("kept", F32, size),))
+    kernel = kernel_of(
+        "kept", [Axis(i, rows)], stages, dict.fromkeys("xz", F32), "z", scratch=(Scratch("kept", F32, size),)
+    )
     a = torch.randn(rows, size)
     expected = torch.softmax(a, 1)
 
@@ -366,7 +408,9 @@ def test_in_place_updates_read_before_they_write() -> None:
     i = loop_symbol("o0", 100)
     x = load("x", i, F32)
     stores = (Store("z", i, f("mul", x, c(3.0))), Store("w", i, f("add", x, c(1.0))))
-    kernel = kernel_of("update", [Axis(i, 100)], [Stage((), stores)], dict.fromkeys("xzw", F32), "zw", inplace=(("x", "z"),))
+    kernel = kernel_of(
+        "update", [Axis(i, 100)], [Stage((), stores)], dict.fromkeys("xzw", F32), "zw", inplace=(("x", "z"),)
+    )
     a = torch.randn(100)
     shared, w = a.clone(), torch.zeros(100)
     assert run_kernel(kernel, {"x": shared, "z": shared, "w": w}) == 0
@@ -399,7 +443,12 @@ def test_symbolic_pointwise(rows: int, columns: int, turned: bool) -> None:
     i, j = loop_symbol("o0", m), loop_symbol("o1", n)
     value = f("add", load("x", j * m + i if turned else i * n + j, F32), load("b", j, F32))
     kernel = kernel_of(
-        "bias", [Axis(i, m), Axis(j, n)], [Stage((), (Store("z", i * n + j, value),))], dict.fromkeys("xbz", F32), "z", sizes=(m, n)
+        "bias",
+        [Axis(i, m), Axis(j, n)],
+        [Stage((), (Store("z", i * n + j, value),))],
+        dict.fromkeys("xbz", F32),
+        "z",
+        sizes=(m, n),
     )
     a, b = torch.randn(rows, columns), torch.randn(columns)
     z = torch.zeros_like(a)
@@ -410,5 +459,12 @@ def test_symbolic_pointwise(rows: int, columns: int, turned: bool) -> None:
 def test_no_work_is_no_access() -> None:
     m = symbol("s0", 0)
     i = loop_symbol("o0", m)
-    kernel = kernel_of("empty", [Axis(i, m)], [Stage((), (Store("z", i, load("x", i, F32)),))], dict.fromkeys("xz", F32), "z", sizes=(m,))
+    kernel = kernel_of(
+        "empty",
+        [Axis(i, m)],
+        [Stage((), (Store("z", i, load("x", i, F32)),))],
+        dict.fromkeys("xz", F32),
+        "z",
+        sizes=(m,),
+    )
     assert run_kernel(kernel, {"x": torch.empty(0), "z": torch.empty(0)}, {m: 0}) == 0

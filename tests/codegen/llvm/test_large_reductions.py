@@ -73,7 +73,13 @@ def test_wide_tiles(name: str, dtype: torch.dtype, processor: str, small_is_larg
         x = torch.randn(rows, columns).to(dtype)
         x[rows // 2, 7] = math.nan
         x[0, 9] = math.inf
-        tolerances = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-9, "atol": 1e-9}
+        tolerances = (
+            {}
+            if dtype is torch.float32
+            else {"rtol": 2e-2, "atol": 2e-2}
+            if dtype is torch.bfloat16
+            else {"rtol": 1e-9, "atol": 1e-9}
+        )
         check(COLUMNS[name], x, processor=processor, **tolerances)
 
 
@@ -138,7 +144,9 @@ def difficult_rows(columns: int) -> torch.Tensor:
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ROWS)
-def test_maximum_and_exponentials_in_one_pass(name: str, dtype: torch.dtype, processor: str, small_is_large: None) -> None:
+def test_maximum_and_exponentials_in_one_pass(
+    name: str, dtype: torch.dtype, processor: str, small_is_large: None
+) -> None:
     for columns in (1024, 1031, 2048 + 16):
         x = difficult_rows(columns).to(dtype)
         tolerances = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 1e-6, "atol": 1e-6}

@@ -74,9 +74,15 @@ def test_float32_is_within_two_ulp_and_special_values_are_eagers(name: str) -> N
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float64(name: str) -> None:
     x = torch.cat(
-        [torch.linspace(-30, 30, 5001, dtype=torch.float64), SPECIAL.double(), torch.tensor([1e300, -1e300], dtype=torch.float64)]
+        [
+            torch.linspace(-30, 30, 5001, dtype=torch.float64),
+            SPECIAL.double(),
+            torch.tensor([1e300, -1e300], dtype=torch.float64),
+        ]
     )
-    torch.testing.assert_close(elementwise(name, [x], torch.float64), FUNCTIONS[name](x), equal_nan=True, rtol=1e-13, atol=1e-300)
+    torch.testing.assert_close(
+        elementwise(name, [x], torch.float64), FUNCTIONS[name](x), equal_nan=True, rtol=1e-13, atol=1e-300
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -85,18 +91,28 @@ def test_rare_functions(name: str, dtype: torch.dtype) -> None:
     span = 1.1 if name == "erfinv" else 20.0
     x = torch.cat([torch.linspace(-span, span, 3001, dtype=torch.float64), SPECIAL.double()]).to(dtype)
     if name == "lgamma":
-        x = x[~((x == x.round()) & (x <= 0))]  # at the poles SLEEF and libm agree on infinity, its neighbours are ill-conditioned
+        x = x[
+            ~((x == x.round()) & (x <= 0))
+        ]  # at the poles SLEEF and libm agree on infinity, its neighbours are ill-conditioned
     tolerance = 3e-5 if dtype is torch.float32 else 1e-9
     expected = getattr(torch, name)(x)
-    torch.testing.assert_close(elementwise(name, [x], dtype), expected, equal_nan=True, rtol=tolerance, atol=tolerance / 10)
+    torch.testing.assert_close(
+        elementwise(name, [x], dtype), expected, equal_nan=True, rtol=tolerance, atol=tolerance / 10
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["pow", "atan2", "hypot", "fmod", "remainder", "floor_divide", "nextafter", "copysign"])
+@pytest.mark.parametrize(
+    "name", ["pow", "atan2", "hypot", "fmod", "remainder", "floor_divide", "nextafter", "copysign"]
+)
 def test_two_arguments(name: str, dtype: torch.dtype) -> None:
     values = torch.cat([SPECIAL, torch.linspace(-7, 7, 29)]).to(dtype)
     x, y = (grid.reshape(-1).contiguous() for grid in torch.meshgrid(values, values, indexing="ij"))
-    if name in ("fmod", "remainder", "floor_divide"):  # huge quotients: eager's vectorised and scalar paths disagree with each other
+    if name in (
+        "fmod",
+        "remainder",
+        "floor_divide",
+    ):  # huge quotients: eager's vectorised and scalar paths disagree with each other
         usual = (y.abs() > 1e-3) | (y == 0)
         usual &= (x.abs() < 1e6) | ~torch.isfinite(x)
         x, y = x[usual], y[usual]

@@ -24,7 +24,14 @@ def scaled(name: str, source: str, target: str, factor: float = 2.0, count: int 
     i = loop_symbol("o0", count)
     value = apply("mul", load(source, i, F32), constant(factor, F32), dtype=F32)
     stages = [Stage((), (Store(target, i, value),))]
-    return kernel_of(name, [Axis(i, count)], stages, {source: F32, target: F32}, [target], locations=(Location("model.py", 12, "forward"),))
+    return kernel_of(
+        name,
+        [Axis(i, count)],
+        stages,
+        {source: F32, target: F32},
+        [target],
+        locations=(Location("model.py", 12, "forward"),),
+    )
 
 
 def test_equal_kernels_share_one_function() -> None:

@@ -51,7 +51,12 @@ def test_every_bfloat16_is_rounded_as_eager_rounds(processor: str) -> None:
     low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int64)
     words = (torch.arange(2**16, dtype=torch.int64)[:, None] * 2**16 + low).flatten()
     y = torch.where(words < 2**31, words, words - 2**32).to(torch.int32).view(torch.float32)
-    programs = [(lambda x: (x * 0.5, x * 1.5), x), (lambda x: x[:1003] * 0.5, x), (lambda y: y.to(BF16), y), (lambda y: y[:77].to(BF16), y)]
+    programs = [
+        (lambda x: (x * 0.5, x * 1.5), x),
+        (lambda x: x[:1003] * 0.5, x),
+        (lambda y: y.to(BF16), y),
+        (lambda y: y[:77].to(BF16), y),
+    ]
     for function, values in programs:
         actual, status = run_plan(planned(function, values), [values.clone()], without=PROCESSORS[processor])
         expected = function(values)
@@ -64,7 +69,9 @@ def test_every_bfloat16_is_rounded_as_eager_rounds(processor: str) -> None:
 
 def _kernel(value: Expression, **loaded: torch.dtype) -> bool:
     i = loop_symbol("o0", 64)
-    return rounds_as_they_are(analyse(kernel_of("k", [Axis(i, 64)], [Stage((), (Store("z", i, value),))], {**loaded, "z": BF16}, "z")))
+    return rounds_as_they_are(
+        analyse(kernel_of("k", [Axis(i, 64)], [Stage((), (Store("z", i, value),))], {**loaded, "z": BF16}, "z"))
+    )
 
 
 def test_what_may_make_other_bits() -> None:
@@ -79,7 +86,9 @@ def test_what_may_make_other_bits() -> None:
     assert not _kernel(narrow(float_), x=torch.float32)
     assert not _kernel(narrow(ir.apply("cast", other, dtype=torch.float32)), x=torch.float16)
     assert not _kernel(narrow(ir.apply("log1p", wide, dtype=torch.float32)), x=BF16)
-    assert not _kernel(narrow(ir.apply("add", wide, ir.constant(float("nan"), torch.float32), dtype=torch.float32)), x=BF16)
+    assert not _kernel(
+        narrow(ir.apply("add", wide, ir.constant(float("nan"), torch.float32), dtype=torch.float32)), x=BF16
+    )
 
 
 def _powers(x: torch.Tensor, d: int) -> tuple[torch.Tensor, ...]:

@@ -19,7 +19,9 @@ from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
 
 FEATURES = dict(llvm.get_host_cpu_features())
 NO_AVX512 = frozenset(name for name in FEATURES if name.startswith(("avx512", "avx10", "evex")))
-NO_AVX = NO_AVX512 | frozenset(name for name in FEATURES if name.startswith("avx") or name in ("fma", "f16c", "vaes", "vpclmulqdq"))
+NO_AVX = NO_AVX512 | frozenset(
+    name for name in FEATURES if name.startswith("avx") or name in ("fma", "f16c", "vaes", "vpclmulqdq")
+)
 PROCESSORS = {"host": frozenset(), "without AVX-512": NO_AVX512, "without AVX": NO_AVX}
 
 
@@ -59,7 +61,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     "gelu of a biased row": (lambda x, b: F.gelu(x + b), lambda: [r(6, 50), r(50)]),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (50,), w, b), lambda: [r(6, 50), r(50), r(50)]),
     "layer norm in bfloat16": (lambda x: F.layer_norm(x, (64,)), lambda: [r(6, 64).bfloat16()]),
-    "batch norm in training": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), lambda: [r(3, 5, 7, 6), r(5), r(5)]),
+    "batch norm in training": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda: [r(3, 5, 7, 6), r(5), r(5)],
+    ),
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: [r(3, 6, 5, 5), r(6), r(6)]),
     "log softmax and loss": (lambda x, y: F.cross_entropy(x, y), lambda: [r(9, 33), torch.randint(0, 33, (9,))]),
     "attention with a causal mask": (attention, lambda: [r(2, 3, 17, 8), r(2, 3, 17, 8), r(2, 3, 17, 8)]),
@@ -71,7 +76,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
     "padding and rolling": (lambda x: torch.roll(F.pad(x, (1, 2, 3, 0), value=0.5), 4, 1), lambda: [r(4, 6, 9)]),
     "index arithmetic": (lambda x, i: x[i % 5] + x.flip(0)[i // 3], lambda: [r(5, 20), torch.arange(13)]),
     "a transposed copy": (lambda x, y: (x.transpose(1, 2) + y).contiguous(), lambda: [r(3, 40, 70), r(3, 70, 40)]),
-    "mixed dtypes": (lambda x, y, z: (x * y + z.double()).to(torch.float16) + (y > 3), lambda: [r(60), torch.arange(60), r(60).bfloat16()]),
+    "mixed dtypes": (
+        lambda x, y, z: (x * y + z.double()).to(torch.float16) + (y > 3),
+        lambda: [r(60), torch.arange(60), r(60).bfloat16()],
+    ),
     "cumulative sums": (lambda x: x.cumsum(-1) + x.cumsum(0), lambda: [r(7, 35)]),
 }
 

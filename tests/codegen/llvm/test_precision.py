@@ -36,7 +36,9 @@ def test_as_near_as_eager(name: str, dtype: torch.dtype, shape: tuple[int, int])
     with torch.no_grad():
         exact, eager, got = function(x.double()), function(x), fusewright.compile(function)(x)
     counts = exact.isfinite() & (exact.abs() > 1e-30)
-    large = torch.maximum(exact.abs(), x.abs().double() / 2) if "gelu" in name else exact.abs()  # 1 + erf cancels, in eager as well
+    large = (
+        torch.maximum(exact.abs(), x.abs().double() / 2) if "gelu" in name else exact.abs()
+    )  # 1 + erf cancels, in eager as well
     unit = 2.0 ** (large.clamp(min=2.0**-100).log2().floor() - (23 if dtype is torch.float32 else 7))
     ours, theirs = (((result.double() - exact).abs() / unit)[counts].max().item() for result in (got, eager))
     assert ours <= theirs + 2

@@ -30,7 +30,11 @@ def run(function: Function, x: torch.Tensor) -> tuple[torch.Tensor, str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["rows", "columns", "all"])
 def test_reductions_of_large_data_fetch_ahead(name: str, dtype: torch.dtype) -> None:
-    functions: dict[str, Function] = {"rows": lambda x: x.amax(1), "columns": lambda x: x.amax(0), "all": lambda x: x.amax()}
+    functions: dict[str, Function] = {
+        "rows": lambda x: x.amax(1),
+        "columns": lambda x: x.amax(0),
+        "all": lambda x: x.amax(),
+    }
     large, small = torch.randn(1030, 2056, dtype=dtype), torch.randn(64, 256, dtype=dtype)
     for x, fetches in ((large, True), (small, False)):
         got, text = run(functions[name], x)
@@ -39,7 +43,10 @@ def test_reductions_of_large_data_fetch_ahead(name: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "reads", "writes"), [("pointwise", True, True), ("softmax", True, True), ("transposed", True, True), ("sums", True, True)])
+@pytest.mark.parametrize(
+    ("name", "reads", "writes"),
+    [("pointwise", True, True), ("softmax", True, True), ("transposed", True, True), ("sums", True, True)],
+)
 def test_streams_of_large_data_fetch_ahead(name: str, reads: bool, writes: bool, dtype: torch.dtype) -> None:
     functions: dict[str, Function] = {
         "pointwise": lambda x: torch.relu(x) + 1,
@@ -73,14 +80,22 @@ def test_a_kept_softmax_rises_with_its_maximum(dtype: torch.dtype) -> None:
     columns = 12345
     x = torch.randn(400, columns) * 4
     x[0], x[1] = torch.linspace(-60, 60, columns), torch.linspace(60, -60, columns)
-    x[2, 7], x[3, -1], x[4], x[5, : columns // 2], x[6, 9000:] = float("nan"), float("inf"), -float("inf"), -float("inf"), -float("inf")
+    x[2, 7], x[3, -1], x[4], x[5, : columns // 2], x[6, 9000:] = (
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        -float("inf"),
+        -float("inf"),
+    )
     x[7, : columns - 100] = -300.0
     x = x.to(dtype)
     got, text = run(lambda x: torch.softmax(x, -1), x)
     assert text.count("alloca") > 2
     exact = torch.softmax(x.double(), -1)
     torch.testing.assert_close(got.isnan(), exact.isnan())
-    torch.testing.assert_close(got.double(), exact, rtol=8e-3 if dtype is torch.bfloat16 else 1e-5, atol=1e-37, equal_nan=True)
+    torch.testing.assert_close(
+        got.double(), exact, rtol=8e-3 if dtype is torch.bfloat16 else 1e-5, atol=1e-37, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("function", [F.gelu, torch.erf])

@@ -31,7 +31,9 @@ def _number_programs() -> None:
     import numpy
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
 
-    InterpreterBuilder.create_get_program_id = lambda self, axis: TensorHandle(numpy.asarray(self.grid_idx[axis], numpy.int32), tl.int32)
+    InterpreterBuilder.create_get_program_id = lambda self, axis: TensorHandle(
+        numpy.asarray(self.grid_idx[axis], numpy.int32), tl.int32
+    )
 
 
 def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[Expr, int] | None = None) -> None:
@@ -39,21 +41,27 @@ def run_code(code: DeviceKernel, tensors: Mapping[str, torch.Tensor], sizes: Map
     grid = evaluate(code.grid, sizes)
     if grid <= 0:
         return
-    arguments: list[Any] = [tensors[name].item() if k in code.scalars else tensors[name] for k, name in enumerate(code.buffers)]
+    arguments: list[Any] = [
+        tensors[name].item() if k in code.scalars else tensors[name] for k, name in enumerate(code.buffers)
+    ]
     arguments += [torch.full((evaluate(spill.elements, sizes),), 113, dtype=spill.dtype) for spill in code.spills]
     arguments += [evaluate(symbol, sizes) for symbol in code.sizes]
     _number_programs()
     function_of(code)[(grid,)](*arguments)
 
 
-def run_plan(plan: Plan, inputs: Sequence[Any], processor: Processor = TINY, tiles: Mapping[str, Any] | None = None) -> list[Any]:
+def run_plan(
+    plan: Plan, inputs: Sequence[Any], processor: Processor = TINY, tiles: Mapping[str, Any] | None = None
+) -> list[Any]:
     """What the plan returns with its kernels interpreted (externs by the reference interpreter). tiles: chosen blocks, by kernel."""
     codes = generate(list(plan.kernels.values()), plan.buffers, processor, tiles or {})
     memory = loops.prepare(plan, inputs)
     for name, place in plan.placements.items():
         dtype = plan.buffers[name].dtype
         del place
-        memory.buffers[name] = torch.full((memory.size(plan.buffers[name].span()) * dtype.itemsize,), 0xA5, dtype=torch.uint8).view(dtype)
+        memory.buffers[name] = torch.full(
+            (memory.size(plan.buffers[name].span()) * dtype.itemsize,), 0xA5, dtype=torch.uint8
+        ).view(dtype)
     for kernel in plan.kernels.values():
         for read, written in kernel.inplace:
             memory.buffers[written] = memory.buffers[read]
@@ -63,5 +71,6 @@ def run_plan(plan: Plan, inputs: Sequence[Any], processor: Processor = TINY, til
         else:
             loops.run_extern(memory, step.extern)
     return [
-        r.clone() if isinstance(r, torch.Tensor) and not any(r is i for i in inputs) else r for r in loops.collect(plan, memory, inputs)
+        r.clone() if isinstance(r, torch.Tensor) and not any(r is i for i in inputs) else r
+        for r in loops.collect(plan, memory, inputs)
     ]

@@ -71,7 +71,12 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def scattered(x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return x.index_add(0, index, values), x.scatter_add(0, index[:, None].expand(-1, 6), values), x[index], F.embedding(index, x)
+    return (
+        x.index_add(0, index, values),
+        x.scatter_add(0, index[:, None].expand(-1, 6), values),
+        x[index],
+        F.embedding(index, x),
+    )
 
 
 def with_nan(x: torch.Tensor) -> torch.Tensor:
@@ -89,12 +94,31 @@ def extreme_logits() -> torch.Tensor:
 
 def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = with_nan(x)
-    return y.amax(1), y.amin(0), y.argmax(1), y.argmin(0), torch.round(x).argmax(1), (x > 9).any(1), (x < 9).all(0), y.cummax(1)[1]
+    return (
+        y.amax(1),
+        y.amin(0),
+        y.argmax(1),
+        y.argmin(0),
+        torch.round(x).argmax(1),
+        (x > 9).any(1),
+        (x < 9).all(0),
+        y.cummax(1)[1],
+    )
 
 
 def divisions(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     floats = (x // y, torch.fmod(x, y), torch.remainder(x, y), torch.div(x, y, rounding_mode="trunc"))
-    return (*floats, a // b, torch.fmod(a, b), a % b, torch.div(a, b, rounding_mode="trunc"), a << 3, a >> 2, a**2, torch.sign(a))
+    return (
+        *floats,
+        a // b,
+        torch.fmod(a, b),
+        a % b,
+        torch.div(a, b, rounding_mode="trunc"),
+        a << 3,
+        a >> 2,
+        a**2,
+        torch.sign(a),
+    )
 
 
 def elementary(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -120,18 +144,30 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor
         lambda x, y: (x.softmax(-1), y.softmax(-1)),
         lambda: [r(3, 70), r(1, 33000)],
     ),
-    "a loss over classes that are infinite, or no numbers": (lambda x, y: F.cross_entropy(x, y, reduction="none"), lambda: [extreme_logits(), torch.arange(6)]),
+    "a loss over classes that are infinite, or no numbers": (
+        lambda x, y: F.cross_entropy(x, y, reduction="none"),
+        lambda: [extreme_logits(), torch.arange(6)],
+    ),
     "softmax along the rows": (lambda x: x.softmax(0), lambda: [r(70, 40)]),
-    "batch norm in training": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), lambda: [r(3, 5, 7, 6), r(5), r(5)]),
+    "batch norm in training": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda: [r(3, 5, 7, 6), r(5), r(5)],
+    ),
     "batch norm of many images": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
         lambda: [r(16, 5, 12, 12) * 3 + 100, r(5), r(5)],
     ),
     "batch norm of many channels-last images and its sums": (
         normed_difference,
-        lambda: [(r(16, 6, 12, 12) + 1).to(memory_format=torch.channels_last), r(16, 6, 12, 12).to(memory_format=torch.channels_last)],
+        lambda: [
+            (r(16, 6, 12, 12) + 1).to(memory_format=torch.channels_last),
+            r(16, 6, 12, 12).to(memory_format=torch.channels_last),
+        ],
     ),
-    "large index values": (lambda x: (x + torch.arange(10) * 2**33, torch.arange(0, 10 * 2**31, 2**31) < x), lambda: [torch.arange(10)]),
+    "large index values": (
+        lambda x: (x + torch.arange(10) * 2**33, torch.arange(0, 10 * 2**31, 2**31) < x),
+        lambda: [torch.arange(10)],
+    ),
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: [r(3, 6, 5, 5), r(6), r(6)]),
     "group norm of channels-last images": (
         lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)),
@@ -173,7 +209,9 @@ def test_functions_against_eager(name: str) -> None:
     inputs = make()
     expected = function(*(t.clone() for t in inputs))
     actual = run(lowered(function, inputs), inputs)
-    torch.testing.assert_close(actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=2e-5, atol=2e-5, equal_nan=True)
+    torch.testing.assert_close(
+        actual, list(expected) if isinstance(expected, tuple) else [expected], rtol=2e-5, atol=2e-5, equal_nan=True
+    )
 
 
 def test_moments_read_their_data_once_and_lose_nothing() -> None:
@@ -201,7 +239,9 @@ def test_groups_of_channels_are_read_as_columns() -> None:
 
 def test_what_a_reduction_of_columns_reads_is_stored_on_the_way() -> None:
     x, y = (torch.randn(16, 64, 12, 12).to(memory_format=torch.channels_last) for _ in range(2))
-    program = lowered(lambda x, y: ((d := torch.where(x <= 0, 0.0, y)), d.sum((0, 2, 3)), (d * x).sum((0, 2, 3))), [x, y])
+    program = lowered(
+        lambda x, y: ((d := torch.where(x <= 0, 0.0, y)), d.sum((0, 2, 3)), (d * x).sum((0, 2, 3))), [x, y]
+    )
     plan = schedule(program, replace(GPU, chunks=128))
     assert len(plan.kernels) == 2, plan_text(plan, False)
     torch.testing.assert_close(run_plan(plan, [x, y]), loops.run(program, [x, y]), rtol=1e-5, atol=1e-4)

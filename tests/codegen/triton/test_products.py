@@ -23,5 +23,9 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
         try:
             actual = run_plan(made, inputs, tiles=tiles)
         except Exception as error:
-            raise AssertionError(f"{variant.name}: {type(error).__name__}: {error}\n{plan_text(made, False)}") from error
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=lambda text, v=variant: f"{v.name}: {text}")
+            raise AssertionError(
+                f"{variant.name}: {type(error).__name__}: {error}\n{plan_text(made, False)}"
+            ) from error
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-4, atol=1e-4, msg=lambda text, v=variant: f"{v.name}: {text}"
+        )

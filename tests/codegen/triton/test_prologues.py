@@ -30,7 +30,9 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
     for variant, replacements in prologue_programs.all_variants(plan):
         actual = run(products.replaced(plan, replacements), inputs)
         for a, b in zip(actual, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()), msg=lambda t, v=variant: f"{v.name}: {t}")
+            torch.testing.assert_close(
+                a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()), msg=lambda t, v=variant: f"{v.name}: {t}"
+            )
 
 
 def test_what_lies_outside_counts_as_nothing_after_the_expression() -> None:

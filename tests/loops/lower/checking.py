@@ -29,7 +29,9 @@ def compare(found: Any, wanted: Any) -> None:
         assert all(a == b for a, b in laid_out), f"strides {found.stride()}, eager has {wanted.stride()}"
 
 
-def check(function: Callable[..., Any], *inputs: Tensor, externs: Sequence[str] = (), mutating: bool = False) -> LoopProgram:
+def check(
+    function: Callable[..., Any], *inputs: Tensor, externs: Sequence[str] = (), mutating: bool = False
+) -> LoopProgram:
     """Compares with eager; `externs` are the operators (without "aten.") that may and must stay library calls. Inputs may be updated."""
     ours = [clone_with_layout(t) for t in inputs]
     theirs = [clone_with_layout(t) for t in inputs]

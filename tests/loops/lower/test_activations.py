@@ -17,7 +17,9 @@ ACTIVATIONS: dict[str, Callable] = {
     "hardsigmoid": F.hardsigmoid, "hardshrink": F.hardshrink, "softshrink": F.softshrink, "logsigmoid": F.logsigmoid,
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "glu": lambda x: F.glu(x, -1), "threshold": lambda x: F.threshold(x, 0.1, 20.0),
 }  # fmt: skip
-VALUES = torch.tensor([-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.1, 0.5, 1.0, 3.0, 25.0, float("nan"), float("inf"), float("-inf")])
+VALUES = torch.tensor(
+    [-40.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.1, 0.5, 1.0, 3.0, 25.0, float("nan"), float("inf"), float("-inf")]
+)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -67,7 +67,16 @@ def test_outputs_that_are_inputs_views_constants_or_repeated() -> None:
         return [x, x.t(), y, y, y[1:], y.clone(), constant, x.clone()]
 
     program = check(function, X)
-    assert [output.kind for output in program.outputs] == ["view", "view", "buffer", "buffer", "view", "buffer", "view", "buffer"]
+    assert [output.kind for output in program.outputs] == [
+        "view",
+        "view",
+        "buffer",
+        "buffer",
+        "view",
+        "buffer",
+        "view",
+        "buffer",
+    ]
     names = [output.buffer for output in program.outputs]
     assert names[2] == names[3] == names[4] and names[5] != names[2] and names[7] not in names[:7]
 

@@ -29,7 +29,11 @@ def test_gathers() -> None:
 def test_gather_and_embedding() -> None:
     index = torch.randint(0, 5, (3, 6, 7))
     check(lambda x, i: [x.gather(0, i), torch.take_along_dim(x, i % 5, 0)], X, index)
-    check(lambda w, i: [F.embedding(i, w), F.embedding(i, w, padding_idx=1)], torch.randn(9, 4), torch.randint(0, 9, (2, 3)))
+    check(
+        lambda w, i: [F.embedding(i, w), F.embedding(i, w, padding_idx=1)],
+        torch.randn(9, 4),
+        torch.randint(0, 9, (2, 3)),
+    )
     check(lambda w, i: F.embedding(i, w) * 2 + 1, torch.randn(9, 4).bfloat16(), torch.randint(0, 9, (2, 3)))
 
 
@@ -66,7 +70,12 @@ def test_index_put() -> None:
 
 def test_accumulation_over_equal_indices() -> None:
     i = torch.tensor([1, 1, 0, 1])
-    check(lambda x, i, v: [x.index_put((i,), v, True), x.index_add(0, i, v, alpha=2)], torch.randn(3, 4), i, torch.randn(4, 4))
+    check(
+        lambda x, i, v: [x.index_put((i,), v, True), x.index_add(0, i, v, alpha=2)],
+        torch.randn(3, 4),
+        i,
+        torch.randn(4, 4),
+    )
     check(lambda x, i, v: x.scatter_add(0, i, v), torch.randn(3, 4), torch.randint(0, 3, (4, 4)), torch.randn(4, 4))
     check(lambda x, i, v: x.index_add(0, i, v), torch.zeros(3, 4, dtype=torch.int64), i, torch.randint(0, 9, (4, 4)))
 

@@ -100,11 +100,16 @@ def test_batch_norm_inference(layout: torch.memory_format) -> None:
 
 def test_batch_norm_of_batch_statistics() -> None:
     inputs = torch.randn(4, 6, 3), torch.randn(6), torch.randn(6)
-    check(lambda x, w, b: with_gradients(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), x, w, b), *inputs)
+    check(
+        lambda x, w, b: with_gradients(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), x, w, b),
+        *inputs,
+    )
 
 
 def test_batch_norm_functional_training() -> None:
-    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    def function(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, m: torch.Tensor, v: torch.Tensor
+    ) -> list[torch.Tensor]:
         return list(torch.ops.aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.1, 1e-5))
 
     check(function, torch.randn(4, 6, 3), torch.randn(6), torch.randn(6), torch.randn(6), torch.rand(6))

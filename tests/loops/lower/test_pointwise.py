@@ -12,7 +12,16 @@ from tests.loops.lower.checking import check
 
 NAN, INF = float("nan"), float("inf")
 SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.5, 2.5, -2.5, 0.5, NAN, INF, -INF, 1e-30, 3e38])
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
 
 
 def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -43,7 +52,9 @@ def test_unary_on_special_values(function: Callable) -> None:
 FLOAT_FROM_INTEGER = [torch.exp, torch.sqrt, torch.sigmoid, torch.tanh, torch.reciprocal, torch.erf]
 
 
-@pytest.mark.parametrize("function", [*FLOAT_FROM_INTEGER, torch.neg, torch.abs, torch.floor, torch.sign, torch.bitwise_not, torch.isnan])
+@pytest.mark.parametrize(
+    "function", [*FLOAT_FROM_INTEGER, torch.neg, torch.abs, torch.floor, torch.sign, torch.bitwise_not, torch.isnan]
+)
 def test_unary_on_integers(function: Callable) -> None:
     check(function, torch.tensor([-3, 0, 2, 5]))
 
@@ -81,14 +92,24 @@ def test_integer_division_and_remainder() -> None:
     b = torch.tensor([2, 2, -2, -2, 3, 5])
 
     def function(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-        return [a // b, torch.div(a, b, rounding_mode="trunc"), a % b, torch.fmod(a, b), a // 3, a % -4, torch.remainder(17, b)]
+        return [
+            a // b,
+            torch.div(a, b, rounding_mode="trunc"),
+            a % b,
+            torch.fmod(a, b),
+            a // 3,
+            a % -4,
+            torch.remainder(17, b),
+        ]
 
     check(function, a, b)
     check(function, a.float() + 0.25, b.float())
 
 
 def test_floor_division_of_halves_stays_a_library_call() -> None:
-    check(lambda a, b: a // b, sample(torch.bfloat16, 8), sample(torch.bfloat16, 8) + 2, externs=["floor_divide.default"])
+    check(
+        lambda a, b: a // b, sample(torch.bfloat16, 8), sample(torch.bfloat16, 8) + 2, externs=["floor_divide.default"]
+    )
 
 
 @pytest.mark.parametrize("exponent", [0, 0.5, 1, 2, 3, -0.5, -1, -2, 2.5, -3.7])
@@ -105,7 +126,12 @@ def test_powers_of_tensors() -> None:
 
 def test_bounds_propagate_nan_and_take_the_upper_last() -> None:
     low, high = torch.tensor(0.7), torch.tensor([0.5] * 12)
-    check(lambda x, a, b: [x.clamp(-1, 2), x.clamp(min=0), x.clamp(max=1.5), x.clamp(a, b), x.clamp(2, 1)], SPECIAL, low, high)
+    check(
+        lambda x, a, b: [x.clamp(-1, 2), x.clamp(min=0), x.clamp(max=1.5), x.clamp(a, b), x.clamp(2, 1)],
+        SPECIAL,
+        low,
+        high,
+    )
     check(lambda x: [x.clamp(-1, 2), x.clamp(min=3)], torch.tensor([-5, 0, 7]))
 
 

@@ -42,7 +42,10 @@ def test_half(name: str) -> None:
 
 
 def test_integers_and_bools() -> None:
-    check(lambda x: [x.sum(), x.sum(1), x.prod(1), x.amax(0), *x.max(1), x.argmin(1), x.cumsum(0)], torch.randint(-5, 5, (4, 6)))
+    check(
+        lambda x: [x.sum(), x.sum(1), x.prod(1), x.amax(0), *x.max(1), x.argmin(1), x.cumsum(0)],
+        torch.randint(-5, 5, (4, 6)),
+    )
     check(lambda x: [x.sum(), x.sum(1), x.any(), x.all(0), *x.max(1), x.cumsum(1)], torch.rand(4, 6) > 0.5)
 
 
@@ -57,7 +60,9 @@ def test_infinite_rows() -> None:
 
 
 def test_reductions_of_one_element_are_pointwise() -> None:
-    program = check(lambda x: [x.sum(1), x.amax(1), x.argmax(1), x.mean(1), x.var(1, correction=0), x.softmax(1)], torch.randn(4, 1))
+    program = check(
+        lambda x: [x.sum(1), x.amax(1), x.argmax(1), x.mean(1), x.var(1, correction=0), x.softmax(1)], torch.randn(4, 1)
+    )
     assert not any(isinstance(op, Reduction) for op in program.operations)
 
 

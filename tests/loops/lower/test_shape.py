@@ -44,11 +44,16 @@ def test_cat_is_lazy_when_it_feeds_arithmetic() -> None:
 
 def test_cat_is_written_piece_by_piece_when_memory_holds_it() -> None:
     program = check(ARRANGED["cat"], X)
-    assert len(program.operations) == 3 and len({op.stores[0].buffer for op in program.operations if isinstance(op, Pointwise)}) == 1
+    assert (
+        len(program.operations) == 3
+        and len({op.stores[0].buffer for op in program.operations if isinstance(op, Pointwise)}) == 1
+    )
 
 
 def test_shuffles() -> None:
-    check(lambda x: [F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), torch.channel_shuffle(x, 4)], torch.randn(2, 8, 4, 6))
+    check(
+        lambda x: [F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), torch.channel_shuffle(x, 4)], torch.randn(2, 8, 4, 6)
+    )
 
 
 def test_factories() -> None:

@@ -96,7 +96,12 @@ def test_scatter_into_parts() -> None:
 
 def test_copies() -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.permute_copy(x, (1, 0)), torch.slice_copy(x, 1, 1, 3), torch.expand_copy(x, (2, 3, 4)), *torch.unbind_copy(x, 1)]
+        return [
+            torch.permute_copy(x, (1, 0)),
+            torch.slice_copy(x, 1, 1, 3),
+            torch.expand_copy(x, (2, 3, 4)),
+            *torch.unbind_copy(x, 1),
+        ]
 
     check(function, torch.randn(3, 4))
 

@@ -1,7 +1,8 @@
 """What stands for a traceback inside: interpreted frames have none.
 
-Always holds: it is true and no None, knows the exception and the lines that its traceback had at that moment (so that it can be made at run
-time), and whatever looks into it breaks the graph there: outside of it tracebacks are genuine. No torch.
+Always holds: it is true and no None, knows the exception and the lines that its traceback had at that moment (so that
+it can be made at run time), and whatever looks into it breaks the graph there: outside of it tracebacks are genuine. No
+torch.
 """
 
 from __future__ import annotations

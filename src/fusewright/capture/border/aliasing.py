@@ -1,8 +1,10 @@
 """Aliasing guards: which outside objects must stay distinct for a capture to be reused.
 
-Takes the outside objects of a finished attempt, what was written to, and the recorded graph; gives DIFFERENT and NO_OVERLAP guards.
-Always holds: an object that was written to is guarded to be no other object of its type that was read, and a tensor that an ATen-level
-graph writes to shares no memory with another input. A torch-level graph replays the program's own calls in order: overlap does not matter.
+Takes the outside objects of a finished attempt, what was written to, and the recorded graph; gives DIFFERENT and
+    NO_OVERLAP guards.
+Always holds: an object that was written to is guarded to be no other object of its type that was read, and a tensor
+that an ATen-level graph writes to shares no memory with another input. A torch-level graph replays the program's own
+calls in order: overlap does not matter.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def _distinct_objects(world: World) -> list[Guard]:
             continue
         sources = tuple(dict.fromkeys(record.source for record in chosen))
         if len(sources) > 1:
-            guards.append(Guard("DIFFERENT", sources[0], sources, f"distinct objects ({getattr(kind, '__name__', kind)})"))
+            guards.append(
+                Guard("DIFFERENT", sources[0], sources, f"distinct objects ({getattr(kind, '__name__', kind)})")
+            )
     return guards
 
 
@@ -83,7 +87,9 @@ def _apart_in_memory(world: World) -> list[Guard]:
     if world.recorder.level != "aten":
         return []
     if world.reads_arrays and written_placeholders(world.recorder.graph):
-        raise GraphBreak("overlapping-inputs", "a tensor is written to, and NumPy arrays that may share its memory are read")
+        raise GraphBreak(
+            "overlapping-inputs", "a tensor is written to, and NumPy arrays that may share its memory are read"
+        )
     by_node = {id(traced.node): (real, source) for real, source, traced in world.inputs}  # type: ignore[attr-defined]
     written = [by_node[key] for key in written_placeholders(world.recorder.graph) if key in by_node]
     if not written or len(by_node) < 2:
@@ -108,7 +114,8 @@ def _apart_in_memory(world: World) -> list[Guard]:
 
 
 def written_placeholders(graph: torch.fx.Graph) -> list[int]:
-    """The ids of the placeholder nodes of an ATen-level graph whose memory some operator writes to, directly or through views."""
+    """The ids of the placeholder nodes of an ATen-level graph whose memory some operator writes to, directly or through
+    views."""
     if not any(_may_write(node.target) for node in graph.nodes if node.op == "call_function"):
         return []
     origin: dict[torch.fx.Node, list[torch.fx.Node]] = {}

@@ -1,12 +1,13 @@
 """Which sizes of an input are symbolic.
 
 Takes a real tensor, its source and the capture's options; gives the symbols of its symbolic dimensions.
-Always holds: no size is made symbolic from an example of 0 or 1 (what that example does may be particular to it), unless the driver asks
-to take batches of 1 for larger ones: it then shows that the code does the same for 1; parameters and buffers
-of modules stay static unless marked; under `dynamic=None` a size is symbolic once it has been seen with two values, and the first size
-of a tensor together with any other. Two kinds of functions are known to vary before a size was seen twice: what varies in one
-argument varies in those that a later version meets for the first time; and what leaves tensors in its arguments (a key-value cache) will
-meet them again. A size marked with mark_dynamic that the program fixes is an error.
+Always holds: no size is made symbolic from an example of 0 or 1 (what that example does may be particular to it),
+unless the driver asks to take batches of 1 for larger ones: it then shows that the code does the same for 1; parameters
+and buffers of modules stay static unless marked; under `dynamic=None` a size is symbolic once it has been seen with two
+values, and the first size of a tensor together with any other. Two kinds of functions are known to vary before a size
+was seen twice: what varies in one argument varies in those that a later version meets for the first time; and what
+leaves tensors in its arguments (a key-value cache) will meet them again. A size marked with mark_dynamic that the
+program fixes is an error.
 """
 
 from __future__ import annotations
@@ -37,9 +38,15 @@ SEVERAL = 5
 
 
 def symbolic_dims(
-    real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
+    real: torch.Tensor,
+    source: Source,
+    modules: set[Source],
+    code: types.CodeType,
+    env: ShapeEnv | None,
+    options: CaptureOptions,
 ) -> dict[int, Symbol]:
-    """dimension → symbol, for the dimensions of this input that are to be symbolic. `modules`: where nn.Modules were met."""
+    """dimension → symbol, for the dimensions of this input that are to be symbolic. `modules`: where nn.Modules were
+    met."""
     marked = _marked(real, marks.DYNAMIC)
     maybe = _marked(real, marks.MAYBE_DYNAMIC) | _marked(real, marks.UNBACKED)
     wanted = _wanted(real, source, modules, code, env, options)
@@ -52,7 +59,9 @@ def symbolic_dims(
         lower, upper = _range(real, dim)
         if size < (lower or 0) or (upper is not None and size > upper):
             ends = "" if upper is None else str(upper)
-            raise SkipFrame("size-out-of-range", f"{source.text()}.size({dim}) is {size}; it is marked as {lower or 0}..{ends}")
+            raise SkipFrame(
+                "size-out-of-range", f"{source.text()}.size({dim}) is {size}; it is marked as {lower or 0}..{ends}"
+            )
         if size == 1 and (dim in marked or (dim == 0 and real.dim() > 1)) and (upper is None or upper >= SEVERAL):
             if not options.ones:
                 env.ones.add(TensorSize(source, dim))
@@ -72,7 +81,8 @@ def symbolic_dims(
 
 
 def symbolic_steps(real: torch.Tensor, source: Source, world: World) -> dict[int, Symbol]:
-    """dimension → symbol, for the strides of an argument that are no products of its sizes, and vary: a window on a tensor that grows."""
+    """dimension → symbol, for the strides of an argument that are no products of its sizes, and vary: a window on a
+    tensor that grows."""
     options, code, env = world.tracer.options, world.tracer.function.__code__, world.recorder.env
     if env is None or options.dynamic is False or options.level != "aten" or isinstance(real, torch.nn.Parameter):
         return {}
@@ -85,14 +95,20 @@ def symbolic_steps(real: torch.Tensor, source: Source, world: World) -> dict[int
         seen = options.size_history.setdefault(key, real.stride())
         options.size_history[key] = merged = tuple(old if old == new else None for old, new in zip(seen, real.stride()))
         wanted = {dim for dim in free if dim < len(merged) and merged[dim] is None}
-    return {dim: env.create(f"t{len(env.symbols)}", real.stride(dim), TensorStride(source, dim)) for dim in free if dim in wanted}
+    return {
+        dim: env.create(f"t{len(env.symbols)}", real.stride(dim), TensorStride(source, dim))
+        for dim in free
+        if dim in wanted
+    }
 
 
 DIMENSIONS = {"batch": 0, "seq": 1}
 """The names that the option `bucket` has for a dimension of every tensor argument of two dimensions or more."""
 
 
-def _buckets(real: torch.Tensor, source: Source, modules: set[Source], options: CaptureOptions) -> dict[int, tuple[int, ...]]:
+def _buckets(
+    real: torch.Tensor, source: Source, modules: set[Source], options: CaptureOptions
+) -> dict[int, tuple[int, ...]]:
     """dimension → the sizes that it may be padded to."""
     if not options.bucket or isinstance(real, torch.nn.Parameter) or not from_argument(source, modules):
         return {}
@@ -108,7 +124,8 @@ def _buckets(real: torch.Tensor, source: Source, modules: set[Source], options: 
 
 
 def check_marks(env: ShapeEnv | None) -> None:
-    """Raises DynamicMarkError for a size that is marked as dynamic and that the program has fixed, or takes only a part of the range of."""
+    """Raises DynamicMarkError for a size that is marked as dynamic and that the program has fixed, or takes only a part
+    of the range of."""
     if env is None:
         return
     for symbol in env.promised:
@@ -127,7 +144,8 @@ def check_marks(env: ShapeEnv | None) -> None:
         if too_small or too_large:
             took = f"at least {low}" if too_small else f"at most {high}"
             raise DynamicMarkError(
-                f"{name} is marked as dynamic in dimension {source.dim} with sizes {least or 0}..{'' if most is None else most}, but the "
+                f"{name} is marked as dynamic in dimension {source.dim} with sizes "
+                f"{least or 0}..{'' if most is None else most}, but the "
                 f"program takes another path for sizes that are not {took}{_where(env.narrowed_at.get(symbol, ()))}. "
                 f"Mark it with {'min=' + str(low) if too_small else 'max=' + str(high)}, or change the line."
             )
@@ -149,7 +167,12 @@ def _range(real: torch.Tensor, dim: int) -> tuple[int | None, int | None]:
 
 
 def _wanted(
-    real: torch.Tensor, source: Source, modules: set[Source], code: types.CodeType, env: ShapeEnv | None, options: CaptureOptions
+    real: torch.Tensor,
+    source: Source,
+    modules: set[Source],
+    code: types.CodeType,
+    env: ShapeEnv | None,
+    options: CaptureOptions,
 ) -> set[int]:
     if env is None or isinstance(real, torch.nn.Parameter) or not from_argument(source, modules):
         return set()
@@ -180,8 +203,8 @@ def _wanted(
 
 
 CAPTURED, VARIES, KEEPS = "captured", "varies", "keeps"
-"""What is known of a function as a whole, kept beside the sizes of its arguments: it was captured before, a size of an argument has
-changed, it leaves tensors in its arguments."""
+"""What is known of a function as a whole, kept beside the sizes of its arguments: it was captured before, a size of an
+argument has changed, it leaves tensors in its arguments."""
 
 
 def is_symbolic_throughout(code: types.CodeType, options: CaptureOptions) -> bool:
@@ -205,20 +228,26 @@ def check_history(world: World) -> None:
 
 
 def check_results(world: World, results: tuple[object, ...]) -> None:
-    """As check_history, once it is known what the frame returns: a tensor of an argument that comes back longer (a cache that callers hand
-    from call to call) will be met again with other sizes. The first version stays static: a plain concatenation looks so too."""
+    """As check_history, once it is known what the frame returns: a tensor of an argument that comes back longer (a
+    cache that callers hand from call to call) will be met again with other sizes. The first version stays static: a
+    plain concatenation looks so too."""
     options, code = world.tracer.options, world.tracer.function.__code__
     if options.dynamic is not None or world.recorder.env is None:
         return
     history = options.size_history
-    if (code, CAPTURED) in history and (code, KEEPS) not in history and any(_is_longer(value, world) for value in results):
+    if (
+        (code, CAPTURED) in history
+        and (code, KEEPS) not in history
+        and any(_is_longer(value, world) for value in results)
+    ):
         history[code, KEEPS] = ()
         raise Retry
     history[code, CAPTURED] = ()
 
 
 def _is_longer(value: object, world: World) -> bool:
-    """Whether a result is a tensor of an argument with more behind or before it, along a dimension that is not symbolic."""
+    """Whether a result is a tensor of an argument with more behind or before it, along a dimension that is not
+    symbolic."""
     if not isinstance(value, TracedTensor) or value.node.target is not torch.ops.aten.cat.default:
         return False
     parts: Any = value.node.args[0]
@@ -233,17 +262,22 @@ def _is_longer(value: object, world: World) -> bool:
 
 
 def _keeps_tensors(world: World) -> bool:
-    """Whether the frame uses a place in an argument as its memory: it leaves a tensor where there was one of another shape, or where there
-    was none and it has looked. (A place that is only written to takes a result.)"""
+    """Whether the frame uses a place in an argument as its memory: it leaves a tensor where there was one of another
+    shape, or where there was none and it has looked. (A place that is only written to takes a result.)"""
     for namespace in world.written_dicts():
         if from_argument(namespace.source, world.module_sources):
             for key, value in namespace.stores.items():
                 before = namespace.real.get(key)
-                if (before is not None or key in namespace.loaded or key in namespace.read_back) and _differs(before, value, world):
+                if (before is not None or key in namespace.loaded or key in namespace.read_back) and _differs(
+                    before, value, world
+                ):
                     return True
     for shadow in world.effects.shadows:
         if changed(shadow) and from_argument(shadow.source, world.module_sources):
-            if any(_differs(before, after, world) for before, after in zip(shadow.items, contents(shadow.value), strict=False)):
+            if any(
+                _differs(before, after, world)
+                for before, after in zip(shadow.items, contents(shadow.value), strict=False)
+            ):
                 return True
     return False
 
@@ -255,7 +289,11 @@ def _differs(before: object, after: object, world: World) -> bool:
     shapes = [tuple(tensor.shape) for tensor in _members(before) if isinstance(tensor, torch.Tensor)]
     if before is not None and not shapes:
         return False
-    made = [tensor for tensor in _members(after) if isinstance(tensor, TracedTensor) and tensor.dim() and world.outside(tensor) is None]
+    made = [
+        tensor
+        for tensor in _members(after)
+        if isinstance(tensor, TracedTensor) and tensor.dim() and world.outside(tensor) is None
+    ]
     return any(tuple(tensor.shape) not in shapes for tensor in made)
 
 
@@ -264,7 +302,8 @@ def _members(value: object) -> tuple[object, ...]:
 
 
 def from_argument(source: Any, modules: set[Source]) -> bool:
-    """Whether a tensor or a number comes with the call (an argument, an element or an attribute of one), not from a module or a global."""
+    """Whether a tensor or a number comes with the call (an argument, an element or an attribute of one), not from a
+    module or a global."""
     while isinstance(source, (Item, InstanceDict, Attribute)):
         source = source.base
         if source in modules:

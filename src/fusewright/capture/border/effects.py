@@ -1,7 +1,8 @@
 """Effects: what a frame does to the outside world, held back during capture and replayed by `finish`.
 
-Takes the stores that `World` diverts (instance dictionaries, globals, slots, cells) and the shadows of outside containers; gives
-`finish` the final contents to write, in order. Always holds: nothing outside is touched while a frame is captured.
+Takes the stores that `World` diverts (instance dictionaries, globals, slots, cells) and the shadows of outside
+containers; gives `finish` the final contents to write, in order. Always holds: nothing outside is touched while a frame
+is captured.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ DELETED = Deleted()
 
 @dataclass(slots=True)
 class Shadow:
-    """A real container that stands for an outside one. `items` and `attributes` are what it held when it was loaded. `appended`: a list
-    that was not read, and holds only what was added to it."""
+    """A real container that stands for an outside one. `items` and `attributes` are what it held when it was loaded.
+    `appended`: a list that was not read, and holds only what was added to it."""
 
     real: object
     source: Source
@@ -57,7 +58,8 @@ class CellStore:
 
 @dataclass(slots=True)
 class DeferredCall:
-    """A call that may run after the graph (a print of constants, a warning), and the line that makes it, for reports."""
+    """A call that may run after the graph (a print of constants, a warning), and the line that makes it, for
+    reports."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
@@ -67,7 +69,8 @@ class DeferredCall:
 
 @dataclass(slots=True)
 class Effects:
-    """Everything to replay, kept in the order in which it first happened (the final value of a place is what counts)."""
+    """Everything to replay, kept in the order in which it first happened (the final value of a place is what
+    counts)."""
 
     shadows: list[Shadow] = field(default_factory=list)
     slots: dict[tuple[int, str], SlotStore] = field(default_factory=dict)
@@ -82,12 +85,15 @@ class Effects:
         """The last store to this slot, if any."""
         return self.slots.get((id(target), name))
 
-    def defer(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], where: str = "") -> None:
+    def defer(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], where: str = ""
+    ) -> None:
         """Notes a call to make after the graph."""
         self.calls.append(DeferredCall(function, args, kwargs, where))
 
     def exchanged(self, container: object, stand_ins: dict[int, object]) -> None:
-        """A container holds other stand-ins (by the identity of those before) of the same objects: that is no change."""
+        """A container holds other stand-ins (by the identity of those before) of the same objects: that is no
+        change."""
         for shadow in self.shadows:
             if shadow.value is container:
                 shadow.items = tuple(stand_ins.get(id(item), item) for item in shadow.items)
@@ -108,7 +114,8 @@ _ITERATE: dict[type, Callable[..., Any]] = {
 
 
 def contents(container: object) -> tuple[object, ...]:
-    """What a builtin container holds, flat and in order, read without running user code: elements, or keys and values alternating."""
+    """What a builtin container holds, flat and in order, read without running user code: elements, or keys and values
+    alternating."""
     if isinstance(container, dict):
         keys = OrderedDict.__iter__(container) if isinstance(container, OrderedDict) else dict.__iter__(container)
         return tuple(part for key in keys for part in (key, dict.__getitem__(container, key)))
@@ -116,7 +123,8 @@ def contents(container: object) -> tuple[object, ...]:
 
 
 def changed(shadow: Shadow) -> bool:
-    """Whether a shadow's content is no longer what was loaded (by identity, so that an equal but new element counts)."""
+    """Whether a shadow's content is no longer what was loaded (by identity, so that an equal but new element
+    counts)."""
     now = contents(shadow.value)
     return len(now) != len(shadow.items) or any(a is not b for a, b in zip(now, shadow.items, strict=False))
 
@@ -129,12 +137,20 @@ def stamp(effects: Effects) -> tuple[object, ...]:
             attributes = object.__getattribute__(shadow.value, "__dict__") if shadow.attributes is not None else {}
             written.append((id(shadow), tuple(map(id, contents(shadow.value))), tuple(map(id, attributes.values()))))
     slots = tuple((key, id(store.value)) for key, store in effects.slots.items())
-    return tuple(written), slots, tuple((key, id(store.value)) for key, store in effects.cells.items()), len(effects.calls)
+    return (
+        tuple(written),
+        slots,
+        tuple((key, id(store.value)) for key, store in effects.cells.items()),
+        len(effects.calls),
+    )
 
 
 def attributes_changed(shadow: Shadow) -> bool:
-    """Whether the attributes of a shadow that has some (a container's subclass) are no longer those that were loaded."""
+    """Whether the attributes of a shadow that has some (a container's subclass) are no longer those that were
+    loaded."""
     if shadow.attributes is None:
         return False
     now = object.__getattribute__(shadow.value, "__dict__")
-    return now.keys() != shadow.attributes.keys() or any(now[name] is not value for name, value in shadow.attributes.items())
+    return now.keys() != shadow.attributes.keys() or any(
+        now[name] is not value for name, value in shadow.attributes.items()
+    )

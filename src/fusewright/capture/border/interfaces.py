@@ -1,4 +1,5 @@
-"""What the parts of capture may ask of the border (World) and of the interpreter (Tracer), so that none of them imports these two."""
+"""What the parts of capture may ask of the border (World) and of the interpreter (Tracer), so that none of them imports
+these two."""
 
 from __future__ import annotations
 
@@ -173,7 +174,9 @@ class World(Protocol):
 
     def written_dicts(self) -> list[Any]: ...
 
-    def repeated_call(self, module: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def repeated_call(
+        self, module: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
 
     def written_objects(self) -> set[int]: ...
 

@@ -1,13 +1,14 @@
 """Layers that repeat: a call of a module is replayed where a call of another module of its class did the same.
 
-Takes calls of modules from outside; gives their results, by interpreting `forward`, or by repeating what an earlier call (the *example*)
-recorded, with the tensors of this module in place of the example's.
-Always holds: a replay does what interpreting would have done. Interpreted code is a function of what it sees: its arguments, the settings,
-and what it reads of outside objects, each of which is a guard. So a call is replayed only if its arguments are alike, the settings are
-the same, the program has changed nothing in between (what it has changed before, neither call has met), and each guard on something below
-the example's module holds on the same path below this one, where it is then a guard too. Which objects are the same object is seen as
-well: paths of the example that met at one object must meet, and an object that the example has seen otherwise than by such a path is
-never another's counterpart. An example with effects, writes to others' tensors, symbols or hooks on gradients is not replayed.
+Takes calls of modules from outside; gives their results, by interpreting `forward`, or by repeating what an earlier
+call (the *example*) recorded, with the tensors of this module in place of the example's.
+Always holds: a replay does what interpreting would have done. Interpreted code is a function of what it sees: its
+arguments, the settings, and what it reads of outside objects, each of which is a guard. So a call is replayed only if
+its arguments are alike, the settings are the same, the program has changed nothing in between (what it has changed
+before, neither call has met), and each guard on something below the example's module holds on the same path below this
+one, where it is then a guard too. Which objects are the same object is seen as well: paths of the example that met at
+one object must meet, and an object that the example has seen otherwise than by such a path is never another's
+counterpart. An example with effects, writes to others' tensors, symbols or hooks on gradients is not replayed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class _Here:
 
 @dataclass(slots=True)
 class _Path:
-    """One step below the module, from the object at `parent`, and what is wanted of the object there (before anything is read from it)."""
+    """One step below the module, from the object at `parent`, and what is wanted of the object there (before anything
+    is read from it)."""
 
     source: Source
     parent: int
@@ -88,7 +90,8 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a torch function, the settings that it was made under (None: only its node matters), and the user's stack."""
+    """A call of a torch function, the settings that it was made under (None: only its node matters), and the user's
+    stack."""
 
     function: Any
     args: tuple[Any, ...]
@@ -119,7 +122,8 @@ class _Example:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a replay has copied: for the values that the example was given the ones that stand for them, for its nodes their copies."""
+    """What a replay has copied: for the values that the example was given the ones that stand for them, for its nodes
+    their copies."""
 
     given: dict[torch.fx.Node, torch.fx.Node]
     made: dict[torch.fx.Node, torch.fx.Node]
@@ -147,7 +151,12 @@ class Repeats:
         world = self.world
         tracer = world.tracer
         source = world.source_of(module)
-        if not self.enabled or source is None or type(forward) is not types.MethodType or forward.__self__ is not module:
+        if (
+            not self.enabled
+            or source is None
+            or type(forward) is not types.MethodType
+            or forward.__self__ is not module
+        ):
             return tracer.call(forward, args, kwargs)
         if not module.__dict__.get("_modules"):  # a question of cost only
             return tracer.call(forward, args, kwargs)
@@ -212,7 +221,13 @@ class Repeats:
             return first, id(tensor)
         if tensor.is_input:
             raise _Refused
-        facts = (tensor.requires_grad, tensor.is_leaf, tensor.is_inference(), tensor.input_storage, tensor.viewed is None)
+        facts = (
+            tensor.requires_grad,
+            tensor.is_leaf,
+            tensor.is_inference(),
+            tensor.input_storage,
+            tensor.viewed is None,
+        )
         return first, tensor.tensor_type, tensor.original_class, *facts
 
     def _here(self) -> _Here:
@@ -266,7 +281,9 @@ class Repeats:
                 return
             recorder = self.world.recorder
             settings = context.snapshot(), recorder.recompute
-            self.calls.append(_Call(function, mapped(args, _same), mapped(kwargs, _same), result, settings, recorder.location()))
+            self.calls.append(
+                _Call(function, mapped(args, _same), mapped(kwargs, _same), result, settings, recorder.location())
+            )
 
     def _copies_nodes(self) -> bool:
         """Whether the graph is all that a call leaves behind: autograd has no part in it."""
@@ -293,7 +310,9 @@ class Repeats:
                 raise _Refused  # what it holds may have been seen
             if world.outside(value) is None and not _is_unchanging(value):
                 raise _Refused  # an object of the program's own, which another call may find changed
-        example.seen = frozenset(id(world.real_of(value)) for value in (example.module, *touched, *_flat(example.arguments)))
+        example.seen = frozenset(
+            id(world.real_of(value)) for value in (example.module, *touched, *_flat(example.arguments))
+        )
         for index, guard in enumerate(itertools.islice(world._guards.values(), end.guards)):
             self._place(example, paths, guard, index >= start.guards)
         example.paths = paths.steps
@@ -317,7 +336,8 @@ class Repeats:
             paths.steps[at].optional |= guard.kind == "BOUND" and not guard.value
 
     def _prepare_graph(self, example: _Example) -> None:
-        """The nodes that the example recorded, or its calls: raises _Refused if they depend on more than arguments and what was read."""
+        """The nodes that the example recorded, or its calls: raises _Refused if they depend on more than arguments and
+        what was read."""
         recorder = self.world.recorder
         start, end = example.start, example.end
         calls = self.calls[start.calls : end.calls]
@@ -339,7 +359,9 @@ class Repeats:
                 plain = plain and node.target.namespace == "aten"  # not the generator's draws, which are numbered
             elif node.op != "get_attr" and recorder.level == "aten" and node.target is not operator.getitem:
                 raise _Refused
-            plain = plain and all(read in known or read.op in ("placeholder", "get_attr") for read in node.all_input_nodes)
+            plain = plain and all(
+                read in known or read.op in ("placeholder", "get_attr") for read in node.all_input_nodes
+            )
             known.add(node)
         settings = (start.settings[0], recorder.recompute)
         if plain:
@@ -353,14 +375,21 @@ class Repeats:
                 tensors |= {value.node for value in _flat(call.result) if type(value) is TracedTensor}
         else:
             raise _Refused
-        if not _repeatable(example.result, tensors) or any(type(part) in (list, dict) for part in _containers(example.result)):
+        if not _repeatable(example.result, tensors) or any(
+            type(part) in (list, dict) for part in _containers(example.result)
+        ):
             raise _Refused
-        if plain and any(type(value) is TracedTensor and value.requires_grad and value.node in nodes for value in _flat(example.result)):
+        if plain and any(
+            type(value) is TracedTensor and value.requires_grad and value.node in nodes
+            for value in _flat(example.result)
+        ):
             raise _Refused
 
     # --- the replay ---------------------------------------------------------------------------------------------------
 
-    def _replay(self, example: _Example, module: torch.nn.Module, source: Source, given: tuple[object, ...], here: _Here) -> object:
+    def _replay(
+        self, example: _Example, module: torch.nn.Module, source: Source, given: tuple[object, ...], here: _Here
+    ) -> object:
         if example.paths is None:
             try:
                 self._prepare(example)
@@ -377,13 +406,20 @@ class Repeats:
                 world.dict_stand_in(real, sources[at])
                 continue
             made = values[id(record.value)] = world.load(real, sources[at])
-            if type(record.value) is TracedTensor and (type(made) is not TracedTensor or made.tensor_type != record.value.tensor_type):
+            if type(record.value) is TracedTensor and (
+                type(made) is not TracedTensor or made.tensor_type != record.value.tensor_type
+            ):
                 raise Retry(replays=False)
         self.count += 1
-        return self._copy_nodes(example, values, here) if example.calls is None else self._repeat_calls(example, values, here)
+        return (
+            self._copy_nodes(example, values, here)
+            if example.calls is None
+            else self._repeat_calls(example, values, here)
+        )
 
     def _matched(self, example: _Example, module: torch.nn.Module) -> list[Any]:
-        """The object at each path below `module`. Raises _Refused unless interpreting would see the same there as the example did."""
+        """The object at each path below `module`. Raises _Refused unless interpreting would see the same there as the
+        example did."""
         assert example.paths is not None
         objects: list[Any] = []
         try:
@@ -396,7 +432,9 @@ class Repeats:
                     if not path.optional:
                         raise
                 objects.append(now)
-                if not all(_holds(guard, now) for guard in path.guards) or (path.tensor is not None and not _alike(now, path.tensor)):
+                if not all(_holds(guard, now) for guard in path.guards) or (
+                    path.tensor is not None and not _alike(now, path.tensor)
+                ):
                     raise _Refused
             for at, elsewhere, other in example.same:
                 if objects[at] is not (self._evaluate(elsewhere) if other is None else objects[other]):
@@ -467,7 +505,9 @@ class Repeats:
                 continue
             kwargs = {name: moved(value) for name, value in node.kwargs.items()} if node.kwargs else None
             target: Any = node.target
-            copy = made[node] = copied.made[node] = add_call(graph, target, tuple([moved(argument) for argument in node.args]), kwargs)
+            copy = made[node] = copied.made[node] = add_call(
+                graph, target, tuple([moved(argument) for argument in node.args]), kwargs
+            )
             copy.meta.update(node.meta)
             where = node.meta["location"]
             location = locations.get(id(where))
@@ -485,7 +525,11 @@ class Repeats:
                 if node is None:
                     return old  # an input that both calls read
                 found = make_traced(recorder, node, old.tensor_type)
-                found.original_class, found.input_storage, found.reshaped = old.original_class, old.input_storage, old.reshaped
+                found.original_class, found.input_storage, found.reshaped = (
+                    old.original_class,
+                    old.input_storage,
+                    old.reshaped,
+                )
                 found.viewed = None if old.viewed is None else tensor(old.viewed)
                 values[id(old)] = found
             return found  # type: ignore[return-value]
@@ -521,8 +565,8 @@ class _Paths:
         self._places: dict[Source, int | None] = {root: 0}
 
     def find(self, source: Source) -> int | None:
-        """The number of the path; None for a source that does not lead through the module. Raises _Refused for one that cannot be
-        followed."""
+        """The number of the path; None for a source that does not lead through the module. Raises _Refused for one that
+        cannot be followed."""
         if source in self._places:
             return self._places[source]
         base: Source | None = getattr(source, "base", None)
@@ -590,10 +634,17 @@ def _has_changed(world: World, value: Any, source: Source) -> bool:
 
 def _is_question(answer: AnswersAgain) -> bool:
     """Whether a question to the outside world is about constants and classes alone."""
-    return not isinstance(answer.function, functools.partial) and all(is_constant(one) or isinstance(one, type) for one in answer.args)
+    return not isinstance(answer.function, functools.partial) and all(
+        is_constant(one) or isinstance(one, type) for one in answer.args
+    )
 
 
-_DESCRIPTIONS = (types.MethodDescriptorType, types.WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_DESCRIPTIONS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
 
 
 def is_plain_function(function: Any) -> bool:
@@ -639,7 +690,9 @@ def shared_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [one for one in found if isinstance(one, torch.fx.Node)]
 
 
-def nodes_between(graph: torch.fx.Graph, start: torch.fx.Node | None, end: torch.fx.Node | None) -> Iterator[torch.fx.Node]:
+def nodes_between(
+    graph: torch.fx.Graph, start: torch.fx.Node | None, end: torch.fx.Node | None
+) -> Iterator[torch.fx.Node]:
     """The nodes after `start` up to `end`."""
     node = start
     while node is not end:

@@ -1,11 +1,11 @@
 """The one door to foreign native code.
 
 Takes a callable and arguments that are ready for native code (stand-ins materialised); gives its result.
-Always holds: what the callable raises becomes a `UserException`; a `Signal` passes through untouched; what refuses a symbolic number
-(a hash, a bit operation, a format) is asked again with its guarded value; callbacks that native
-code makes into interpreted code go through a `Trampoline`, which turns a `UserException` back into the plain exception that
-native code expects to see (StopIteration, KeyError…); so do Python functions that native code finds by itself (the `__eq__` of a
-list's element), which the `Interceptor` of the attempt receives from the frame evaluator.
+Always holds: what the callable raises becomes a `UserException`; a `Signal` passes through untouched; what refuses a
+symbolic number (a hash, a bit operation, a format) is asked again with its guarded value; callbacks that native
+code makes into interpreted code go through a `Trampoline`, which turns a `UserException` back into the plain exception
+that native code expects to see (StopIteration, KeyError…); so do Python functions that native code finds by itself (the
+`__eq__` of a list's element), which the `Interceptor` of the attempt receives from the frame evaluator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def native(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
 
 
 def unwatched(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
-    """As `native`, but Python code that `fn` runs is simply run: PyTorch's own under the recorder, or what is to happen as in eager."""
+    """As `native`, but Python code that `fn` runs is simply run: PyTorch's own under the recorder, or what is to happen
+    as in eager."""
     try:
         return fn(*args, **kwargs)
     except Exception as exception:
@@ -60,13 +61,20 @@ _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _TRANSPARENT = frozenset(
     _STANDARD + name.replace("/", os.sep)
     for name in (
-        "collections/__init__.py", "functools.py", "_collections_abc.py", "fractions.py", "numbers.py", "operator.py", "dataclasses.py",
+        "collections/__init__.py",
+        "functools.py",
+        "_collections_abc.py",
+        "fractions.py",
+        "numbers.py",
+        "operator.py",
+        "dataclasses.py",
     )
 )
 
 
 def _runs_natively(file: str) -> bool | None:
-    """What is to become of a code object's frames: False, run them and what they call unwatched; None, run them; True, interpret."""
+    """What is to become of a code object's frames: False, run them and what they call unwatched; None, run them; True,
+    interpret."""
     if file.startswith(_OURS):
         return False
     if file.startswith(_LIBRARIES):
@@ -94,14 +102,15 @@ def _names(function: types.FunctionType, owner: object) -> set[str]:
 
 # Special methods of whose result native code asks that it is of the very type.
 _CONVERSIONS = frozenset({
-    "__hash__", "__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__length_hint__", "__str__", "__repr__",
+    "__hash__", "__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__length_hint__",
+    "__str__", "__repr__",
     "__format__",
 })  # fmt: skip
 
 
 class Interceptor:
-    """Receives the Python functions that native code runs by itself during one attempt; see csrc/hook.c. Given no function: some may have
-    run that were not offered."""
+    """Receives the Python functions that native code runs by itself during one attempt; see csrc/hook.c. Given no
+    function: some may have run that were not offered."""
 
     __slots__ = ("tracer",)
 
@@ -110,7 +119,9 @@ class Interceptor:
 
     def __call__(self, function: types.FunctionType | None, values: tuple[object, ...]) -> tuple[object] | bool | None:
         if function is None:
-            raise SkipFrame("evaluator-replaced", "another thread turned on a debugger or another compiler during the capture")
+            raise SkipFrame(
+                "evaluator-replaced", "another thread turned on a debugger or another compiler during the capture"
+            )
         how = _runs_natively(function.__code__.co_filename)
         if not how:
             return how
@@ -143,7 +154,9 @@ def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) ->
 
 def _may_ask_again(values: tuple[object, ...]) -> bool:
     """Whether a symbolic number is among the arguments, and nothing that would run the program's code twice."""
-    return any(map(_is_symbolic, values)) and not any(isinstance(value, (Trampoline, TrampolineIterator)) for value in values)
+    return any(map(_is_symbolic, values)) and not any(
+        isinstance(value, (Trampoline, TrampolineIterator)) for value in values
+    )
 
 
 def _is_symbolic(value: object) -> bool:

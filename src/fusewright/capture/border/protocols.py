@@ -1,7 +1,8 @@
 """Python's operators, subscripts, truth, iteration, formatting and imports on values at the border.
 
-Takes real values; gives what eager would. A special method written in Python is interpreted; tensors go through the recorder; plain
-builtin values go to native code. Always holds: an outside object is never handed to native code that would look into it.
+Takes real values; gives what eager would. A special method written in Python is interpreted; tensors go through the
+recorder; plain builtin values go to native code. Always holds: an outside object is never handed to native code that
+would look into it.
 """
 
 from __future__ import annotations
@@ -89,13 +90,15 @@ UNARY: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 SCALARS: frozenset[type] = frozenset({
-    int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
+    int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), type(NotImplemented), range, slice,
+    torch.dtype,
     torch.device,
     torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size,
 })  # fmt: skip
 CONTAINERS: frozenset[type] = frozenset({
     list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
-    type({}.keys()), type({}.values()), type({}.items()), type(collections.OrderedDict().keys()), type(collections.OrderedDict().items()),
+    type({}.keys()), type({}.values()), type({}.items()), type(collections.OrderedDict().keys()),
+    type(collections.OrderedDict().items()),
     type(collections.OrderedDict().values()), types.MappingProxyType,
 })  # fmt: skip
 PLAIN = SCALARS | CONTAINERS
@@ -114,7 +117,8 @@ TRANSPARENT = (
 
 
 def for_native(world: World, value: Any) -> Any:
-    """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and their subclasses."""
+    """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and
+    their subclasses."""
     return _ready(world, value, set()) if isinstance(value, _NESTING) and world.has_stand_ins() else value
 
 
@@ -129,9 +133,17 @@ def _ready(world: World, value: Any, seen: set[int]) -> Any:
         return value
     seen.add(id(value))
     if isinstance(value, tuple):
-        elements = tuple(_ready(world, part, seen) if isinstance(part, _NESTING) else part for part in tuple.__iter__(value))
-        return _with_elements(world, value, elements) if any(map(operator.is_not, elements, tuple.__iter__(value))) else value
-    base: Any = next(base for base in (list, collections.OrderedDict, dict, collections.deque) if isinstance(value, base))
+        elements = tuple(
+            _ready(world, part, seen) if isinstance(part, _NESTING) else part for part in tuple.__iter__(value)
+        )
+        return (
+            _with_elements(world, value, elements)
+            if any(map(operator.is_not, elements, tuple.__iter__(value)))
+            else value
+        )
+    base: Any = next(
+        base for base in (list, collections.OrderedDict, dict, collections.deque) if isinstance(value, base)
+    )
     exchanged: dict[int, object] = {}
     for place, part in tuple(base.items(value) if isinstance(value, dict) else enumerate(base.__iter__(value))):
         if isinstance(part, _NESTING):
@@ -160,7 +172,9 @@ def refuse_opaque(world: World, obj: Any, method: str) -> None:
     if type(obj) in PLAIN or not world.is_raw(obj) or isinstance(obj, TRANSPARENT) or type(obj) in FROZEN_TYPES:
         return
     found = classes.lookup(type(obj), method)
-    if any(isinstance(obj, base) and found is base.__dict__.get(method) for base in CONTENTS):  # what it holds is guarded
+    if any(
+        isinstance(obj, base) and found is base.__dict__.get(method) for base in CONTENTS
+    ):  # what it holds is guarded
         return
     if found is not MISSING and found is not object.__dict__.get(method):
         raise GraphBreak("opaque-object", f"{type(obj).__qualname__}.{method}, which is written in C")
@@ -222,8 +236,11 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool) -> Any:
     return dispatch(world, row, function, f"{op}=" if inplace else ("** or pow()" if op == "**" else op), left, right)
 
 
-def dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], shown: str, left: Any, right: Any) -> Any:
-    """A binary operator by its special methods, with Python's TypeError where neither side has one; `shown` names it there."""
+def dispatch(
+    world: World, row: Operator, function: Callable[[Any, Any], Any], shown: str, left: Any, right: Any
+) -> Any:
+    """A binary operator by its special methods, with Python's TypeError where neither side has one; `shown` names it
+    there."""
     result = _dispatch(world, row, function, left, right)
     if result is NotImplemented:
         names = f"'{world.type_of(left).__name__}' and '{world.type_of(right).__name__}'"
@@ -235,7 +252,11 @@ def _dispatch(world: World, row: Operator, function: Callable[[Any, Any], Any], 
     """The protocol of binary special methods when a side is a user object."""
     left_type, right_type = world.type_of(left), world.type_of(right)
     forward = classes.python_method(world, left_type, row.name)
-    backward = classes.python_method(world, right_type, row.reflected) if right_type is not left_type or row.inplace == "" else None
+    backward = (
+        classes.python_method(world, right_type, row.reflected)
+        if right_type is not left_type or row.inplace == ""
+        else None
+    )
     if forward is None and backward is None:
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             return world.torch_call(function, (left, right), {})
@@ -330,8 +351,13 @@ def contains(world: World, container: Any, item: Any) -> bool:
     kind = type(container)
     if kind is OutsideDict:
         return native(OutsideDict.__contains__, container, item)
-    if kind in (list, tuple, collections.deque) and not (type(item) in SCALARS and all(type(element) in SCALARS for element in container)):
-        return any(identical(element, item) or truth(world, compare(world, "==", element, item)) for element in tuple(container))
+    if kind in (list, tuple, collections.deque) and not (
+        type(item) in SCALARS and all(type(element) in SCALARS for element in container)
+    ):
+        return any(
+            identical(element, item) or truth(world, compare(world, "==", element, item))
+            for element in tuple(container)
+        )
     if kind in PLAIN:
         return native(operator.contains, container, concrete_inside(for_native(world, item)))
     if isinstance(container, torch.Tensor):
@@ -385,7 +411,8 @@ def getitem(world: World, obj: Any, key: Any) -> Any:
 
 
 def _is_annotation(key: Any) -> bool:
-    """What stands between the brackets of `typing.List[…]`: `typing` keeps what it makes of it, so the same comes back each time."""
+    """What stands between the brackets of `typing.List[…]`: `typing` keeps what it makes of it, so the same comes back
+    each time."""
     if type(key) in (tuple, list):
         return all(_is_annotation(part) for part in key)
     return key is None or key is Ellipsis or isinstance(key, (type, str)) or type(key).__module__ in ("typing", "types")
@@ -448,16 +475,20 @@ def _refuse_raw_store(world: World, obj: Any) -> None:
 
 
 _ANSWERS: dict[str, type] = {
-    "__bool__": bool, "__len__": int, "__hash__": int, "__index__": int, "__int__": int, "__float__": float, "__complex__": complex,
+    "__bool__": bool, "__len__": int, "__hash__": int, "__index__": int, "__int__": int, "__float__": float,
+    "__complex__": complex,
     "__str__": str, "__repr__": str, "__format__": str,
 }  # fmt: skip
 _SMALL = range(1 << 60)
 
 
 def answered(world: World, obj: Any, name: str, ask: Callable[[Any], Any], value: Any) -> Any:
-    """What `ask(obj)` makes of `value`, which the special method `name` of `obj` has given: CPython checks it, and converts some."""
+    """What `ask(obj)` makes of `value`, which the special method `name` of `obj` has given: CPython checks it, and
+    converts some."""
     wanted, kind = _ANSWERS[name], world.type_of(value)
-    if kind is wanted and (wanted is not int or type(value) is not int or name in ("__index__", "__int__") or value in _SMALL):
+    if kind is wanted and (
+        wanted is not int or type(value) is not int or name in ("__index__", "__int__") or value in _SMALL
+    ):
         return concrete(value) if name == "__hash__" else value
     if kind is not type(value) and type(value) not in SYMBOLIC:
         raise GraphBreak("untraceable-call", f"{name} gives a {kind.__qualname__}")
@@ -471,7 +502,11 @@ def truth(world: World, obj: Any) -> bool:
     """`bool(obj)`."""
     kind = type(obj)
     if kind in PLAIN:
-        return native(bool, obj) if kind is not torch.SymInt else world.tracer.ways.answer(world.tracer, native(operator.ne, obj, 0))
+        return (
+            native(bool, obj)
+            if kind is not torch.SymInt
+            else world.tracer.ways.answer(world.tracer, native(operator.ne, obj, 0))
+        )
     if isinstance(obj, torch.Tensor):
         value = world.recorder.known_value(obj)
         if value is None:
@@ -482,7 +517,9 @@ def truth(world: World, obj: Any) -> bool:
     for name in ("__bool__", "__len__"):
         method = classes.python_method(world, kind, name)
         if method is not None:
-            return native(bool, answered(world, obj, name, bool if name == "__bool__" else len, world.tracer.call(method, (obj,))))
+            return native(
+                bool, answered(world, obj, name, bool if name == "__bool__" else len, world.tracer.call(method, (obj,)))
+            )
         refuse_opaque(world, obj, name)
         if classes.lookup(kind, name) is not MISSING:
             break
@@ -552,7 +589,10 @@ def advance(world: World, iterator: Any) -> Any:
     if method is not None and not method.__module__.startswith("fusewright.capture"):
         return world.tracer.call(method, (iterator,))
     if world.is_raw(iterator):
-        raise GraphBreak("outside-iterator", f"a {kind.__qualname__} that was made before the compiled function was called is advanced")
+        raise GraphBreak(
+            "outside-iterator",
+            f"a {kind.__qualname__} that was made before the compiled function was called is advanced",
+        )
     return native(next, iterator)
 
 
@@ -577,7 +617,9 @@ def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
     if how == "format":
         method = classes.python_method(world, type(value), "__format__") if type(value) not in PLAIN else None
         if method is not None:
-            return answered(world, value, "__format__", lambda echo: format(echo, spec), world.tracer.call(method, (value, spec)))
+            return answered(
+                world, value, "__format__", lambda echo: format(echo, spec), world.tracer.call(method, (value, spec))
+            )
         if not spec:
             return to_text(world, value, "str")
         return native(format, text_ready(world, value), spec)
@@ -599,7 +641,11 @@ def to_text(world: World, value: Any, how: str) -> Any:
         method = classes.python_method(world, type(value), "__repr__")
         if method is not None:
             text = answered(world, value, "__repr__", repr, world.tracer.call(method, (value,)))
-            return native(str.encode, text, "ascii", "backslashreplace").decode() if how == "ascii" and not text.isascii() else text
+            return (
+                native(str.encode, text, "ascii", "backslashreplace").decode()
+                if how == "ascii" and not text.isascii()
+                else text
+            )
     ready = text_ready(world, value)
     return native(_CONVERTERS[how], ready)
 
@@ -636,7 +682,8 @@ def text_ready(world: World, value: Any, depth: int = 0) -> Any:
 
 
 def _check_inside(world: World, value: Any, depth: int) -> None:
-    """A fresh object inside a container, whose `__repr__` native code will run: its own attributes must be text-ready too."""
+    """A fresh object inside a container, whose `__repr__` native code will run: its own attributes must be text-ready
+    too."""
     for attribute in getattr(value, "__dict__", {}).values():
         text_ready(world, attribute, depth + 1)
 
@@ -676,4 +723,6 @@ def import_from(world: World, origin: types.ModuleType, name: str) -> Any:
     if full in sys.modules:
         return world.load(sys.modules[full], Item(world.constant(sys.modules, "sys_modules"), full))
     where = getattr(origin, "__file__", None) or "unknown location"
-    raise UserException(ImportError(f"cannot import name {name!r} from {origin.__name__!r} ({where})", name=origin.__name__))
+    raise UserException(
+        ImportError(f"cannot import name {name!r} from {origin.__name__!r} ({where})", name=origin.__name__)
+    )

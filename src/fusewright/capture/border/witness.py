@@ -1,6 +1,7 @@
 """A log of what a capture asked about sizes that it takes to be larger than they are.
 
-Takes the calls of torch functions and the questions about traced tensors; gives them with the questions about sizes that each made.
+Takes the calls of torch functions and the questions about traced tensors; gives them with the questions about sizes
+    that each made.
 Always holds: what is recorded is what a plain recorder records.
 """
 
@@ -24,8 +25,8 @@ Node = torch.fx.Node
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a torch function: the last nodes before and after it, the questions asked in it (from, to), the settings that it was made
-    under."""
+    """A call of a torch function: the last nodes before and after it, the questions asked in it (from, to), the
+    settings that it was made under."""
 
     function: Any
     args: tuple[Any, ...]
@@ -38,15 +39,20 @@ class Call:
 
 
 class Witness(Recorder):
-    """A recorder that keeps a log of what was asked about sizes that are taken to be larger than they are, and where."""
+    """A recorder that keeps a log of what was asked about sizes that are taken to be larger than they are, and
+    where."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.calls: list[Call] = []
-        self.inferred: list[tuple[Node | None, int, int]] = []  # the last node before an operator's, the questions asked for its type
+        self.inferred: list[
+            tuple[Node | None, int, int]
+        ] = []  # the last node before an operator's, the questions asked for its type
         self.unclear = ""
 
-    def call(self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
+    def call(
+        self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         env: Any = self.env
         if not env.taken:
             return super().call(fn, args, kwargs)
@@ -56,7 +62,9 @@ class Witness(Recorder):
         given = mapped(tuple(args), _same), mapped(dict(kwargs or {}), _same)
         before, start = last_node(self), len(env.asked)
         result = super().call(fn, args, kwargs)
-        self.calls.append(Call(fn, *given, result, before, last_node(self), (start, len(env.asked)), context.snapshot()))
+        self.calls.append(
+            Call(fn, *given, result, before, last_node(self), (start, len(env.asked)), context.snapshot())
+        )
         return result
 
     def _infer(self, func: OpOverload, args: list[object], kwargs: dict[str, object]) -> object:
@@ -83,7 +91,8 @@ def _same(tensor: TracedTensor) -> TracedTensor:
 
 
 def asked(recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """function(*args, **kwargs), a question about how traced tensors are laid out: it is no part of the graph, but of the log."""
+    """function(*args, **kwargs), a question about how traced tensors are laid out: it is no part of the graph, but of
+    the log."""
     env: Any = recorder.env
     if not isinstance(recorder, Witness) or not env.taken:
         return native(function, *args, **kwargs)

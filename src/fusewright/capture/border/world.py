@@ -1,9 +1,10 @@
 """World: the border between the inside (objects made during this capture) and the outside (whatever existed before).
 
-Takes real outside objects with their sources; gives what stands for them inside, and collects the guards and effects on the way.
-Always holds: what came from outside is in the table `_by_value` (identity of the stand-in) and `_by_real` (identity of the
-original); everything else on the interpreter's stack was made inside and is free to use. This file only dispatches by type:
-what a type means is in values/, what an operator does in protocols.py, what a call does in calls.py.
+Takes real outside objects with their sources; gives what stands for them inside, and collects the guards and effects on
+    the way.
+Always holds: what came from outside is in the table `_by_value` (identity of the stand-in) and `_by_real` (identity of
+the original); everything else on the interpreter's stack was made inside and is free to use. This file only dispatches
+by type: what a type means is in values/, what an operator does in protocols.py, what a call does in calls.py.
 """
 
 from __future__ import annotations
@@ -93,10 +94,14 @@ BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
 
 # Types whose instances made inside answer attribute reads natively, with nothing to guard.
 NATIVE_TYPES: frozenset[type] = frozenset({
-    int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None), type(Ellipsis),
-    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool,
-    collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType, types.MethodWrapperType,
-    type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map, filter, reversed,
+    int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None),
+    type(Ellipsis),
+    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat,
+    torch.SymBool,
+    collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map,
+    filter, reversed,
 }) | constant.FROZEN_TYPES  # fmt: skip
 
 
@@ -112,7 +117,9 @@ class World:
         self.wrappers: list[wrapper.Wrapped] = []  # tensors that are made of others
         self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
         self.tensor_attributes: dict[int, dict[str, object]] = {}
-        self.numbers: dict[Source, tuple[Any, Any]] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
+        self.numbers: dict[
+            Source, tuple[Any, Any]
+        ] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
         self.global_hooks_checked = False
         self.tensors_compared = False
         self.abstract_checks = AbstractChecks()
@@ -130,7 +137,9 @@ class World:
         self._by_value: dict[int, Outside] = {}
         self._alive: list[object] = []
         self._inside_classes: set[int] = set()
-        self.looked_up: dict[tuple[type, str], Any] = {}  # guarded look-ups in classes, as long as the program stores to none
+        self.looked_up: dict[
+            tuple[type, str], Any
+        ] = {}  # guarded look-ups in classes, as long as the program stores to none
         self.dict_kinds: dict[type, tuple[bool, bool]] = {}  # see values/object.py
         self._inside_functions: dict[int, types.FunctionType] = {}
         self._constants: dict[int, Constant] = {}
@@ -138,7 +147,9 @@ class World:
         self._dicts: list[OutsideDict] = []
         self._root_cells = {
             id(cell): Closure(index, name)
-            for index, (name, cell) in enumerate(zip(tracer.function.__code__.co_freevars, tracer.function.__closure__ or (), strict=False))
+            for index, (name, cell) in enumerate(
+                zip(tracer.function.__code__.co_freevars, tracer.function.__closure__ or (), strict=False)
+            )
         }
 
     @property
@@ -166,7 +177,8 @@ class World:
         return value
 
     def use(self, value: Any) -> Any:
-        """Called for what is handed out again: a list that was only appended to is read now, unless it is appended to once more."""
+        """Called for what is handed out again: a list that was only appended to is read now, unless it is appended to
+        once more."""
         if self.unread and not self.intends_append:
             unread = self.unread.pop(id(value), None)
             if unread is not None:
@@ -199,14 +211,18 @@ class World:
         return value
 
     def number_stand_in(self, real: object, source: Source, value: object) -> None:
-        """Registers what stands for a number. The same number elsewhere is another one, so it is not found by `real`."""
+        """Registers what stands for a number. The same number elsewhere is another one, so it is not found by
+        `real`."""
         self._by_value[id(value)] = Outside(real, source, value)
 
     def replace_stand_in(self, real: Any, value: Any) -> None:
-        """A materialised dict takes over from its lazy stand-in (which stays alive: interpreted code may still hold it)."""
+        """A materialised dict takes over from its lazy stand-in (which stays alive: interpreted code may still hold
+        it)."""
         lazy = self._by_real[id(real)]
         self._alive.append(lazy.value)
-        record = Outside(real, lazy.source, value)  # a proxy's stand-in reads from the dict behind it, and stands for the proxy
+        record = Outside(
+            real, lazy.source, value
+        )  # a proxy's stand-in reads from the dict behind it, and stands for the proxy
         self._by_real[id(real)] = record
         self._by_value[id(value)] = record
 
@@ -247,7 +263,8 @@ class World:
         return record.real if record is not None else value
 
     def constant(self, obj: object, hint: str) -> Constant:
-        """A source for an object that is known for good once something else is guarded; the compiled code keeps it alive."""
+        """A source for an object that is known for good once something else is guarded; the compiled code keeps it
+        alive."""
         known = self._constants.get(id(obj))
         if known is None:
             stem = "_" + ("".join(letter if letter.isalnum() else "_" for letter in hint) or "object")
@@ -277,7 +294,8 @@ class World:
         self._inside_functions[id(function)] = function
 
     def load_function(self, function: types.FunctionType) -> bool:
-        """Called for each function whose code is interpreted: False when it was made inside, otherwise its code is guarded."""
+        """Called for each function whose code is interpreted: False when it was made inside, otherwise its code is
+        guarded."""
         if id(function) in self._inside_functions:
             return False
         where = self.constant(function, function.__name__)
@@ -301,14 +319,17 @@ class World:
 
     def guard(self, kind: GuardKind, source: Source, value: object) -> None:
         """Adds a guard once; facts about an object that is known by identity need none where the fact cannot change."""
-        if isinstance(source, Constant) and (kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))):  # type: ignore[attr-defined]
+        if isinstance(source, Constant) and (
+            kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))  # type: ignore[attr-defined]
+        ):
             return
         key = (kind, source, value) if kind in ("ABSENT", "CALL") else (kind, source)
         if key not in self._guards:
             self._guards[key] = Guard(kind, source, value)
 
     def guard_identity(self, value: object) -> None:
-        """Guards that an outside object with a path is the very object: it serves as a key. Constants are guarded by value already."""
+        """Guards that an outside object with a path is the very object: it serves as a key. Constants are guarded by
+        value already."""
         record = self.outside(value)
         if record is not None and not isinstance(record.source, Constant):
             self.guard("IS", record.source, record.real)
@@ -318,8 +339,11 @@ class World:
         if cls.__flags__ & (1 << 9):
             self.guard_type_attribute(cls, "__mro__", cls.__mro__)
 
-    def guard_answer(self, function: Callable[..., object], args: tuple[object, ...], value: object, identical: bool = False) -> None:
-        """Guards that `function(*args)`, a question to the outside world that is asked again at each call, keeps its answer."""
+    def guard_answer(
+        self, function: Callable[..., object], args: tuple[object, ...], value: object, identical: bool = False
+    ) -> None:
+        """Guards that `function(*args)`, a question to the outside world that is asked again at each call, keeps its
+        answer."""
         self.guard("CALL", FunctionSource(), AnswersAgain(function, args, value, identical))
 
     def guard_type_attribute(self, cls: type, name: str, found: object) -> None:
@@ -341,14 +365,30 @@ class World:
             for known in env.symbols.values():
                 if known.symbol in env.assumed or known.symbol in env.shown:
                     least = 2 if known.symbol in env.assumed else 1
-                    sizes.append(Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES))
+                    sizes.append(
+                        Guard("SIZE", known.source, (Relation("<=", least, known.symbol), sources), SMALL_SIZES)
+                    )
                 if known.symbol.lower or known.symbol in env.numbers:  # no size is below 0, but a number may be
                     bound = Relation("<=", known.symbol.lower, known.symbol)
                     sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
                 if known.symbol.upper is not None:
-                    sizes.append(Guard("SIZE", known.source, (Relation("<=", known.symbol, known.symbol.upper), sources), "marked range"))
+                    sizes.append(
+                        Guard(
+                            "SIZE",
+                            known.source,
+                            (Relation("<=", known.symbol, known.symbol.upper), sources),
+                            "marked range",
+                        )
+                    )
             for relation, stack in zip(env.guards, env.asked_at, strict=True):
-                sizes.append(Guard("SIZE", FunctionSource(), (relation, sources), f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass"))
+                sizes.append(
+                    Guard(
+                        "SIZE",
+                        FunctionSource(),
+                        (relation, sources),
+                        f"{ASKED_AT}{stack[-1]}" if stack else "asked by a pass",
+                    )
+                )
             for _, source, traced in self.inputs:
                 sizes += tensor.stride_guards(self, source, traced)
         tensors = [
@@ -539,7 +579,8 @@ class World:
         return protocols.advance(self, iterator)
 
     def format(self, value: Any, conversion: int, spec: str) -> str:
-        """`f"{value!conversion:spec}"`; conversion: 0 none, or the code of s, r, a (or 1, 2, 3 as the bytecode has them)."""
+        """`f"{value!conversion:spec}"`; conversion: 0 none, or the code of s, r, a (or 1, 2, 3 as the bytecode has
+        them)."""
         return protocols.format_value(self, value, conversion, spec)
 
     def materialise(self, value: Any) -> Any:
@@ -560,14 +601,17 @@ class World:
         self.repeats.log(fn, args, kwargs, result)
         return result
 
-    def repeated_call(self, module: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def repeated_call(
+        self, module: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """A call of a module, replayed where a call of another module of its class did the same (border/memoise.py)."""
         return self.repeats.call(module, forward, args, kwargs)
 
     # Imports.
 
     def import_name(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
-        """`import name`: a module that is loaded already is guarded through sys.modules by the attributes that are read from it."""
+        """`import name`: a module that is loaded already is guarded through sys.modules by the attributes that are read
+        from it."""
         return protocols.import_name(self, namespace, name, fromlist, level)
 
     def import_from(self, origin: types.ModuleType, name: str) -> Any:
@@ -595,8 +639,8 @@ class World:
         context.restore(self.state)
 
     def forget(self) -> None:
-        """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have to wait for
-        the collector."""
+        """Lets go of every outside object: an attempt is full of reference cycles, and what it looked at must not have
+        to wait for the collector."""
         tables: tuple[Any, ...] = (
             self.looked_up, self.dict_kinds,
             self._guards, self._by_real, self._by_value, self._alive, self._constants, self._dicts, self._root_cells,
@@ -610,12 +654,15 @@ class World:
 
 
 def size_guards_since(env: ShapeEnv | None, count: int, assumed: frozenset[Expr]) -> tuple[Guard, ...]:
-    """Guards on sizes that were learnt after the first `count` and the first assumptions: passes over the graph may ask more."""
+    """Guards on sizes that were learnt after the first `count` and the first assumptions: passes over the graph may ask
+    more."""
     if env is None or (len(env.guards) == count and env.assumed == assumed):
         return ()
     check_marks(env)
     sources = {known.symbol.name: known.source for known in env.symbols.values()}
-    learnt = [Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:]]
+    learnt = [
+        Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:]
+    ]
     more = sorted(known.symbol.name for known in env.symbols.values() if known.symbol in env.assumed - assumed)
     larger = [Relation("<=", 2, known.symbol) for known in env.symbols.values() if known.symbol.name in more]
     return (*learnt, *(Guard("SIZE", FunctionSource(), (relation, sources), SMALL_SIZES) for relation in larger))

@@ -1,8 +1,9 @@
 """Cutting a frame at a graph break: what happens after the graph, as source.
 
-Takes the root frame, standing in front of the instruction that breaks; gives the `Continuation` that performs that one instruction
-eagerly and calls the resume function (two of them where the instruction branches; a third where an exception of it is handled in this
-frame). Always holds: the frame is not changed; `CannotCut` says why a frame cannot be cut. No torch.
+Takes the root frame, standing in front of the instruction that breaks; gives the `Continuation` that performs that one
+instruction eagerly and calls the resume function (two of them where the instruction branches; a third where an
+exception of it is handled in this frame). Always holds: the frame is not changed; `CannotCut` says why a frame cannot
+be cut. No torch.
 """
 
 from __future__ import annotations
@@ -69,13 +70,14 @@ class _State:
         return replace(self, stack=list(self.stack), variables=dict(self.variables))
 
 
-# Breaks whose callee runs its functions a second time later, when no frame is compiled: they must then do the same as the first time.
+# Breaks whose callee runs its functions a second time later, when no frame is compiled: they must then do the same as
+# the first time.
 UNDISTURBED = frozenset({"checkpoint"})
 
 
 def cut(frame: Any, code: str = "", operators: int = 1) -> Continuation:
-    """The continuation of a root frame that stops at `frame.pc`, because of the break `code`, up to which that many tensor operators were
-    recorded. Raises CannotCut."""
+    """The continuation of a root frame that stops at `frame.pc`, because of the break `code`, up to which that many
+    tensor operators were recorded. Raises CannotCut."""
     return _Cut(frame, code, operators).build()
 
 
@@ -105,8 +107,8 @@ class _Cut:
         self.source.constants[HANDLING] = _native.call_handling
 
     def _stack(self) -> list[str | None]:
-        """The stack as expressions. A handler has saved the exception that was handled before it: what counts is the one that it handles,
-        which the next handler has saved, or which is being handled now."""
+        """The stack as expressions. A handler has saved the exception that was handled before it: what counts is the
+        one that it handles, which the next handler has saved, or which is being handled now."""
         stack: list[str | None] = []
         saved = ""
         for depth, value in enumerate(self.frame.stack):
@@ -128,7 +130,9 @@ class _Cut:
 
     def _handled(self, state: _State) -> str:
         """The exception that is being handled."""
-        return next((value for value in reversed(state.stack) if value is not None and self.entries.get(value) == HANDLED), "")
+        return next(
+            (value for value in reversed(state.stack) if value is not None and self.entries.get(value) == HANDLED), ""
+        )
 
     def build(self) -> Continuation:
         instruction = self.info.instructions[self.index] if self.index >= 0 else None
@@ -156,11 +160,13 @@ class _Cut:
         lines = self._guarded(step, before) + lines
         used = set(_VALUE_NAME.findall("\n".join(lines)))
         names = tuple(name for name in self.values if name in used)
-        return Continuation(tuple(self.values[name] for name in names), names, tuple(lines), dict(self.source.constants))
+        return Continuation(
+            tuple(self.values[name] for name in names), names, tuple(lines), dict(self.source.constants)
+        )
 
     def _check_loop(self, instruction: Instruction) -> None:
-        """In a loop the parts between the breaks run once for each iteration: worth it where one of them works on tensors. (An outside
-        iterator at the head of a loop is given a try: what follows may.)"""
+        """In a loop the parts between the breaks run once for each iteration: worth it where one of them works on
+        tensors. (An outside iterator at the head of a loop is given a try: what follows may.)"""
         loop = cycle(self.info, self.index)
         if not loop:
             return
@@ -183,8 +189,9 @@ class _Cut:
     # Exits
 
     def _after(self, state: _State, step: list[str]) -> list[str]:
-        """What follows the eager step. A fresh Python scalar (of `.item()`, say) would be an argument of the resume function, guarded by
-        value. So what only computes with it, formats it, prints it, stores it or branches on it is done here too, if it is gone then."""
+        """What follows the eager step. A fresh Python scalar (of `.item()`, say) would be an argument of the resume
+        function, guarded by value. So what only computes with it, formats it, prints it, stores it or branches on it is
+        done here too, if it is gone then."""
         plain = self._exit(state)
         result = step[-1].split(" = ")[0] if step else ""
         if not state.stack or state.stack[-1] != result:
@@ -198,7 +205,8 @@ class _Cut:
         return [test, *_indented(followed), *plain]
 
     def _exit(self, state: _State) -> list[str]:
-        """Returns, if nothing but loads and stores of variables stands in front of a return; calls a resume function otherwise."""
+        """Returns, if nothing but loads and stores of variables stands in front of a return; calls a resume function
+        otherwise."""
         returned = self._walk_to_return(state.copy())
         if returned is not None:
             return returned
@@ -221,12 +229,14 @@ class _Cut:
         return None
 
     def _returned(self, state: _State, instruction: Instruction) -> list[str]:
-        value = self._constant(instruction.operand) if instruction.action == "RETURN_CONST" else self._text(state.stack[-1])
+        value = (
+            self._constant(instruction.operand) if instruction.action == "RETURN_CONST" else self._text(state.stack[-1])
+        )
         return [f"return {value}"]
 
     def _follow(self, state: _State) -> list[str] | None:
-        """The lines that follow a fresh scalar up to a return, a branch on it, or the point where nothing depends on it any more; None
-        where something else comes first."""
+        """The lines that follow a fresh scalar up to a return, a branch on it, or the point where nothing depends on it
+        any more; None where something else comes first."""
         lines: list[str] = []
         for _ in range(_FOLLOWED):
             instruction = self.info.instructions[state.index]
@@ -314,13 +324,15 @@ class _Cut:
         return [*lines, f"if {element} is {end}:", *_indented(self._exit(behind)), *self._exit(body)]
 
     def _guarded(self, step: list[str], before: _State) -> list[str]:
-        """The step, with its exceptions raised inside a function that stands where the step stood: a resume function where the frame
-        handles them, otherwise one that raises and has the user's name and line for the traceback."""
+        """The step, with its exceptions raised inside a function that stands where the step stood: a resume function
+        where the frame handles them, otherwise one that raises and has the user's name and line for the traceback."""
         handler = self._handler()
         namespace = self.frame.function.__globals__
         place = self.source.constant(Place(self.info, self.index, namespace))
         if handler is None:
-            again = f"{self.source.constant(types.FunctionType(raising_code(self.info, self.index), namespace))}(__error)"
+            again = (
+                f"{self.source.constant(types.FunctionType(raising_code(self.info, self.index), namespace))}(__error)"
+            )
         else:
             again = self._resume(_State(self.index, before.stack[: handler.depth], before.variables), "__error")
         return [
@@ -337,7 +349,8 @@ class _Cut:
         ]
 
     def _handler(self) -> Handler | None:
-        """What handles an exception of the step in this frame; None where all that would run tidies up and raises it again."""
+        """What handles an exception of the step in this frame; None where all that would run tidies up and raises it
+        again."""
         handler = self.info.handlers[self.index]
         index = -1 if handler is None else handler.target
         for _ in range(_FOLLOWED):
@@ -400,7 +413,8 @@ def _indented(lines: list[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-# Conditional jumps that ask for a truth value: whether the value stays on the stack when they jump, and on which truth they do.
+# Conditional jumps that ask for a truth value: whether the value stays on the stack when they jump, and on which truth
+# they do.
 _BRANCHES: dict[str, tuple[bool, bool]] = {
     "POP_JUMP_IF_TRUE": (False, True),
     "POP_JUMP_IF_FALSE": (False, False),
@@ -409,7 +423,9 @@ _BRANCHES: dict[str, tuple[bool, bool]] = {
 }
 
 # How cleanup code leaves a frame: the exception that was handled, and the handler's name, are put back.
-_TIDYING = frozenset({"NOP", "COPY", "SWAP", "POP_TOP", "POP_EXCEPT", "LOAD_CONST", "STORE_FAST", "DELETE_FAST", "RERAISE"})
+_TIDYING = frozenset(
+    {"NOP", "COPY", "SWAP", "POP_TOP", "POP_EXCEPT", "LOAD_CONST", "STORE_FAST", "DELETE_FAST", "RERAISE"}
+)
 _RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 _SETTLING = frozenset({"NOP", "POP_TOP", "STORE_FAST", "POP_EXCEPT"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "NULL_LOAD_GLOBAL", "LOAD_GLOBAL_NULL"})
@@ -422,8 +438,9 @@ _GIVES_NUMBER: tuple[object, ...] = (round, abs, min, max, int, float, bool)
 _GIVES_TEXT: tuple[object, ...] = (str, repr, format)
 _TEXT = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"})
 
-# What may follow a fresh scalar outside of the graph: whether the instruction touches numbers and strings only, or hands them on to a
-# builtin, an output function, an attribute or an item. (Doing more of it eagerly would be right as well, but a loss.)
+# What may follow a fresh scalar outside of the graph: whether the instruction touches numbers and strings only, or
+# hands them on to a builtin, an output function, an attribute or an item. (Doing more of it eagerly would be right as
+# well, but a loss.)
 _CONTAINERS = (list, dict, set, collections.deque, str)
 _OUTPUT_MODULES = frozenset({"logging", "warnings"})
 
@@ -477,14 +494,17 @@ def _calls_quietly(cut: _Cut, state: _State, operand: tuple[int, tuple[str, ...]
 
 
 def _is_quiet(function: object) -> bool:
-    """A builtin of numbers, strings and containers, or output: with numbers and strings for arguments, nothing for a graph."""
+    """A builtin of numbers, strings and containers, or output: with numbers and strings for arguments, nothing for a
+    graph."""
     if isinstance(function, types.MethodType):
         function = function.__func__
     if isinstance(function, types.FunctionType):
         return function.__module__.split(".")[0] in _OUTPUT_MODULES
     if isinstance(function, types.BuiltinFunctionType):
         owner = function.__self__
-        return type(owner) in _CONTAINERS or (isinstance(owner, types.ModuleType) and owner.__name__ in ("builtins", "math", "time"))
+        return type(owner) in _CONTAINERS or (
+            isinstance(owner, types.ModuleType) and owner.__name__ in ("builtins", "math", "time")
+        )
     return function in (int, float, bool, str) if isinstance(function, type) else False
 
 

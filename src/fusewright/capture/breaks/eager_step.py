@@ -1,8 +1,8 @@
 """The instruction at a graph break, as Python source: one row per instruction that can break.
 
-Takes the instruction and the source expressions that stand for the stack values; gives the lines that perform it eagerly. Always holds: an
-instruction is performed by one call of `__call` (the eager call under the frame hook), so that whatever Python code it runs is compiled in
-its turn; instructions without a row cannot be broken at. No torch.
+Takes the instruction and the source expressions that stand for the stack values; gives the lines that perform it
+eagerly. Always holds: an instruction is performed by one call of `__call` (the eager call under the frame hook), so
+that whatever Python code it runs is compiled in its turn; instructions without a row cannot be broken at. No torch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ PAUSED = "__paused"  # without it
 HANDLING = "__handling"  # while an exception is being handled
 
 _BINARY: dict[str, Callable[..., object]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
-    "**": operator.pow, "@": operator.matmul, "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow, "@": operator.matmul, "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_,
+    "|": operator.or_,
     "^": operator.xor,
 }  # fmt: skip
 _INPLACE: dict[str, Callable[..., object]] = {
-    "+": operator.iadd, "-": operator.isub, "*": operator.imul, "/": operator.itruediv, "//": operator.ifloordiv, "%": operator.imod,
-    "**": operator.ipow, "@": operator.imatmul, "<<": operator.ilshift, ">>": operator.irshift, "&": operator.iand, "|": operator.ior,
+    "+": operator.iadd, "-": operator.isub, "*": operator.imul, "/": operator.itruediv, "//": operator.ifloordiv,
+    "%": operator.imod,
+    "**": operator.ipow, "@": operator.imatmul, "<<": operator.ilshift, ">>": operator.irshift, "&": operator.iand,
+    "|": operator.ior,
     "^": operator.ixor,
 }  # fmt: skip
 _COMPARE: dict[str, Callable[..., object]] = {
@@ -35,7 +39,8 @@ _COMPARE: dict[str, Callable[..., object]] = {
 
 
 class Source:
-    """Python source under construction: lines, the stack as expressions (None: NULL), and the constants that the lines mention."""
+    """Python source under construction: lines, the stack as expressions (None: NULL), and the constants that the lines
+    mention."""
 
     def __init__(self, stack: list[str | None], function: Any) -> None:
         self.lines: list[str] = []

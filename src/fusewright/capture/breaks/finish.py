@@ -1,9 +1,10 @@
 """Reconstruction: the generated Python source of a captured frame's `finish` function.
 
-Takes a finished capture attempt and the `Continuation` (values that must exist, and the lines to run then); gives the function
-`finish(__outputs, __function, *locals)`, its text, and the values that the graph must return, in order.
-Always holds: every value is computed before the first effect is replayed (a source read afterwards could see the effect); an object that is
-reached twice is built once; what existed outside is read from its source, never copied; what cannot be rebuilt is a graph break.
+Takes a finished capture attempt and the `Continuation` (values that must exist, and the lines to run then); gives the
+function `finish(__outputs, __function, *locals)`, its text, and the values that the graph must return, in order.
+Always holds: every value is computed before the first effect is replayed (a source read afterwards could see the
+effect); an object that is reached twice is built once; what existed outside is read from its source, never copied; what
+cannot be rebuilt is a graph break.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Finish:
 
 
 def build(tracer: Tracer, continuation: Continuation) -> Finish:
-    """The finish function of an attempt that ran to its end or to its break. Raises GraphBreak for what cannot be rebuilt."""
+    """The finish function of an attempt that ran to its end or to its break. Raises GraphBreak for what cannot be
+    rebuilt."""
     world = tracer.world
     arguments = _argument_names(tracer)
     world.reserve_names(continuation.constants)
@@ -89,7 +91,10 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     body += _restore_state(world, code, state)
     body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
     body += continuation.lines
-    text = "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)]) + "\n"
+    text = (
+        "\n".join([f"def finish({', '.join([OUTPUTS, FUNCTION, *arguments])}):", *(f"    {line}" for line in body)])
+        + "\n"
+    )
     namespace: dict[str, Any] = {"__builtins__": __builtins__, **code.constants}
     name = f"<fusewright finish of {tracer.function.__qualname__}>"
     exec(compile(text, name, "exec"), namespace)  # our own text, made in this process
@@ -97,7 +102,8 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
 
 
 def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
-    """What `build` would see, by identity: equal before and after some interpreted code ran if that had no effect on it."""
+    """What `build` would see, by identity: equal before and after some interpreted code ran if that had no effect on
+    it."""
     world = tracer.world
     writes = [shadow for shadow in world.effects.shadows if changed(shadow) or attributes_changed(shadow)]
     found: list[object] = [len(world.effects.calls)]
@@ -107,7 +113,11 @@ def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
         value = pending.pop()
         if isinstance(value, _Contents):
             value = value.shadow.value
-        elif type(value) in ATOMS or world.outside(value) is not None or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+        elif (
+            type(value) in ATOMS
+            or world.outside(value) is not None
+            or isinstance(value, (torch.Tensor, type, types.ModuleType))
+        ):
             found.append(value if type(value) in ATOMS else id(value))
             continue
         if id(value) not in seen:
@@ -197,7 +207,9 @@ def _write_back(code: Code, shadow: Shadow) -> list[str]:
     if changed(shadow):
         base = next(base for base in _WRITERS if isinstance(value, base))
         content = code.temporary(content_text(code, value))
-        lines += [line.format(target=target, content=content, base=code.bind(base.__name__, base)) for line in _WRITERS[base]]
+        lines += [
+            line.format(target=target, content=content, base=code.bind(base.__name__, base)) for line in _WRITERS[base]
+        ]
     if attributes_changed(shadow):
         attributes = object.__getattribute__(value, "__dict__")
         text = ", ".join(f"{name!r}: {code.expression(attribute)}" for name, attribute in attributes.items())
@@ -329,7 +341,9 @@ class Code:
             return self._tensor(value)
         if kind is OutsideDict:  # materialised: the shadow has taken over
             return self.source(value.source)
-        builder = BUILDERS.get(kind) or next((builder for base, builder in BASE_BUILDERS if isinstance(value, base)), build_object)
+        builder = BUILDERS.get(kind) or next(
+            (builder for base, builder in BASE_BUILDERS if isinstance(value, base)), build_object
+        )
         shared = self.counts.get(id(value), 0) > 1 or id(value) not in self.counts
         if id(value) in self.building:
             raise GraphBreak("cannot-rebuild", f"a cycle through an immutable {kind.__qualname__}")
@@ -367,9 +381,13 @@ class Code:
 
     def _tensor(self, value: torch.Tensor) -> str:
         if is_wrapper(value):
-            raise GraphBreak("unsupported-tensor", f"a {type(value).__qualname__} that was made inside leaves the graph")
+            raise GraphBreak(
+                "unsupported-tensor", f"a {type(value).__qualname__} that was made inside leaves the graph"
+            )
         if not self.world.recorder_owns(value):
-            raise GraphBreak("functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to")
+            raise GraphBreak(
+                "functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to"
+            )
         text = self.output(value)
         if _must_be_detached(self.world, value):
             text = self.start(value, f"{text}.detach()")
@@ -394,13 +412,16 @@ class Code:
 
 
 def _must_be_detached(world: World, value: Any) -> bool:
-    """Whether a result that needs no gradient is a view of an input that does: the graph's own views would follow that."""
+    """Whether a result that needs no gradient is a view of an input that does: the graph's own views would follow
+    that."""
     if world.recorder.level != "aten" or value.requires_grad:
         return False
     node = value.node
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
-        if node.target is not operator.getitem and (schema is None or not any(result.alias_info is not None for result in schema.returns)):
+        if node.target is not operator.getitem and (
+            schema is None or not any(result.alias_info is not None for result in schema.returns)
+        ):
             return False
         node = node.args[0]
     example = node.meta.get("example_value")

@@ -1,8 +1,9 @@
 """Rebuilding: one row per type, how an object that was made during capture is made again by generated code.
 
-Takes an inside object and the code under construction (finish.Code); gives an expression, and adds the lines that must run before it.
-Always holds: an object is made before its content where a cycle could reach it; no user code runs; what has no row is made attribute by
-attribute, or is a graph break.
+Takes an inside object and the code under construction (finish.Code); gives an expression, and adds the lines that must
+    run before it.
+Always holds: an object is made before its content where a cycle could reach it; no user code runs; what has no row is
+made attribute by attribute, or is a graph break.
 """
 
 from __future__ import annotations
@@ -43,15 +44,20 @@ from fusewright.sizes.symint import size_of
 
 FUNCTION = "__function"
 
-ATOMS: frozenset[type] = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
+ATOMS: frozenset[type] = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)}
+)
 
 # Iterators that can say how to make them again, where they stand.
 ITERATORS: tuple[type, ...] = (
-    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})), type(iter({}.values())),
+    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
+    type(iter({}.values())),
     type(iter({}.items())),
-    type(iter(set())), type(reversed([])), type(iter(range(1 << 70))), enumerate, zip, map, filter, reversed, itertools.chain,
+    type(iter(set())), type(reversed([])), type(iter(range(1 << 70))), enumerate, zip, map, filter, reversed,
+    itertools.chain,
     itertools.islice,
-    itertools.count, itertools.repeat, itertools.cycle, itertools.accumulate, itertools.product, itertools.starmap, itertools.zip_longest,
+    itertools.count, itertools.repeat, itertools.cycle, itertools.accumulate, itertools.product, itertools.starmap,
+    itertools.zip_longest,
     itertools.compress, itertools.takewhile, itertools.dropwhile, itertools.combinations, itertools.permutations,
     type(reversed({})), type(iter(collections.deque())),
 )  # fmt: skip
@@ -63,6 +69,7 @@ class Code(Protocol):
     counts: dict[int, int]
     lines: list[str]
     names: dict[int, str]
+
     @property
     def world(self) -> World: ...
 
@@ -85,8 +92,16 @@ class Code(Protocol):
 
 def content_text(code: Code, value: Any) -> str:
     if isinstance(value, dict):
-        keys = collections.OrderedDict.__iter__(value) if isinstance(value, collections.OrderedDict) else dict.__iter__(value)
-        return "{" + ", ".join(f"{code.expression(key)}: {code.expression(dict.__getitem__(value, key))}" for key in keys) + "}"
+        keys = (
+            collections.OrderedDict.__iter__(value)
+            if isinstance(value, collections.OrderedDict)
+            else dict.__iter__(value)
+        )
+        return (
+            "{"
+            + ", ".join(f"{code.expression(key)}: {code.expression(dict.__getitem__(value, key))}" for key in keys)
+            + "}"
+        )
     return "[" + ", ".join(code.expression(element) for element in value) + "]"
 
 
@@ -229,7 +244,9 @@ def _build_set(code: Code, value: set | frozenset) -> str:
     kind = type(value)
     if kind in (set, frozenset):
         return f"{base}([{elements}])" if base == "frozenset" or not elements else f"{{{elements}}}"
-    made = code.start(value, f"{base}.__new__({code.bind(kind.__name__, kind)}" + (f", [{elements}])" if base == "frozenset" else ")"))
+    made = code.start(
+        value, f"{base}.__new__({code.bind(kind.__name__, kind)}" + (f", [{elements}])" if base == "frozenset" else ")")
+    )
     if base == "set" and elements:
         code.lines.append(f"set.update({made}, [{elements}])")
     return _with_attributes(code, value, made)
@@ -239,20 +256,30 @@ def _build_container_subclass(code: Code, value: Any) -> str:
     """An instance of a subclass of a builtin container: made without running user code, then filled."""
     kind = type(value)
     base = next(
-        base for base in (collections.OrderedDict, collections.defaultdict, collections.deque, dict, list) if isinstance(value, base)
+        base
+        for base in (collections.OrderedDict, collections.defaultdict, collections.deque, dict, list)
+        if isinstance(value, base)
     )
     base_name = base.__name__ if base in (dict, list) else code.bind(base.__name__, base)
     name = code.start(value, f"{base_name}.__new__({code.bind(kind.__name__, kind)})")
     if base is collections.defaultdict:
         code.lines.append(f"{base_name}.__init__({name}, {code.expression(value.default_factory)})")
     if base is collections.deque:
-        code.lines.append(f"{base_name}.__init__({name}, [{', '.join(code.expression(element) for element in value)}], {value.maxlen!r})")
+        code.lines.append(
+            f"{base_name}.__init__({name}, [{', '.join(code.expression(element) for element in value)}], "
+            f"{value.maxlen!r})"
+        )
     elif base is list:
-        code.lines.append(f"list.extend({name}, [{', '.join(code.expression(element) for element in list.__iter__(value))}])")
+        code.lines.append(
+            f"list.extend({name}, [{', '.join(code.expression(element) for element in list.__iter__(value))}])"
+        )
     else:
         keys = collections.OrderedDict.__iter__(value) if base is collections.OrderedDict else dict.__iter__(value)
         for key in list(keys):
-            code.lines.append(f"{base_name}.__setitem__({name}, {code.expression(key)}, {code.expression(dict.__getitem__(value, key))})")
+            code.lines.append(
+                f"{base_name}.__setitem__({name}, {code.expression(key)}, "
+                f"{code.expression(dict.__getitem__(value, key))})"
+            )
     return _with_attributes(code, value, name)
 
 
@@ -290,7 +317,9 @@ def build_object(code: Code, value: Any) -> str:
         made = f"{base.__name__}.__new__({code.expression(kind)}, {atom(code, base(value))})"
         return _with_attributes(code, value, made)
     if classes.native_new(kind) is not object.__new__:
-        raise GraphBreak("cannot-rebuild", f"a {kind.__module__}.{kind.__qualname__} that was made in the compiled function")
+        raise GraphBreak(
+            "cannot-rebuild", f"a {kind.__module__}.{kind.__qualname__} that was made in the compiled function"
+        )
     name = code.start(value, f"object.__new__({code.expression(kind)})")
     return _with_attributes(code, value, name)
 
@@ -298,7 +327,8 @@ def build_object(code: Code, value: Any) -> str:
 def _build_iterator(code: Code, value: Any) -> str:
     reduced = value.__reduce__()
     maker, args, *state = reduced
-    text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({', '.join(code.expression(argument) for argument in args)})"
+    arguments = ", ".join(code.expression(argument) for argument in args)
+    text = f"{code.bind(getattr(maker, '__name__', 'maker'), maker)}({arguments})"
     if state and state[0] is not None:
         name = code.start(value, text)
         code.lines.append(f"{name}.__setstate__({code.expression(state[0])})")
@@ -340,7 +370,8 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
     closure = f"({', '.join(cells)},)" if cells else "None"
     defaults = "None" if value.__defaults__ is None else _build_tuple(code, value.__defaults__)
     maker = code.bind("FunctionType", types.FunctionType)
-    made = f"{maker}({code.bind(f'code_{value.__name__}', value.__code__)}, {namespace}, {value.__name__!r}, {defaults}, {closure})"
+    body = code.bind(f"code_{value.__name__}", value.__code__)
+    made = f"{maker}({body}, {namespace}, {value.__name__!r}, {defaults}, {closure})"
     name = code.start(value, made)
     for cell in empty:
         _fill_cell(code, cell)
@@ -349,7 +380,9 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
     if value.__qualname__ != value.__code__.co_qualname:
         code.lines.append(f"{name}.__qualname__ = {value.__qualname__!r}")
     if value.__doc__ != (
-        value.__code__.co_consts[0] if value.__code__.co_consts and isinstance(value.__code__.co_consts[0], str) else None
+        value.__code__.co_consts[0]
+        if value.__code__.co_consts and isinstance(value.__code__.co_consts[0], str)
+        else None
     ):
         code.lines.append(f"{name}.__doc__ = {code.expression(value.__doc__)}")
     if value.__module__ != value.__globals__.get("__name__"):
@@ -362,24 +395,35 @@ def _build_function(code: Code, value: types.FunctionType) -> str:
 
 
 def _build_method(code: Code, value: types.MethodType) -> str:
-    return f"{code.bind('MethodType', types.MethodType)}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
+    maker = code.bind("MethodType", types.MethodType)
+    return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
 
 
 def _argument_count(code: types.CodeType) -> int:
     """How many argument slots a frame of `code` has."""
     flags = code.co_flags
-    return code.co_argcount + code.co_kwonlyargcount + bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
+    return (
+        code.co_argcount
+        + code.co_kwonlyargcount
+        + bool(flags & inspect.CO_VARARGS)
+        + bool(flags & inspect.CO_VARKEYWORDS)
+    )
 
 
 def _is_waiting(generator: InterpretedGenerator) -> bool:
     """Whether the generator has not begun, and its arguments are where the call has put them."""
     frame = generator.frame
     own = frame.locals[: _argument_count(frame.function.__code__)]
-    return not generator.started and not frame.finished and not any(generator.tracer.is_inside_cell(value) for value in own)
+    return (
+        not generator.started
+        and not frame.finished
+        and not any(generator.tracer.is_inside_cell(value) for value in own)
+    )
 
 
 def _build_generator(code: Code, value: InterpretedGenerator) -> str:
-    """A generator that has not begun: its function is called again, with the same arguments. Its body then runs eagerly."""
+    """A generator that has not begun: its function is called again, with the same arguments. Its body then runs
+    eagerly."""
     if not _is_waiting(value) or _reaches_itself(value):
         raise GraphBreak("cannot-rebuild", "a generator that is alive at this point")
     function = value.frame.function
@@ -411,7 +455,9 @@ def _build_builtin(code: Code, value: Any) -> str:
         raise GraphBreak("cannot-rebuild", f"the method {value.__name__} of a {type(owner).__qualname__}")
     if descriptor is classes.lookup(type(owner), value.__name__):
         return f"{code.expression(owner)}.{value.__name__}"
-    return f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it
+    return (
+        f"{code.bind(value.__name__, descriptor)}.__get__({code.expression(owner)})"  # as `super().__init__` finds it
+    )
 
 
 def _build_partial(code: Code, value: functools.partial) -> str:
@@ -424,7 +470,9 @@ def _build_partial(code: Code, value: functools.partial) -> str:
 def _build_exception(code: Code, value: BaseException) -> str:
     kind = type(value)
     arguments = ", ".join(code.expression(argument) for argument in value.args)
-    name = code.start(value, f"{code.expression(kind)}.__new__({', '.join(filter(None, (code.expression(kind), arguments)))})")
+    name = code.start(
+        value, f"{code.expression(kind)}.__new__({', '.join(filter(None, (code.expression(kind), arguments)))})"
+    )
     code.lines.append(f"{name}.args = ({arguments}{',' if len(value.args) == 1 else ''})")
     for link in ("__cause__", "__context__"):
         linked = getattr(value, link)
@@ -445,7 +493,8 @@ def _build_exception(code: Code, value: BaseException) -> str:
 
 
 def _exception_fields(kind: type) -> Any:
-    """Descriptors of what an exception holds beside its arguments: fields of builtin classes (`AttributeError.obj`) and slots."""
+    """Descriptors of what an exception holds beside its arguments: fields of builtin classes (`AttributeError.obj`) and
+    slots."""
     if issubclass(kind, BaseExceptionGroup):  # its fields follow from its arguments, and cannot be written
         return
     for base in kind.__mro__:
@@ -473,7 +522,9 @@ def _build_traceback(code: Code, value: AbsentTraceback) -> str:
 
 def _build_class(code: Code, value: type) -> str:
     if code.world.is_inside_class(value):
-        raise GraphBreak("cannot-rebuild", f"the class {value.__qualname__}, which each call of the compiled function makes anew")
+        raise GraphBreak(
+            "cannot-rebuild", f"the class {value.__qualname__}, which each call of the compiled function makes anew"
+        )
     return code.bind(value.__name__, value)
 
 
@@ -525,7 +576,10 @@ def _build_comparison(code: Code, value: torch.SymBool) -> str:
     if not is_open(value):
         return repr(value.node.guard_bool("", 0))
     relation, env = value.node.value, value.node.env
-    left, right = (str(side) if isinstance(side, int) else code.output(size_of(side, env)) for side in (relation.left, relation.right))
+    left, right = (
+        str(side) if isinstance(side, int) else code.output(size_of(side, env))
+        for side in (relation.left, relation.right)
+    )
     return f"({left} {relation.op} {right})"
 
 

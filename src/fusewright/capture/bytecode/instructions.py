@@ -1,10 +1,12 @@
 """Bytecode as data: decoding, assembling, and every difference between CPython 3.11, 3.12 and 3.13.
 
-Takes a code object; gives `CodeInfo`: its instructions with jump targets as indices, operands resolved, the handler of each instruction
-from the exception table, and positions. `assemble` is the way back, as far as resume functions need it.
+Takes a code object; gives `CodeInfo`: its instructions with jump targets as indices, operands resolved, the handler of
+each instruction from the exception table, and positions. `assemble` is the way back, as far as resume functions need
+it.
 
-Always holds: `Instruction.name` and `.arg` are CPython's own (so that they can be assembled again); `Instruction.action` and `.operand` are
-the version-independent reading that the interpreter's table is keyed by. Caches and EXTENDED_ARG are not instructions here. No torch.
+Always holds: `Instruction.name` and `.arg` are CPython's own (so that they can be assembled again);
+`Instruction.action` and `.operand` are the version-independent reading that the interpreter's table is keyed by. Caches
+and EXTENDED_ARG are not instructions here. No torch.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A row of the exception table, in instruction indices: where to go, with how much stack, and whether lasti is pushed."""
+    """A row of the exception table, in instruction indices: where to go, with how much stack, and whether lasti is
+    pushed."""
 
     target: int
     depth: int
@@ -76,7 +79,8 @@ class CodeInfo:
     """A decoded code object (which it does not keep alive).
 
     handlers   for each instruction, its handler or None
-    slots      the names of the fast locals in `localsplus` order: variables, then cells that are no variables, then free variables
+    slots      the names of the fast locals in `localsplus` order: variables, then cells that are no variables, then
+        free variables
     cells      the slots that hold cells (of this code, then free ones from `first_free` on)
     start      the first instruction after the prologue that makes cells and copies the closure
     ops        room for the interpreter's (handler, operand) records
@@ -110,7 +114,8 @@ _decoded: dict[int, tuple[weakref.ref[types.CodeType], CodeInfo]] = {}
 
 
 def decoded(code: types.CodeType) -> CodeInfo:
-    """`decode(code)`, made once per code object. (By identity: two code objects may be equal and come from different files.)"""
+    """`decode(code)`, made once per code object. (By identity: two code objects may be equal and come from different
+    files.)"""
     entry = _decoded.get(id(code))
     if entry is not None:
         return entry[1]
@@ -241,7 +246,8 @@ _OPERANDS: dict[str, Callable[[types.CodeType, str, int], tuple[str, object]]] =
     "POP_JUMP_BACKWARD_IF_NONE": _renamed("POP_JUMP_IF_NONE"),
     "POP_JUMP_FORWARD_IF_NOT_NONE": _renamed("POP_JUMP_IF_NOT_NONE"),
     "POP_JUMP_BACKWARD_IF_NOT_NONE": _renamed("POP_JUMP_IF_NOT_NONE"),
-    "SEND": _renamed("SEND_POP" if VERSION < (3, 12) else "SEND"),  # 3.11 drops the receiver itself, later versions by END_SEND
+    # 3.11 drops the receiver itself, later versions by END_SEND
+    "SEND": _renamed("SEND_POP" if VERSION < (3, 12) else "SEND"),
     "LOAD_FAST_CHECK": _renamed("LOAD_FAST"),  # the interpreter always checks
     "LOAD_CLASSDEREF": _renamed("LOAD_FROM_CLASS_OR_DEREF"),
     "JUMP_BACKWARD_NO_INTERRUPT": _renamed("JUMP_BACKWARD"),
@@ -250,7 +256,8 @@ _OPERANDS: dict[str, Callable[[types.CodeType, str, int], tuple[str, object]]] =
     "MAKE_FUNCTION": lambda code, name, arg: (name, arg if VERSION < (3, 13) else 0),
 } | dict.fromkeys(
     (
-        "STORE_ATTR", "DELETE_ATTR", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME",
+        "STORE_ATTR", "DELETE_ATTR", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL",
+        "IMPORT_NAME",
         "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS",
     ),
     _name,
@@ -306,12 +313,23 @@ def decode(code: types.CodeType) -> CodeInfo:
             operand, keywords = (arg, keywords), ()
         elif name == "FOR_ITER":
             operand = target + _EXHAUSTED_SKIP
-        instructions.append(Instruction(name, arg, action, operand, target, start, positions[after - 1 - _CACHES.get(name, 0)]))
+        instructions.append(
+            Instruction(name, arg, action, operand, target, start, positions[after - 1 - _CACHES.get(name, 0)])
+        )
     slots, cells, first_free = localsplus(code)
-    return CodeInfo(weakref.ref(code), instructions, _handlers(code, raw, index_at), slots, cells, first_free, _prologue_end(instructions))
+    return CodeInfo(
+        weakref.ref(code),
+        instructions,
+        _handlers(code, raw, index_at),
+        slots,
+        cells,
+        first_free,
+        _prologue_end(instructions),
+    )
 
 
-# At the end of a loop CPython 3.12 and 3.13 drop the iterator themselves and skip the instructions that are there to drop it.
+# At the end of a loop CPython 3.12 and 3.13 drop the iterator themselves and skip the instructions that are there to
+# drop it.
 _EXHAUSTED_SKIP = {(3, 11): 0, (3, 12): 1}.get(VERSION, 2)
 
 
@@ -322,7 +340,9 @@ def _prologue_end(instructions: Sequence[Instruction]) -> int:
     return len(instructions)
 
 
-def _handlers(code: types.CodeType, raw: list[tuple[int, str, int, int]], index_at: dict[int, int]) -> list[Handler | None]:
+def _handlers(
+    code: types.CodeType, raw: list[tuple[int, str, int, int]], index_at: dict[int, int]
+) -> list[Handler | None]:
     handlers: list[Handler | None] = [None] * len(raw)
     # An instruction is covered when the unit that holds its opcode is (extended arguments may lie before the range).
     units = [after - 1 - _CACHES.get(name, 0) for _, name, _, after in raw]
@@ -334,7 +354,8 @@ def _handlers(code: types.CodeType, raw: list[tuple[int, str, int, int]], index_
 
 
 def parse_exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]:
-    """Rows (start, end, target, depth, lasti) in code units. Format: Objects/exception_handling_notes.txt of CPython."""
+    """Rows (start, end, target, depth, lasti) in code units. Format: Objects/exception_handling_notes.txt of
+    CPython."""
     stream = iter(table)
 
     def number(first: int) -> int:
@@ -475,13 +496,18 @@ def _big_endian(value: int) -> bytes:
 
 def offset_of(code: types.CodeType, name: str) -> int:
     """Where the first instruction `name` of a code object stands, in bytes (as tracebacks count)."""
-    return next(2 * (after - 1 - _CACHES.get(found, 0)) for _, found, _, after in _raw_instructions(code) if found == name)
+    return next(
+        2 * (after - 1 - _CACHES.get(found, 0)) for _, found, _, after in _raw_instructions(code) if found == name
+    )
 
 
 def constant_body(code: types.CodeType) -> types.CodeType:
-    """A code object with the signature of `code` and a body that returns None (binds arguments as CPython does, and nothing else)."""
+    """A code object with the signature of `code` and a body that returns None (binds arguments as CPython does, and
+    nothing else)."""
     items = [Item("COPY_FREE_VARS", len(code.co_freevars))] if code.co_freevars else []
     items += [Item("RESUME", 0), Item("LOAD_CONST", 0), Item("RETURN_VALUE")]
     bytecode, lines, exceptions = assemble(items, code.co_firstlineno)
     flags = code.co_flags & ~(CO_GENERATOR | CO_ASYNC)
-    return code.replace(co_code=bytecode, co_linetable=lines, co_exceptiontable=exceptions, co_consts=(None,), co_flags=flags)
+    return code.replace(
+        co_code=bytecode, co_linetable=lines, co_exceptiontable=exceptions, co_consts=(None,), co_flags=flags
+    )

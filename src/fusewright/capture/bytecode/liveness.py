@@ -1,7 +1,7 @@
 """Which fast locals are live in front of each instruction.
 
-Takes a decoded code object; gives, for each instruction, a bit set of the slots whose present value may still be read. Always holds: too
-many slots may be live, never too few.
+Takes a decoded code object; gives, for each instruction, a bit set of the slots whose present value may still be read.
+Always holds: too many slots may be live, never too few.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from fusewright.capture.bytecode.instructions import CodeInfo, never_falls_throu
 # What touches a cell reads its slot: the cell itself stays.
 _READS = frozenset(
     {
-        "LOAD_FAST", "LOAD_FAST_CHECK", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE", "MAKE_CELL", "LOAD_DEREF", "STORE_DEREF",
+        "LOAD_FAST", "LOAD_FAST_CHECK", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE", "MAKE_CELL",
+        "LOAD_DEREF", "STORE_DEREF",
         "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF",
     }
 )  # fmt: skip

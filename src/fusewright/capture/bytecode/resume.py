@@ -1,10 +1,11 @@
 """Resume functions: the rest of a frame, cut from the original code object at one instruction.
 
-Takes a code object, the instruction to go on at and what is live there; gives a code object whose arguments are the live variables and
-stack values, and whose body restores the stack and jumps to the instruction (or raises a given exception there, as if that instruction
-had). A cell that the frame made is passed as an argument and lies in a plain slot, where LOAD_DEREF reads it as well (so that one
-function object serves all calls); free variables stay free variables. Always holds: names, line numbers and handlers are those of the
-original; a resume function that breaks again is cut from the original once more; one (code, layout) gives one code object. No torch.
+Takes a code object, the instruction to go on at and what is live there; gives a code object whose arguments are the
+live variables and stack values, and whose body restores the stack and jumps to the instruction (or raises a given
+exception there, as if that instruction had). A cell that the frame made is passed as an argument and lies in a plain
+slot, where LOAD_DEREF reads it as well (so that one function object serves all calls); free variables stay free
+variables. Always holds: names, line numbers and handlers are those of the original; a resume function that breaks again
+is cut from the original once more; one (code, layout) gives one code object. No torch.
 """
 
 from __future__ import annotations
@@ -34,9 +35,19 @@ ERROR = "__raised"
 HELD = "__held"  # begins the name of an argument that goes to the stack
 # Instructions whose argument is one slot, by whether the slot holds the value itself or a cell.
 _FAST = frozenset(
-    {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "STORE_FAST", "STORE_FAST_MAYBE_NULL", "DELETE_FAST", "MAKE_CELL"}
+    {
+        "LOAD_FAST",
+        "LOAD_FAST_CHECK",
+        "LOAD_FAST_AND_CLEAR",
+        "STORE_FAST",
+        "STORE_FAST_MAYBE_NULL",
+        "DELETE_FAST",
+        "MAKE_CELL",
+    }
 )
-_DEREF = frozenset({"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_DEREF = frozenset(
+    {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+)
 PAIRS = {
     "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
@@ -44,8 +55,9 @@ PAIRS = {
 }
 
 
-# What a stack entry of a resume function is: NULL; a value that is passed; the exception that a handler saved, for which the one that it
-# handles is passed. An instruction's positions stand for CPython's note of where a passing exception was raised.
+# What a stack entry of a resume function is: NULL; a value that is passed; the exception that a handler saved, for
+# which the one that it handles is passed. An instruction's positions stand for CPython's note of where a passing
+# exception was raised.
 EMPTY, PASSED, HANDLED = "empty", "passed", "handled"
 Entry = str | Positions
 
@@ -75,8 +87,9 @@ class Layout:
 
 @dataclass(eq=False, slots=True)
 class ResumeCode:
-    """A resume function's code. Its arguments: the layout's variables, the cells in the original slots `cells`, the passed stack values,
-    the exception if the layout is raising. `free` are the original slots of its free variables, in order."""
+    """A resume function's code. Its arguments: the layout's variables, the cells in the original slots `cells`, the
+    passed stack values, the exception if the layout is raising. `free` are the original slots of its free variables, in
+    order."""
 
     code: types.CodeType
     layout: Layout
@@ -86,7 +99,8 @@ class ResumeCode:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a code object was cut from. `indices` and `slots` give the original's number for each of ours (-1: none)."""
+    """Where a code object was cut from. `indices` and `slots` give the original's number for each of ours (-1:
+    none)."""
 
     info: CodeInfo
     indices: tuple[int, ...]
@@ -94,7 +108,9 @@ class Origin:
 
 
 _codes: dict[int, tuple[weakref.ref[types.CodeType], dict[Layout, ResumeCode]]] = {}
-_origins: dict[int, tuple[weakref.ref[types.CodeType], weakref.ref[types.CodeType], tuple[int, ...], tuple[int, ...]]] = {}
+_origins: dict[
+    int, tuple[weakref.ref[types.CodeType], weakref.ref[types.CodeType], tuple[int, ...], tuple[int, ...]]
+] = {}
 
 
 def origin_of(code: types.CodeType) -> Origin:
@@ -125,8 +141,8 @@ _raising: dict[int, tuple[weakref.ref[types.CodeType], dict[int, types.CodeType]
 
 
 def raising_code(info: CodeInfo, index: int) -> types.CodeType:
-    """A function of one argument that raises it again, at the line (and columns) of instruction `index` of the original, whose name and
-    file it has. The exception's traceback and context stay as they are."""
+    """A function of one argument that raises it again, at the line (and columns) of instruction `index` of the
+    original, whose name and file it has. The exception's traceback and context stay as they are."""
     original = info.code
     key = id(original)
     if key not in _raising:
@@ -224,10 +240,11 @@ _FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe"
 
 
 class LastInstruction(int):
-    """What CPython pushes below an exception that is only passing through: where it was raised, for the line number of the frame.
+    """What CPython pushes below an exception that is only passing through: where it was raised, for the line number of
+    the frame.
 
-    As an int it is the offset, in code units, in the resume function that it stands in (0 in interpreted frames); `positions` are those of
-    the instruction."""
+    As an int it is the offset, in code units, in the resume function that it stands in (0 in interpreted frames);
+    `positions` are those of the instruction."""
 
     positions: Positions
 
@@ -267,7 +284,8 @@ class _Cutter:
                 raise CannotCut("a comprehension makes a cell of its own in what follows")
         if self.cells and not _FRAME_READERS.isdisjoint(self.info.code.co_names):
             raise CannotCut("the frame is inspected (locals), and has variables that inner functions share")
-        # super() without arguments takes the frame's first variable, whatever it is: so that must be the first here too.
+        # super() without arguments takes the frame's first variable, whatever it is: so that must be the first here
+        # too.
         calls_super = any(self.info.instructions[index].operand == "super" for index in self.kept)
         if calls_super and "__class__" in self.info.code.co_freevars and self.layout.variables[:1] != (0,):
             raise CannotCut("super() needs the first argument, which is a cell or deleted")
@@ -301,7 +319,9 @@ class _Cutter:
             co_exceptiontable=exceptions,
         )
         backward = {new: old for old, new in new_slots.items()}
-        _note_origin(code, info.code, tuple(indices), tuple(backward.get(slot, -1) for slot in range(len(variables) + len(free))))
+        _note_origin(
+            code, info.code, tuple(indices), tuple(backward.get(slot, -1) for slot in range(len(variables) + len(free)))
+        )
         return ResumeCode(code, layout, self.cells, self.free)
 
     def _items(self, slot_of: dict[str, int], new_slots: dict[int, int], free: int) -> tuple[list[Item], list[int]]:
@@ -325,13 +345,16 @@ class _Cutter:
                 prefix += [Item("PUSH_EXC_INFO", positions=here), Item("POP_TOP", positions=here)]
         if layout.raising:
             prefix += _move(slot_of[ERROR], here)
-            prefix.append(Item("RERAISE", 0, positions=here))  # it has been raised: traceback and context are as they should be
+            prefix.append(
+                Item("RERAISE", 0, positions=here)
+            )  # it has been raised: traceback and context are as they should be
         else:
             prefix.append(Item("JUMP_FORWARD", positions=here))
         kept = set(self.kept)
         bodies = []
         for index in self.kept:
-            # CPython 3.13 looks for the handler of a call that failed one unit in front of it, so what has lost its predecessor gets one.
+            # CPython 3.13 looks for the handler of a call that failed one unit in front of it, so what has lost its
+            # predecessor gets one.
             filler = [] if index - 1 in kept else [Item("NOP", positions=info.instructions[index].positions)]
             bodies.append(filler + self._rewritten(info.instructions[index], new_slots))
         place: dict[int, int] = {}
@@ -361,7 +384,10 @@ class _Cutter:
         name, arg, positions = instruction.name, instruction.arg, instruction.positions
         if name in PAIRS:  # the new numbers may not fit into four bits
             first, second = PAIRS[name]
-            return [Item(first, new_slots[arg >> 4], positions=positions), Item(second, new_slots[arg & 15], positions=positions)]
+            return [
+                Item(first, new_slots[arg >> 4], positions=positions),
+                Item(second, new_slots[arg & 15], positions=positions),
+            ]
         if name in _FAST or name in _DEREF:
             arg = new_slots[arg]
         return [Item(name, arg, instruction.target, positions)]
@@ -372,14 +398,17 @@ def _move(slot: int, positions: Any) -> list[Item]:
     return [Item("LOAD_FAST", slot, positions=positions), Item("DELETE_FAST", slot, positions=positions)]
 
 
-def _note_origin(code: types.CodeType, original: types.CodeType, indices: tuple[int, ...], slots: tuple[int, ...]) -> None:
+def _note_origin(
+    code: types.CodeType, original: types.CodeType, indices: tuple[int, ...], slots: tuple[int, ...]
+) -> None:
     key = id(code)
     _origins[key] = (weakref.ref(code, lambda _: _origins.pop(key, None)), weakref.ref(original), indices, slots)
 
 
 class Resumption:
-    """A resume function waiting for its globals and cells: called as `resumption(function, cells, *values)` with the function whose frame
-    broke. `wrap` makes the function object a compiled one; it is kept for as long as globals and cells are the same."""
+    """A resume function waiting for its globals and cells: called as `resumption(function, cells, *values)` with the
+    function whose frame broke. `wrap` makes the function object a compiled one; it is kept for as long as globals and
+    cells are the same."""
 
     __slots__ = ("_bound", "code", "wrap")
 

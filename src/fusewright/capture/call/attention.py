@@ -1,8 +1,9 @@
 """Attention of PyTorch's own modules, whose C++ shortcuts would hide what can be fused.
 
-Takes the questions that `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` ask before they call an operator of their own in inference
-(`operators/decompositions` has what that stands for). Always holds: a shortcut is taken where eager takes it, as it does
-not compute what the module's Python does: every element of a mask that is not zero, also of one that is meant to be added, says "left out".
+Takes the questions that `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` ask before they call an operator of
+their own in inference (`operators/decompositions` has what that stands for). Always holds: a shortcut is taken where
+eager takes it, as it does not compute what the module's Python does: every element of a mask that is not zero, also of
+one that is meant to be added, says "left out".
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Kwargs = dict[str, Any]
 
 
 def fast_path(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch.backends.mha.get_fastpath_enabled. (nn.TransformerEncoder asks too, for nested tensors: `encoder_layer` does without.)"""
+    """torch.backends.mha.get_fastpath_enabled. (nn.TransformerEncoder asks too, for nested tensors: `encoder_layer`
+    does without.)"""
     frame = tracer.frame
     if frame is None or frame.info.code not in _SHORTCUTS:
         return False
@@ -42,8 +44,9 @@ _SHORTCUTS = frozenset(
 
 
 def encoder_layer(tracer: Tracer, layer: torch.nn.Module, output: Any, kwargs: Kwargs) -> Any:
-    """`output` of a module that the frame called; as eager has it, if that is a layer of an nn.TransformerEncoder. Compiled, that makes no
-    nested tensor (which would not be traced), so it leaves at padded places what the layers compute there."""
+    """`output` of a module that the frame called; as eager has it, if that is a layer of an nn.TransformerEncoder.
+    Compiled, that makes no nested tensor (which would not be traced), so it leaves at padded places what the layers
+    compute there."""
     frame = tracer.frame
     if frame is None or frame.info.code is not _ENCODER or kwargs.get("src_key_padding_mask") is None:
         return output

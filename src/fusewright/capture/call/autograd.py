@@ -1,8 +1,11 @@
-"""Autograd inside compiled code: custom functions, backward() and torch.autograd.grad, hooks, requires_grad_, checkpoints.
+"""Autograd inside compiled code: custom functions, backward() and torch.autograd.grad, hooks, requires_grad_,
+checkpoints.
 
-Takes calls of PyTorch's autograd interface on traced tensors; PyTorch's own engine runs them at capture, and what it does is recorded.
-Always holds: user code that runs in a backward (a custom function's, a hook) is interpreted, never called natively; an outside tensor
-whose gradient is accumulated has no hooks (guarded); what would reach an autograd graph outside of the capture is a graph break.
+Takes calls of PyTorch's autograd interface on traced tensors; PyTorch's own engine runs them at capture, and what it
+    does is recorded.
+Always holds: user code that runs in a backward (a custom function's, a hook) is interpreted, never called natively; an
+outside tensor whose gradient is accumulated has no hooks (guarded); what would reach an autograd graph outside of the
+capture is a graph break.
 """
 
 from __future__ import annotations
@@ -43,23 +46,31 @@ def _at_aten_level(tracer: Tracer, code: str, what: str) -> None:
 
 
 def _apply(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Function.apply: a stand-in of the class whose methods are interpreted is applied natively, so that autograd's rules are its own."""
+    """Function.apply: a stand-in of the class whose methods are interpreted is applied natively, so that autograd's
+    rules are its own."""
     cls, *values = args
     _at_aten_level(tracer, "autograd-function", cls.__qualname__)
     if not tracer.assumptions.custom_gradients:
         raise GraphBreak("autograd-function", f"{cls.__qualname__}, whose backward has effects beyond its result")
     if kwargs or getattr(cls, "boxed_grads_call", False) or getattr(cls, "clear_saved_tensors_on_access", False):
-        raise GraphBreak("autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients")
+        raise GraphBreak(
+            "autograd-function", f"{cls.__qualname__} is applied with keyword arguments or boxed gradients"
+        )
     values = [tracer.world.materialise(value) for value in values]
     recorder = tracer.recorder
-    if not (torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)):
+    if not (
+        torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+    ):
         return unwatched(_stand_in(tracer, cls).apply, *values)
     again = tuple(_argument_again(value) for value in values)
     last, before = next(iter(reversed(recorder.graph.nodes)), None), stamp(tracer.world.effects)
     result = unwatched(_stand_in(tracer, cls).apply, *values)
     nodes = tuple(reversed(list(itertools.takewhile(lambda node: node is not last, reversed(recorder.graph.nodes)))))
     outputs = tuple(one.node if isinstance(one, TracedTensor) else None for one in _flat(result))
-    in_place = any(node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).written for node in nodes)
+    in_place = any(
+        node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).written
+        for node in nodes
+    )
     repeatable = _Varying not in again and not in_place and stamp(tracer.world.effects) == before
     if not repeatable or any(node is not None and node not in nodes for node in outputs):
         recorder.user_gradients = None
@@ -84,7 +95,9 @@ def _argument_again(value: Any) -> Any:
     return value if type(value) in _CONSTANT or value is None else _Varying
 
 
-_CONSTANT = frozenset({int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size})
+_CONSTANT = frozenset(
+    {int, float, bool, str, bytes, complex, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size}
+)
 
 
 def _stand_in(tracer: Tracer, cls: type) -> Any:
@@ -107,7 +120,8 @@ def _interpreted(tracer: Tracer, function: object) -> Callable[..., Any]:
 
 
 def call_function_machinery(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Python functions of torch.autograd.function: the methods of `ctx` run as they are, the wrapper of once_differentiable is inlined."""
+    """Python functions of torch.autograd.function: the methods of `ctx` run as they are, the wrapper of
+    once_differentiable is inlined."""
     if fn.__code__.co_qualname == "once_differentiable.<locals>.wrapper":
         return tracer.inline(fn, args, kwargs)
     if fn.__qualname__.startswith(("FunctionCtx.", "_HookMixin.")) and tracer.world.outside(args[0]) is None:
@@ -136,7 +150,9 @@ def _check_engine_call(tracer: Tracer, roots: list[Any], what: str) -> None:
         if not _is_ours(root):
             raise GraphBreak("autograd-call", f"{what} of something that is no tensor")
         if tracer.world.outside(root) is not None and not root.is_leaf:
-            raise GraphBreak("autograd-call", f"{what} of a tensor whose graph was made outside of the compiled function")
+            raise GraphBreak(
+                "autograd-call", f"{what} of a tensor whose graph was made outside of the compiled function"
+            )
 
 
 def _grad(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -159,7 +175,8 @@ def _note_freed(tracer: Tracer, given: dict[str, Any]) -> None:
 
 
 def _backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    """torch.autograd.backward: gradients are accumulated into traced leaves, and stored to the outside ones' `grad` at the end."""
+    """torch.autograd.backward: gradients are accumulated into traced leaves, and stored to the outside ones' `grad` at
+    the end."""
     names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
     _run_backward(tracer, dict(zip(names, args)) | kwargs)
 
@@ -167,7 +184,9 @@ def _backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
 def _tensor_backward(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """Tensor.backward."""
     given = dict(zip(("tensors", "grad_tensors", "retain_graph", "create_graph", "inputs"), args))
-    _run_backward(tracer, given | {("grad_tensors" if name == "gradient" else name): value for name, value in kwargs.items()})
+    _run_backward(
+        tracer, given | {("grad_tensors" if name == "gradient" else name): value for name, value in kwargs.items()}
+    )
 
 
 def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
@@ -190,7 +209,9 @@ def _run_backward(tracer: Tracer, given: dict[str, Any]) -> None:
             raise GraphBreak("autograd-call", "backward() into a gradient that itself has a history")
         unwatched(setattr, leaf, "grad", held)
         before[id(leaf)] = held
-    keywords: dict[str, Any] = {name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given}
+    keywords: dict[str, Any] = {
+        name: given[name] for name in ("grad_tensors", "retain_graph", "create_graph", "inputs") if name in given
+    }
     world.torch_call(torch.autograd.backward, (given["tensors"],), keywords)
     _note_freed(tracer, given)
     for leaf in wanted or leaves:
@@ -214,7 +235,9 @@ def _leaves(tracer: Tracer, roots: list[Any]) -> Iterator[Any]:
         if leaf is None:
             pending += [following for following, _ in node.next_functions if following is not None]
         elif id(leaf) in outside:
-            raise GraphBreak("autograd-call", "backward() through a tensor whose graph was made outside of the compiled function")
+            raise GraphBreak(
+                "autograd-call", "backward() through a tensor whose graph was made outside of the compiled function"
+            )
         elif not _is_ours(leaf):
             raise GraphBreak("autograd-call", "backward() into a tensor that the capture does not know")
         else:
@@ -239,7 +262,9 @@ def _register_hook(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.register_hook on a tensor made inside: its backward calls the interpreter."""
     tensor, hook = args
     if tracer.world.outside(tensor) is not None or not tracer.assumptions.custom_gradients:
-        raise GraphBreak("autograd-call", "Tensor.register_hook() on an input, or a hook with effects beyond its result")
+        raise GraphBreak(
+            "autograd-call", "Tensor.register_hook() on an input, or a hook with effects beyond its result"
+        )
     _at_aten_level(tracer, "autograd-call", "Tensor.register_hook()")
     if tensor.requires_grad:
         recorder = tracer.recorder
@@ -270,7 +295,8 @@ METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {"requires_grad_":
 
 
 def call_undisturbed(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A function that PyTorch keeps from its own compiler (`torch._disable_dynamo`): checkpoint is known, others break the graph."""
+    """A function that PyTorch keeps from its own compiler (`torch._disable_dynamo`): checkpoint is known, others break
+    the graph."""
     original = getattr(fn, "__wrapped__", None)
     if original is not None and original.__module__ == "torch.utils.checkpoint":
         if original.__qualname__ == "checkpoint":
@@ -289,7 +315,8 @@ def call_checkpoint_module(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) 
 
 
 def _checkpoint(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch.utils.checkpoint.checkpoint: what is recorded inside is marked, and the backward computes it again (see autograd.partition)."""
+    """torch.utils.checkpoint.checkpoint: what is recorded inside is marked, and the backward computes it again (see
+    autograd.partition)."""
     _at_aten_level(tracer, "checkpoint", "torch.utils.checkpoint.checkpoint")
     options = dict(kwargs)
     reentrant = options.pop("use_reentrant", None)
@@ -330,4 +357,3 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._tensor", "Tensor.backward"): _tensor_backward,
     ("torch._tensor", "Tensor.register_hook"): _register_hook,
 }
-

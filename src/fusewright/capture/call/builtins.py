@@ -1,7 +1,8 @@
-"""Builtin functions and classes: rows for those that meet user objects or call back, and the list of those that are simply called.
+"""Builtin functions and classes: rows for those that meet user objects or call back, and the list of those that are
+simply called.
 
-Takes real values; gives what the builtin gives. Always holds: a builtin that runs natively sees no lazy stand-in, and no outside object
-that it would look into; a callback that it makes enters the interpreter through a trampoline.
+Takes real values; gives what the builtin gives. Always holds: a builtin that runs natively sees no lazy stand-in, and
+no outside object that it would look into; a callback that it makes enters the interpreter through a trampoline.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ ITEM_GETTER, ATTR_GETTER, METHOD_CALLER = operator.itemgetter, operator.attrgett
 
 # C modules whose functions compute from their arguments alone (builtins that do more are refused below or have rows).
 PURE_MODULES = frozenset({
-    "math", "cmath", "_operator", "operator", "itertools", "_functools", "_bisect", "_struct", "_string", "unicodedata", "binascii",
+    "math", "cmath", "_operator", "operator", "itertools", "_functools", "_bisect", "_struct", "_string",
+    "unicodedata", "binascii",
     "_statistics", "_heapq",
     "_abc", "_json", "_collections",
 })  # fmt: skip
@@ -69,7 +71,11 @@ def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if known is not None:
             return known
     for value in (*args, *kwargs.values()):
-        if type(value) not in PLAIN and world.is_raw(value) and not isinstance(value, (protocols.TRANSPARENT, torch.Tensor)):
+        if (
+            type(value) not in PLAIN
+            and world.is_raw(value)
+            and not isinstance(value, (protocols.TRANSPARENT, torch.Tensor))
+        ):
             raise GraphBreak("opaque-object", f"{fn.__qualname__} of a {type(value).__qualname__}")
         if isinstance(value, torch.Tensor) and fn.__name__ in _NUMBERS:
             raise GraphBreak("data-dependent-scalar", f"{fn.__module__}.{fn.__name__} of a tensor")
@@ -274,7 +280,9 @@ def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> list[Any]:
         ranks: list[Any] = keys
     else:
         ranks = [_Ordered(world, one) for one in keys]
-    order = native(sorted, range(len(elements)), key=ranks.__getitem__, reverse=world.truth(kwargs.get("reverse", False)))
+    order = native(
+        sorted, range(len(elements)), key=ranks.__getitem__, reverse=world.truth(kwargs.get("reverse", False))
+    )
     return [elements[index] for index in order]
 
 
@@ -302,7 +310,9 @@ def _over_iterables(cls: Callable[..., Any], callbacks: int = 0) -> Row:
         world = tracer.world
         ready = [native_callback(tracer, value) for value in args[:callbacks]]
         ready += [native_iterable(world, value) if _is_iterable(world, value) else value for value in args[callbacks:]]
-        keywords = {name: native_callback(tracer, value) if name in ("key", "func") else value for name, value in kwargs.items()}
+        keywords = {
+            name: native_callback(tracer, value) if name in ("key", "func") else value for name, value in kwargs.items()
+        }
         return native(cls, *ready, **keywords)
 
     return make
@@ -319,7 +329,9 @@ def _is_iterable(world: World, value: Any) -> bool:
         return False
     if kind is OutsideDict or isinstance(value, torch.Tensor):
         return True
-    return classes.lookup(kind, "__iter__") is not MISSING or classes.python_method(world, kind, "__getitem__") is not None
+    return (
+        classes.lookup(kind, "__iter__") is not MISSING or classes.python_method(world, kind, "__getitem__") is not None
+    )
 
 
 def _accumulate(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -483,13 +495,16 @@ def warn_at(message: str, category: type[Warning], file: str, line: int, module:
 
 
 def _warn(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    """Held back as output is, with the place that `stacklevel` means; beyond the captured frames the caller's frames tell it."""
+    """Held back as output is, with the place that `stacklevel` means; beyond the captured frames the caller's frames
+    tell it."""
     given = dict(zip(("message", "category", "stacklevel"), args)) | kwargs
     message, category, level = given.get("message"), given.get("category") or UserWarning, given.get("stacklevel", 1)
     frame = tracer.frame
     for _ in range(max(level, 1) - 1 if type(level) is int else 0):
         frame = None if frame is None else frame.back
-    simple = type(message) is str and isinstance(category, type) and given.keys() <= {"message", "category", "stacklevel"}
+    simple = (
+        type(message) is str and isinstance(category, type) and given.keys() <= {"message", "category", "stacklevel"}
+    )
     if frame is None or not simple or type(level) is not int:
         defer_output(tracer, warnings.warn, args, kwargs)
         return
@@ -571,7 +586,8 @@ def _constants_only(fn: Callable[..., Any]) -> Row:
 
 
 def plain_data(tracer: Tracer, value: Any) -> Any:
-    """`value` for native code: a constant, a builtin container of such, a Python function as a trampoline; MISSING for anything else."""
+    """`value` for native code: a constant, a builtin container of such, a Python function as a trampoline; MISSING for
+    anything else."""
     value = concrete(tracer.world.materialise(value))
     kind = type(value)
     if is_constant(value) or kind in FROZEN_TYPES or kind is type:
@@ -588,7 +604,8 @@ def plain_data(tracer: Tracer, value: Any) -> Any:
 
 
 def _thread_identity(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
-    """For the recursion checks of `repr`, which look it up in a set of their own; anywhere else its value could outlive the thread."""
+    """For the recursion checks of `repr`, which look it up in a set of their own; anywhere else its value could outlive
+    the thread."""
     frame = tracer.frame
     if frame is None or frame.function.__globals__.get("__name__") not in ("dataclasses", "reprlib"):
         raise GraphBreak("untraceable-call", "threading.get_ident")
@@ -607,38 +624,54 @@ def _flattened(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 ROWS: list[tuple[Any, Row]] = [
-    (isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr), (hasattr, _hasattr), (setattr, _setattr),
-    (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len), (iter, _iter),
+    (isinstance, _isinstance), (issubclass, _issubclass), (type, _type), (getattr, _getattr), (hasattr, _hasattr),
+    (setattr, _setattr),
+    (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
+    (iter, _iter),
     (next, _next),
-    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, _extreme(min, "<")), (max, _extreme(max, ">")),
+    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, _extreme(min, "<")),
+    (max, _extreme(max, ">")),
     (sorted, _sorted),
-    (functools.reduce, _reduce), (map, _over_iterables(map, 1)), (filter, _over_iterables(filter, 1)), (zip, _over_iterables(zip)),
-    (enumerate, _over_iterables(enumerate)), (reversed, _reversed), (itertools.accumulate, _accumulate), (itertools.groupby, _groupby),
-    (itertools.starmap, _over_iterables(itertools.starmap, 1)), (itertools.takewhile, _over_iterables(itertools.takewhile, 1)),
-    (itertools.dropwhile, _over_iterables(itertools.dropwhile, 1)), (itertools.filterfalse, _over_iterables(itertools.filterfalse, 1)),
+    (functools.reduce, _reduce), (map, _over_iterables(map, 1)), (filter, _over_iterables(filter, 1)),
+    (zip, _over_iterables(zip)),
+    (enumerate, _over_iterables(enumerate)), (reversed, _reversed), (itertools.accumulate, _accumulate),
+    (itertools.groupby, _groupby),
+    (itertools.starmap, _over_iterables(itertools.starmap, 1)),
+    (itertools.takewhile, _over_iterables(itertools.takewhile, 1)),
+    (itertools.dropwhile, _over_iterables(itertools.dropwhile, 1)),
+    (itertools.filterfalse, _over_iterables(itertools.filterfalse, 1)),
     *((cls, _over_iterables(cls)) for cls in (
-        itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
+        itertools.chain, itertools.product, itertools.permutations, itertools.combinations,
+        itertools.combinations_with_replacement,
         itertools.cycle,
         itertools.islice, itertools.zip_longest, itertools.compress, itertools.pairwise)),
     *((cls, functools.partial(_made_natively, cls)) for cls in (itertools.count, itertools.repeat)),
-    (int, _convert(int, "__int__", "data-dependent-scalar")), (float, _convert(float, "__float__", "data-dependent-scalar")),
-    (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr), (format, _format),
+    (int, _convert(int, "__int__", "data-dependent-scalar")),
+    (float, _convert(float, "__float__", "data-dependent-scalar")),
+    (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr),
+    (format, _format),
     (ascii, lambda tracer, args, kwargs: protocols.to_text(tracer.world, args[0], "ascii")),
     (list, _collect(list)), (tuple, _collect(tuple)), (set, _collect(set)), (frozenset, _collect(frozenset)),
     (collections.deque, _collect(collections.deque)),
-    (dict, _dict(dict)), (collections.OrderedDict, _dict(collections.OrderedDict)), (collections.defaultdict, _defaultdict),
-    (abs, _rounding(abs, "__abs__")), (round, _rounding(round, "__round__")), (math.floor, _rounding(math.floor, "__floor__")),
-    (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod), (pow, _pow),
+    (dict, _dict(dict)), (collections.OrderedDict, _dict(collections.OrderedDict)),
+    (collections.defaultdict, _defaultdict),
+    (abs, _rounding(abs, "__abs__")), (round, _rounding(round, "__round__")),
+    (math.floor, _rounding(math.floor, "__floor__")),
+    (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod),
+    (pow, _pow),
     (print, _print), (warnings.warn, _warn),
     *((row.function, _binary_row(symbol)) for symbol, row in BINARY.items()),
     *((row.inplace_function, _binary_row(symbol, True)) for symbol, row in BINARY.items()),
     *((row.function, _compare_row(symbol)) for symbol, row in COMPARE.items()),
-    (operator.is_, _compare_row("is")), (operator.is_not, _compare_row("is not")), (operator.contains, _world_row("contains")),
-    (operator.getitem, _world_row("getitem")), (operator.setitem, _world_row("setitem")), (operator.delitem, _world_row("delitem")),
+    (operator.is_, _compare_row("is")), (operator.is_not, _compare_row("is not")),
+    (operator.contains, _world_row("contains")),
+    (operator.getitem, _world_row("getitem")), (operator.setitem, _world_row("setitem")),
+    (operator.delitem, _world_row("delitem")),
     (operator.truth, _bool), (operator.not_, lambda tracer, args, kwargs: not tracer.world.truth(args[0])),
-    (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")), (operator.inv, _unary_row("~")),
+    (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")),
+    (operator.inv, _unary_row("~")),
     (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
-    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall, re.finditer, re.split,
-                                                 re.escape, json.dumps, json.loads)),
+    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
+                                           re.finditer, re.split, re.escape, json.dumps, json.loads)),
     (threading.get_ident, _thread_identity),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Calls of classes: `type.__call__`, with native `__new__` and interpreted `__init__`.
 
-Takes a class and arguments; gives the new instance, which is inside and free to mutate. Always holds: construction that runs native code
-of a type that is not known to be harmless is a graph break.
+Takes a class and arguments; gives the new instance, which is inside and free to mutate. Always holds: construction that
+runs native code of a type that is not known to be harmless is a graph break.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
     if cls in call_torch.NATIVE_CLASSES or cls in call_support.PURE_CLASSES:
         return native(
-            cls, *(for_native(world, value) for value in args), **{name: for_native(world, value) for name, value in kwargs.items()}
+            cls,
+            *(for_native(world, value) for value in args),
+            **{name: for_native(world, value) for name, value in kwargs.items()},
         )
     if issubclass(cls, np.generic) and all(isinstance(value, (int, float, complex, str, np.generic)) for value in args):
         return native(cls, *args, **kwargs)
-    if cls in call_support.VALUE_CLASSES and all(is_constant(value) or type(value) in FROZEN_TYPES for value in (*args, *kwargs.values())):
+    if cls in call_support.VALUE_CLASSES and all(
+        is_constant(value) or type(value) in FROZEN_TYPES for value in (*args, *kwargs.values())
+    ):
         return native(cls, *args, **kwargs)
     meta = type(cls)
     if meta is not type:
@@ -59,7 +63,9 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 def _call_enum(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if len(args) != 1 or kwargs or not is_constant(args[0]):
-        raise GraphBreak("untraceable-call", f"the enumeration {cls.__qualname__} with arguments that are not one constant")
+        raise GraphBreak(
+            "untraceable-call", f"the enumeration {cls.__qualname__} with arguments that are not one constant"
+        )
     member = native(cls, *args)
     return tracer.world.load(member, tracer.world.constant(member, cls.__name__))
 
@@ -83,7 +89,11 @@ def construct(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         given = tracer.call(world_init, (instance, *args), kwargs)
         if given is not None:
             raise UserException(TypeError(f"__init__() should return None, not '{world.type_of(given).__name__}'"))
-    elif initialiser is not object.__init__ and not isinstance(initialiser, types.FunctionType) and initialiser is not MISSING:
+    elif (
+        initialiser is not object.__init__
+        and not isinstance(initialiser, types.FunctionType)
+        and initialiser is not MISSING
+    ):
         tracer.call(initialiser, (instance, *args), kwargs)
     return instance
 
@@ -100,7 +110,9 @@ def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: A
         if isinstance(initialiser, types.FunctionType) and issubclass(cls, (dict, list, set, collections.deque)):
             return native(maker, cls)
         ready = tuple(
-            call_support.native_iterable(world, value) if issubclass(cls, (tuple, frozenset)) else for_native(world, value)
+            call_support.native_iterable(world, value)
+            if issubclass(cls, (tuple, frozenset))
+            else for_native(world, value)
             for value in args
         )
         return native(maker, cls, *ready, **kwargs)
@@ -139,7 +151,11 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
         members = [_is_member(tracer, obj, cls, name) for name in sorted(typing._get_protocol_attrs(cls))]  # type: ignore[attr-defined]
     if kind is type(obj):
         answer = native(isinstance, obj, cls)
-    elif isinstance(obj, torch.Tensor) and cls in _FLAGS and (flag := _attribute(tracer, obj, _FLAGS[cls])) is not MISSING:
+    elif (
+        isinstance(obj, torch.Tensor)
+        and cls in _FLAGS
+        and (flag := _attribute(tracer, obj, _FLAGS[cls])) is not MISSING
+    ):
         return truth(world, flag) or issubclass(kind, cls)
     else:
         native(isinstance, None, cls)  # what the class has against being asked does not depend on the object
@@ -193,5 +209,15 @@ def is_subclass(tracer: Tracer, cls: Any, bases: Any) -> bool:
 
 # Checks of these modules look at nothing but the class.
 _KNOWN_CHECKS = frozenset(
-    {"abc", "typing", "torch.nn.parameter", "enum", "torch._C", "torch", "_py_abc", "typing_extensions", "torch.autograd.variable"}
+    {
+        "abc",
+        "typing",
+        "torch.nn.parameter",
+        "enum",
+        "torch._C",
+        "torch",
+        "_py_abc",
+        "typing_extensions",
+        "torch.autograd.variable",
+    }
 )

@@ -1,8 +1,9 @@
 """What a call does: the policy for every kind of callable.
 
-Takes a callable with its arguments; gives the result, by interpreting, by calling native code, or by a row of the tables.
-Always holds: the order is Python function (row, disabled, torch's native namespaces, interpreted), bound method, class, builtin,
-object with `__call__`; what no rule allows is the graph break "untraceable-call", which names the callable.
+Takes a callable with its arguments; gives the result, by interpreting, by calling native code, or by a row of the
+    tables.
+Always holds: the order is Python function (row, disabled, torch's native namespaces, interpreted), bound method, class,
+builtin, object with `__call__`; what no rule allows is the graph break "untraceable-call", which names the callable.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ Row = Callable[["Tracer", Args, Kwargs], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Arity:
-    """How many arguments a function takes at least, how many by position at most, and the names that it knows (None: any)."""
+    """How many arguments a function takes at least, how many by position at most, and the names that it knows (None:
+    any)."""
 
     least: int
     most: int
@@ -71,7 +73,9 @@ def _arity(function: Any) -> _Arity | None:
     return _Arity(
         least=sum(one.default is one.empty for one in positional),
         most=1 << 30 if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(positional),
-        names=None if any(one.kind is one.VAR_KEYWORD for one in parameters) else frozenset(one.name for one in parameters),
+        names=None
+        if any(one.kind is one.VAR_KEYWORD for one in parameters)
+        else frozenset(one.name for one in parameters),
     )
 
 
@@ -151,7 +155,13 @@ def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: K
 def _dispatch(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     """`functools.singledispatch`'s question which function serves a class: asked natively, and again at each call."""
     world = tracer.world
-    if world.outside(fn) is None or kwargs or len(args) != 1 or not isinstance(args[0], type) or world.is_inside_class(args[0]):
+    if (
+        world.outside(fn) is None
+        or kwargs
+        or len(args) != 1
+        or not isinstance(args[0], type)
+        or world.is_inside_class(args[0])
+    ):
         return tracer.inline(fn, args, kwargs)
     found = fn(args[0])
     world.guard_answer(fn, args, found, identical=True)
@@ -179,8 +189,9 @@ def _call_trampoline(tracer: Tracer, fn: Trampoline, args: Args, kwargs: Kwargs)
 def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A functools.lru_cache function: asked itself, and asked again by a guard, since its cache may be cleared.
 
-    A library's is asked of constants alone, and its answer kept: by contract it is the same at every call. Otherwise its body is
-    interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so that it still comes once.
+    A library's is asked of constants alone, and its answer kept: by contract it is the same at every call. Otherwise
+    its body is interpreted; output that it defers (a `warning_once`) is replayed by calling the cached function, so
+    that it still comes once.
     """
     world = tracer.world
     args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
@@ -196,7 +207,10 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
         return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
     if not library:
-        raise GraphBreak("untraceable-call", f"{describe(fn)}, which keeps its results by functools.lru_cache, of a tensor or a container")
+        raise GraphBreak(
+            "untraceable-call",
+            f"{describe(fn)}, which keeps its results by functools.lru_cache, of a tensor or a container",
+        )
     before = len(world.effects.calls)
     result = call(tracer, world.load(fn.__wrapped__, world.constant(fn.__wrapped__, "wrapped")), args, kwargs)
     if result is None and len(world.effects.calls) > before:

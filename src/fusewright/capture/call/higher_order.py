@@ -1,8 +1,9 @@
 """torch.cond and torch.while_loop as operators of the graph; the other higher-order functions by their plain meaning.
 
-Takes the call's arguments; gives its result, with the bodies captured as subgraphs whose closed-over tensors become operands. Always
-holds: what a body does besides computing tensors (a store, a write into an operand, a gradient that is wanted), or what differs between
-the branches, is a graph break; the call then runs by its plain Python meaning, with each body compiled.
+Takes the call's arguments; gives its result, with the bodies captured as subgraphs whose closed-over tensors become
+operands. Always holds: what a body does besides computing tensors (a store, a write into an operand, a gradient that is
+wanted), or what differs between the branches, is a graph break; the call then runs by its plain Python meaning, with
+each body compiled.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def _refuse(reason: str) -> NoReturn:
 
 
 class SubRecorder(Recorder):
-    """Records a body. Tensors of the outer recording become placeholders when they are first used (`lifted`, in order)."""
+    """Records a body. Tensors of the outer recording become placeholders when they are first used (`lifted`, in
+    order)."""
 
     def __init__(self, outer: Recorder) -> None:
         super().__init__(outer.level, outer.env, outer.location)
@@ -99,7 +101,9 @@ def _choose(tracer: Tracer, pred: Any, true_fn: Any, false_fn: Any, operands: An
     graphs = [_closed(recorder, outputs, inputs, 0) for recorder, _, outputs in bodies]
     kinds = [_kind(result) for result in results]
     if tracer.recorder.level == "torch":
-        made = _record_modules(tracer, torch.ops.higher_order.cond, graphs, results, lambda parts: (pred, *parts, tuple(inputs)))
+        made = _record_modules(
+            tracer, torch.ops.higher_order.cond, graphs, results, lambda parts: (pred, *parts, tuple(inputs))
+        )
     else:
         made = _record(tracer, subgraphs.CHOOSE, graphs, kinds, (pred,), (inputs,))
     return pytree.tree_unflatten(made, spec)
@@ -125,11 +129,15 @@ def _repeat(tracer: Tracer, cond_fn: Any, body_fn: Any, carried_inputs: Any) -> 
         operator = torch.ops.higher_order.while_loop
         output = graphs[0].output_node()  # the operator wants the bare condition
         output.args = (output.args[0][0],)  # type: ignore[index]
-        return tuple(_record_modules(tracer, operator, graphs, carried, lambda parts: (*parts, tuple(carried), tuple(inputs))))
+        return tuple(
+            _record_modules(tracer, operator, graphs, carried, lambda parts: (*parts, tuple(carried), tuple(inputs)))
+        )
     return tuple(_record(tracer, subgraphs.REPEAT, graphs, [_kind(value) for value in carried], (), (carried, inputs)))
 
 
-def _body(tracer: Tracer, function: Any, operands: list[Any], carried: list[Any]) -> tuple[SubRecorder, Any, list[TracedTensor]]:
+def _body(
+    tracer: Tracer, function: Any, operands: list[Any], carried: list[Any]
+) -> tuple[SubRecorder, Any, list[TracedTensor]]:
     """A body's recording over fresh placeholders for `carried`, the structure of what it returns, and its tensors."""
     outer = tracer.recorder
     if isinstance(outer, SubRecorder):
@@ -212,7 +220,8 @@ def _kind(value: Any) -> TensorType:
 
 def _same_types(left: list[Any], right: list[Any]) -> bool:
     return len(left) == len(right) and all(
-        (a.tensor_type.shape, a.dtype, a.device) == (b.tensor_type.shape, b.dtype, b.device) for a, b in zip(left, right)
+        (a.tensor_type.shape, a.dtype, a.device) == (b.tensor_type.shape, b.dtype, b.device)
+        for a, b in zip(left, right)
     )
 
 
@@ -224,8 +233,11 @@ def _common_inputs(recorders: list[SubRecorder]) -> list[TracedTensor]:
     return list(found.values())
 
 
-def _closed(recorder: SubRecorder, outputs: list[TracedTensor], inputs: list[TracedTensor], carried: int) -> torch.fx.Graph:
-    """The graph of a body whose placeholders are the sizes it needs, the carried values, then `inputs`; functional at ATen level."""
+def _closed(
+    recorder: SubRecorder, outputs: list[TracedTensor], inputs: list[TracedTensor], carried: int
+) -> torch.fx.Graph:
+    """The graph of a body whose placeholders are the sizes it needs, the carried values, then `inputs`; functional at
+    ATen level."""
     graph = recorder.finish(outputs)
     if recorder.level == "aten":
         # Imported late: a process that finds all its graphs in the disk cache needs no passes.
@@ -289,7 +301,11 @@ def _record(
 
 
 def _record_modules(
-    tracer: Tracer, operator: Any, graphs: list[torch.fx.Graph], results: list[Any], arguments: Callable[[list[Any]], Args]
+    tracer: Tracer,
+    operator: Any,
+    graphs: list[torch.fx.Graph],
+    results: list[Any],
+    arguments: Callable[[list[Any]], Args],
 ) -> list[Any]:
     """The operator's node in the outer torch-level graph, with the bodies as submodules."""
     if _sizes(graphs) or any(graph.find_nodes(op="get_attr") for graph in graphs):

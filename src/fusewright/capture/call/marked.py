@@ -1,6 +1,8 @@
-"""Callables that the user has marked: disabled, native, constant, substituted; by fusewright's decorators or by PyTorch's.
+"""Callables that the user has marked: disabled, native, constant, substituted; by fusewright's decorators or by
+PyTorch's.
 
-Takes a callable; gives the rule that its mark asks for. Always holds: PyTorch's compiler is looked at only if the program has loaded it.
+Takes a callable; gives the rule that its mark asks for. Always holds: PyTorch's compiler is looked at only if the
+    program has loaded it.
 """
 
 from __future__ import annotations
@@ -57,11 +59,18 @@ _HIDDEN = ("_init_group", "_fused_")
 def _disabled(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     reason = fn.__dict__.get(marks.DISABLED) or fn.__dict__.get("_torchdynamo_disable_msg")
     inner = fn.__dict__.get("_torchdynamo_orig_callable")
-    if isinstance(inner, types.FunctionType) and inner.__module__.startswith("torch.optim.") and inner.__name__.startswith(_HIDDEN):
-        # PyTorch's compiler hides these parts of its optimizers from itself, for the whole process, when it is first used.
+    if (
+        isinstance(inner, types.FunctionType)
+        and inner.__module__.startswith("torch.optim.")
+        and inner.__name__.startswith(_HIDDEN)
+    ):
+        # PyTorch's compiler hides these parts of its optimizers from itself, for the whole process, when it is first
+        # used.
         return tracer.call(tracer.world.load(inner, tracer.world.constant(inner, inner.__name__)), args, kwargs)
     if fn.__dict__.get("_torchdynamo_disable_recursive") is False and isinstance(inner, types.FunctionType):
-        setattr(inner, marks.EAGER_FRAME, True)  # its wrapper is PyTorch's, which leaves the frame itself to the compiler
+        setattr(
+            inner, marks.EAGER_FRAME, True
+        )  # its wrapper is PyTorch's, which leaves the frame itself to the compiler
     name = f"{fn.__module__}.{fn.__qualname__}"
     raise GraphBreak("disabled-function", f"{name} ({reason})" if isinstance(reason, str) else name)
 
@@ -83,7 +92,8 @@ def _real(world: Any, fn: Any, value: Any) -> Any:
         return type(value)(_real(world, fn, element) for element in value)
     raise GraphBreak(
         "untraceable-call",
-        f"{fn.__module__}.{fn.__qualname__} is marked with assume_constant_result, and an argument of it is computed inside",
+        f"{fn.__module__}.{fn.__qualname__} is marked with assume_constant_result, and an argument of it is computed "
+        "inside",
     )
 
 

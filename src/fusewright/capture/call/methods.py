@@ -1,8 +1,9 @@
 """Methods of builtin types, called on whatever they are bound to.
 
-Takes a bound builtin method (`[].append`), a slot wrapper (`object.__setattr__`) or a descriptor with its receiver; gives the result.
-Always holds: a receiver made inside is free to be changed natively; an outside receiver never reaches native code, except for methods
-that look at its identity alone.
+Takes a bound builtin method (`[].append`), a slot wrapper (`object.__setattr__`) or a descriptor with its receiver;
+    gives the result.
+Always holds: a receiver made inside is free to be changed natively; an outside receiver never reaches native code,
+except for methods that look at its identity alone.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         return tracer.call(world.getattr(owner, name), args, kwargs)
     defined_by = getattr(fn, "__objclass__", None) or _definer(type(owner), name)
     row = (
-        _OBJECT_ROWS.get(name) if defined_by in (object, type) or issubclass(type(owner), (types.FunctionType, types.ModuleType)) else None
+        _OBJECT_ROWS.get(name)
+        if defined_by in (object, type) or issubclass(type(owner), (types.FunctionType, types.ModuleType))
+        else None
     )
     if row is None and isinstance(owner, property) and defined_by is property:
         row = _PROPERTY_ROWS.get(name)
@@ -104,9 +107,17 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
     holds_constant = defined_by in protocols.CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
-    if type(owner) in FROZEN_TYPES or is_constant(owner) or isinstance(owner, (type, types.FunctionType)) or holds_constant:
+    if (
+        type(owner) in FROZEN_TYPES
+        or is_constant(owner)
+        or isinstance(owner, (type, types.FunctionType))
+        or holds_constant
+    ):
         if type(owner) is re.Pattern:
-            args = tuple(call_support.native_callback(tracer, value) if type(value) is types.FunctionType else value for value in args)
+            args = tuple(
+                call_support.native_callback(tracer, value) if type(value) is types.FunctionType else value
+                for value in args
+            )
         if all(_known(value) for value in (*args, *kwargs.values())):
             protocols.guard_decimals(world, owner)
             if holds_constant:  # the class may define another method of this name
@@ -124,7 +135,11 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         ):
             return _update_by_items(tracer, owner, args, kwargs)
         special = _CONTAINER_ROWS.get(name)
-        return special(tracer, fn, owner, args, kwargs) if special is not None else _native_method(tracer, fn, owner, args, kwargs)
+        return (
+            special(tracer, fn, owner, args, kwargs)
+            if special is not None
+            else _native_method(tracer, fn, owner, args, kwargs)
+        )
     if _is_harmless(type(owner)):
         return _native_method(tracer, fn, owner, args, kwargs)
     raise GraphBreak("untraceable-call", f"{type(owner).__module__}.{type(owner).__qualname__}.{name}")
@@ -139,7 +154,11 @@ def _definer(kind: type, name: str) -> type | None:
 
 
 def _known(value: Any) -> bool:
-    return is_constant(value) or type(value) in FROZEN_TYPES or isinstance(value, (type, types.FunctionType, str, Trampoline))
+    return (
+        is_constant(value)
+        or type(value) in FROZEN_TYPES
+        or isinstance(value, (type, types.FunctionType, str, Trampoline))
+    )
 
 
 def _is_harmless(kind: type) -> bool:
@@ -159,9 +178,15 @@ def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwar
     world = tracer.world
     ready = tuple(for_native(world, value) for value in args)
     if isinstance(owner, _KEYED):  # keys, texts; what a list takes in may stay symbolic
-        ready = (*map(concrete_inside, ready[:1]), *ready[1:]) if isinstance(owner, dict) else tuple(map(concrete_inside, ready))
+        ready = (
+            (*map(concrete_inside, ready[:1]), *ready[1:])
+            if isinstance(owner, dict)
+            else tuple(map(concrete_inside, ready))
+        )
     for_native(world, owner)
-    return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: for_native(world, value) for name, value in kwargs.items()})
+    return native(
+        fn, *_receiver_and_rest(fn, owner, ready), **{name: for_native(world, value) for name, value in kwargs.items()}
+    )
 
 
 _TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
@@ -180,7 +205,12 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         value = tracer.recorder.known_value(owner)
         if value is not None:
             return native(getattr(torch.Tensor, name), value, *args, **kwargs)
-        if tracer.recorder.data_numbers and name in ("item", "__int__", "__index__") and owner.dtype in _INTEGERS and owner.numel() == 1:
+        if (
+            tracer.recorder.data_numbers
+            and name in ("item", "__int__", "__index__")
+            and owner.dtype in _INTEGERS
+            and owner.numel() == 1
+        ):
             return tracer.world.torch_call(torch.Tensor.item, (owner,), {})
     if name == "numpy" and not args and not kwargs:
         return arrays.of_tensor(tracer.world, owner)
@@ -213,7 +243,9 @@ def _object_setattr(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> N
 def _object_getattribute(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(type(owner), type):
         return classes.getattr_class(tracer.world, owner, *args)
-    if issubclass(type(owner), (types.FunctionType, types.ModuleType)) or tracer.world.type_of(owner) is not type(owner):
+    if issubclass(type(owner), (types.FunctionType, types.ModuleType)) or tracer.world.type_of(owner) is not type(
+        owner
+    ):
         return tracer.world.getattr(owner, *args)
     return objects.generic_getattr(tracer.world, owner, *args)
 
@@ -228,7 +260,9 @@ def _object_init(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> None
         if classes.guarded_lookup(tracer.world, kind, "__init__") is not object.__init__:
             raise UserException(TypeError("object.__init__() takes exactly one argument (the instance to initialize)"))
         if classes.guarded_lookup(tracer.world, kind, "__new__") is object.__new__:
-            raise UserException(TypeError(f"{kind.__name__}.__init__() takes exactly one argument (the instance to initialize)"))
+            raise UserException(
+                TypeError(f"{kind.__name__}.__init__() takes exactly one argument (the instance to initialize)")
+            )
 
 
 def _object_eq(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -246,7 +280,11 @@ def _object_hash(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> int:
 def _object_text(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> str:
     if tracer.world.is_raw(owner) and not isinstance(owner, (type, types.FunctionType, types.ModuleType)):
         raise GraphBreak("opaque-object", f"the default text of a {type(owner).__qualname__}, which holds its address")
-    return native(repr, owner) if isinstance(owner, (type, types.FunctionType, types.ModuleType)) else native(object.__repr__, owner)
+    return (
+        native(repr, owner)
+        if isinstance(owner, (type, types.FunctionType, types.ModuleType))
+        else native(object.__repr__, owner)
+    )
 
 
 def _type_call(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -271,7 +309,11 @@ def _call_explicitly(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
 
 
 def _property_get(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> Any:
-    return owner if args[0] is None else objects.bind(tracer.world, owner, args[0], tracer.world.type_of(args[0]), "property")
+    return (
+        owner
+        if args[0] is None
+        else objects.bind(tracer.world, owner, args[0], tracer.world.type_of(args[0]), "property")
+    )
 
 
 def _property_set(tracer: Tracer, owner: property, args: Args, kwargs: Kwargs) -> None:
@@ -312,7 +354,9 @@ _OBJECT_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "__str__": lambda tracer, owner, args, kwargs: protocols.to_text(tracer.world, owner, "repr"),
     "__format__": lambda tracer, owner, args, kwargs: protocols.to_text(tracer.world, owner, "str"),
     "__call__": lambda tracer, owner, args, kwargs: (
-        _type_call(tracer, owner, args, kwargs) if isinstance(owner, type) else _call_explicitly(tracer, owner, args, kwargs)
+        _type_call(tracer, owner, args, kwargs)
+        if isinstance(owner, type)
+        else _call_explicitly(tracer, owner, args, kwargs)
     ),
     "__instancecheck__": _instancecheck,
     "__get__": _bind_explicitly,
@@ -342,7 +386,9 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
         return classes.setattr_class(world, owner, *args)
     if owner.__module__ in ("builtins", "collections") or owner in call_support.PURE_CLASSES:
         return native(
-            fn, *(call_support.native_iterable(world, value) if type(value) not in SCALARS else value for value in args), **kwargs
+            fn,
+            *(call_support.native_iterable(world, value) if type(value) not in SCALARS else value for value in args),
+            **kwargs,
         )
     if name in ("__instancecheck__", "__subclasscheck__") and classes.lookup(type, name).__get__(owner) == fn:
         return native(issubclass, world.type_of(args[0]), owner) if name == "__instancecheck__" else native(fn, *args)
@@ -366,7 +412,9 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
     if not issubclass(owner, _CONTAINER_BASES) and owner not in call_support.PURE_CLASSES:
         raise GraphBreak("untraceable-call", f"{owner.__module__}.{owner.__qualname__}.__new__")
     ready = tuple(
-        call_support.native_iterable(world, value) if issubclass(owner, (tuple, frozenset)) else for_native(world, value)
+        call_support.native_iterable(world, value)
+        if issubclass(owner, (tuple, frozenset))
+        else for_native(world, value)
         for value in args[1:]
     )
     return native(fn, args[0], *ready, **kwargs)
@@ -411,12 +459,16 @@ def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> No
 def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """index, count and remove compare elements: through the border, unless all are scalars."""
     world, name = tracer.world, fn.__name__
-    if not isinstance(owner, (list, tuple, collections.deque)) or all(type(element) in SCALARS for element in (*owner, *args)):
+    if not isinstance(owner, (list, tuple, collections.deque)) or all(
+        type(element) in SCALARS for element in (*owner, *args)
+    ):
         return native(fn, *_receiver_and_rest(fn, owner, args), **kwargs)
     item, *limits = args
     positions = range(len(owner))[slice(*limits)] if limits else range(len(owner))
     matches = (
-        index for index in positions if protocols.identical(owner[index], item) or world.truth(world.compare("==", owner[index], item))
+        index
+        for index in positions
+        if protocols.identical(owner[index], item) or world.truth(world.compare("==", owner[index], item))
     )
     if name == "count":
         return sum(1 for _ in matches)
@@ -431,8 +483,10 @@ def _find(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> An
 
 _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
     **dict.fromkeys(
-        ("extend", "extendleft", "union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint",
-         "intersection_update", "difference_update", "symmetric_difference_update", "__iadd__", "join"), _takes_iterables),
+        """extend extendleft union intersection difference symmetric_difference issubset issuperset isdisjoint
+        intersection_update difference_update symmetric_difference_update __iadd__ join""".split(),
+        _takes_iterables,
+    ),
     "update": _update,
     "__init__": _update,
     "sort": _sort,
@@ -445,10 +499,16 @@ _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
 def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     if any(_formats_itself(world, value) for value in (*args, *kwargs.values())):
-        native(owner.format, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything()))  # complaints about the template itself
+        native(
+            owner.format, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything())
+        )  # complaints about the template itself
         return joined(_fields(world, owner, args, kwargs, itertools.count()))
     ready = tuple(protocols.text_ready(world, value) for value in args)
-    return native(fn, *_receiver_and_rest(fn, owner, ready), **{name: protocols.text_ready(world, value) for name, value in kwargs.items()})
+    return native(
+        fn,
+        *_receiver_and_rest(fn, owner, ready),
+        **{name: protocols.text_ready(world, value) for name, value in kwargs.items()},
+    )
 
 
 class _Anything:
@@ -472,7 +532,8 @@ def _formats_itself(world: Any, value: Any) -> bool:
 
 
 def _fields(world: Any, template: str, args: Args, kwargs: Kwargs, numbers: Iterator[int]) -> list[Any]:
-    """The parts of a formatted string, each value formatted through the border. `numbers`: of the fields that name no argument."""
+    """The parts of a formatted string, each value formatted through the border. `numbers`: of the fields that name no
+    argument."""
     parts: list[Any] = []
     for literal, field, spec, conversion in native(_string.formatter_parser, template):
         parts.append(literal)

@@ -1,7 +1,8 @@
-"""What `torch.optim` is wrapped in: decorators that would break the graph for the sake of another compiler, and profiling.
+"""What `torch.optim` is wrapped in: decorators that would break the graph for the sake of another compiler, and
+profiling.
 
-Takes calls of PyTorch's own wrapper functions, known by their code objects; gives what the wrapped function gives. Always holds: the
-optimizers themselves are interpreted as any other Python; nothing here knows an optimizer by name.
+Takes calls of PyTorch's own wrapper functions, known by their code objects; gives what the wrapped function gives.
+Always holds: the optimizers themselves are interpreted as any other Python; nothing here knows an optimizer by name.
 """
 
 from __future__ import annotations
@@ -70,19 +71,22 @@ def _value(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _no_annotation(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """record_function inside a graph marks nothing; should the program leave it eagerly (an exception), it has nothing to end."""
+    """record_function inside a graph marks nothing; should the program leave it eagerly (an exception), it has nothing
+    to end."""
     unwatched(torch.autograd.profiler.record_function.__init__, *args, **kwargs)
     args[0].run_callbacks_on_exit = False
 
 
 def _as_list(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """PyTorch's own compiler stacks the numbers of a list into one tensor; here each stays the number that it is in eager."""
+    """PyTorch's own compiler stacks the numbers of a list into one tensor; here each stays the number that it is in
+    eager."""
     (value,) = (*args, *kwargs.values())
     return value
 
 
 def _by_device_and_dtype(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch._C._group_tensors_by_device_and_dtype(tensorlistlist, with_indices): {(device, dtype): (lists, indices)}, by the first list."""
+    """torch._C._group_tensors_by_device_and_dtype(tensorlistlist, with_indices): {(device, dtype): (lists, indices)},
+    by the first list."""
     lists, with_indices = (*args, *kwargs.values(), False)[:2]
     groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
     for index, first in enumerate(lists[0]):
@@ -99,7 +103,9 @@ def _fused(function: Callable[..., Any], operator: Any) -> Row:
     """An update of a fused optimizer: the operator's own signature would fix a rate that changes."""
 
     def run(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        if tracer.recorder.level != "aten" or not any(isinstance(value, torch.SymFloat) for value in (*args, *kwargs.values())):
+        if tracer.recorder.level != "aten" or not any(
+            isinstance(value, torch.SymFloat) for value in (*args, *kwargs.values())
+        ):
             return tracer.world.torch_call(function, args, kwargs)
         overload = operator.tensor_lr if isinstance(kwargs.get("lr"), torch.Tensor) else operator.default
         record = FUSED_OPTIMIZERS[overload]

@@ -1,7 +1,8 @@
 """Library functions whose C or reflective parts are spelled out in terms of the border.
 
-Takes the arguments of `copy.copy` and `copy.deepcopy`; gives what they give, without `__reduce_ex__`, which is native code that reads whole
-objects. Always holds: an object copied from outside is read through `World`, so whatever the copy depends on is guarded.
+Takes the arguments of `copy.copy` and `copy.deepcopy`; gives what they give, without `__reduce_ex__`, which is native
+code that reads whole objects. Always holds: an object copied from outside is read through `World`, so whatever the copy
+depends on is guarded.
 """
 
 from __future__ import annotations
@@ -24,12 +25,24 @@ if TYPE_CHECKING:
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
-_ATOMIC = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, torch.SymInt, torch.SymFloat, torch.SymBool)
+_ATOMIC = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+)
 _REFLECTIVE = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
 def _is_atomic(value: Any) -> bool:
-    return isinstance(value, _ATOMIC) or type(value) in FROZEN_TYPES or (is_constant(value) and type(value) is not frozenset)
+    return (
+        isinstance(value, _ATOMIC)
+        or type(value) in FROZEN_TYPES
+        or (is_constant(value) and type(value) is not frozenset)
+    )
 
 
 def _check_plain(value: Any) -> None:
@@ -86,7 +99,12 @@ def _deep(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
-    if isinstance(value, torch.Tensor) and not value.requires_grad and value.is_contiguous() and world.type_of(value) is torch.Tensor:
+    if (
+        isinstance(value, torch.Tensor)
+        and not value.requires_grad
+        and value.is_contiguous()
+        and world.type_of(value) is torch.Tensor
+    ):
         made = memo[id(value)] = world.torch_call(torch.clone, (value,), {})
         return made
     custom = classes.guarded_lookup(world, kind, "__deepcopy__") if not isinstance(value, torch.Tensor) else None
@@ -138,7 +156,9 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
         set.update(made, [convert(element) for element in set.__iter__(value)])
     if kind.__dictoffset__:
         attributes = world.materialise(world.getattr(value, "__dict__"))
-        object.__getattribute__(made, "__dict__").update({name: convert(attribute) for name, attribute in attributes.items()})
+        object.__getattribute__(made, "__dict__").update(
+            {name: convert(attribute) for name, attribute in attributes.items()}
+        )
     for name, _ in classes.slots(kind):
         present = tracer.call(hasattr, (value, name))
         if present:

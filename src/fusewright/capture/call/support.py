@@ -1,6 +1,8 @@
-"""What the rows for calls share: how iterables and callbacks are handed to native code, and which classes it may construct.
+"""What the rows for calls share: how iterables and callbacks are handed to native code, and which classes it may
+construct.
 
-Takes real values; gives values that native code may consume. Always holds: whatever native code iterates or calls goes through the border.
+Takes real values; gives values that native code may consume. Always holds: whatever native code iterates or calls goes
+    through the border.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
 
 PURE_CLASSES: frozenset[type] = frozenset({
-    object, slice, range, complex, bytes, bytearray, memoryview, types.SimpleNamespace, types.MethodType, types.MappingProxyType,
-    functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller, property, staticmethod, classmethod, super,
+    object, slice, range, complex, bytes, bytearray, memoryview, types.SimpleNamespace, types.MethodType,
+    types.MappingProxyType,
+    functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller, property, staticmethod,
+    classmethod, super,
     types.FunctionType, types.GenericAlias,
 })  # fmt: skip
 
@@ -39,7 +43,8 @@ VALUE_CLASSES: frozenset[type] = frozenset({
 
 
 def native_iterable(world: World, obj: Any) -> Any:
-    """An iterable that native code may consume: builtin containers as they are, others as an iterator through the border."""
+    """An iterable that native code may consume: builtin containers as they are, others as an iterator through the
+    border."""
     if type(obj) is OutsideDict:
         return for_native(world, obj)
     if type(obj) in PLAIN:
@@ -55,7 +60,8 @@ def native_iterable(world: World, obj: Any) -> Any:
         return TrampolineIterator(world, iterator)
     if world.is_raw(iterator):
         raise GraphBreak(
-            "outside-iterator", f"a {type(iterator).__qualname__} that was made before the compiled function was called is consumed"
+            "outside-iterator",
+            f"a {type(iterator).__qualname__} that was made before the compiled function was called is consumed",
         )
     return iterator
 

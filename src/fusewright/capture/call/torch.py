@@ -1,7 +1,7 @@
 """PyTorch's own callables: which are recorded, which answer natively, which are interpreted, which break the graph.
 
-Takes a callable of PyTorch; gives the rule for it. Always holds: a function that reads or changes a setting of PyTorch has a row
-here; a C function without a row is a graph break.
+Takes a callable of PyTorch; gives the rule for it. Always holds: a function that reads or changes a setting of PyTorch
+has a row here; a C function without a row is a graph break.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ _OPERATOR_MODULES = frozenset({
 
 # Python functions of these modules run natively on traced tensors: they take tensors and constants and keep no state.
 _NATIVE_MODULES = frozenset({
-    "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg", "torch.fft", "torch._jit_internal",
-    "torch._ops", "torch.overrides", "torch._linalg_utils", "torch._lowrank", "torch._refs", "torch._decomp.decompositions", "torch._VF",
-    "torch.masked._ops", "torch.signal.windows.windows", "torch.nn.modules.utils", "torch.library", "torch._library.custom_ops",
+    "torch.functional", "torch.nn.functional", "torch._tensor", "torch.special", "torch.linalg", "torch.fft",
+    "torch._jit_internal",
+    "torch._ops", "torch.overrides", "torch._linalg_utils", "torch._lowrank", "torch._refs",
+    "torch._decomp.decompositions", "torch._VF",
+    "torch.masked._ops", "torch.signal.windows.windows", "torch.nn.modules.utils", "torch.library",
+    "torch._library.custom_ops",
 })  # fmt: skip
 _NATIVE_PACKAGES = ("torch._refs.", "torch._prims", "torch._decomp")
 
@@ -69,16 +72,19 @@ _REFUSED_MODULES = {
 NATIVE_CLASSES: frozenset[type] = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
 
 LEGACY_TENSOR_TYPES: frozenset[type] = frozenset(
-    getattr(torch, name) for name in dir(torch) if name.endswith("Tensor") and name != "Tensor" and isinstance(getattr(torch, name), type)
-    and type(getattr(torch, name)).__name__ == "tensortype"
-)  # fmt: skip
+    found
+    for name, found in vars(torch).items()
+    if name.endswith("Tensor") and name != "Tensor" and type(found).__name__ == "tensortype"
+)
 
 
 def _run_native(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A torch function written in Python that takes tensors."""
     if fn.__globals__.get("__name__") == "torch._tensor":
         tensors.refuse_method(fn.__name__)
-    if any(isinstance(value, _OF_THE_PROGRAM) for value in (*args, *kwargs.values())):  # a distance to measure a loss by: it is called
+    if any(
+        isinstance(value, _OF_THE_PROGRAM) for value in (*args, *kwargs.values())
+    ):  # a distance to measure a loss by: it is called
         return tracer.inline(fn, args, kwargs)
     return tracer.world.torch_call(fn, args, kwargs)
 
@@ -108,7 +114,9 @@ def _logging(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return tracer.inline(fn, args, kwargs)
     shown = args[1:] if isinstance(args[0], logging.Logger) else args
     for value in (*shown, *kwargs.values()):
-        if type(value) not in _FIXED and type(value) is not tuple:  # handlers are given the object, and format it as they like
+        if (
+            type(value) not in _FIXED and type(value) is not tuple
+        ):  # handlers are given the object, and format it as they like
             raise GraphBreak("untraceable-call", f"logging of a {tracer.world.type_of(value).__qualname__}")
     return tracer.world.effects.defer(fn, args, kwargs)
 
@@ -122,7 +130,21 @@ def defer_output(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> None:
     world.effects.defer(fn, shown, keywords, str(stack[-1]) if stack else "")
 
 
-_FIXED = (str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device, torch.SymInt, torch.Size, type, types.FunctionType)
+_FIXED = (
+    str,
+    int,
+    float,
+    bool,
+    bytes,
+    complex,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.SymInt,
+    torch.Size,
+    type,
+    types.FunctionType,
+)
 
 
 def _fixed(world: Any, value: Any) -> Any:
@@ -155,37 +177,51 @@ def policy(origin: str) -> Policy | None:
     return None
 
 
-# C functions that answer from a setting that a capture is guarded on (STATE), from their arguments, or that never change.
+# C functions that answer from a setting that a capture is guarded on (STATE), from their arguments, or that never
+# change.
 _ANSWERS = frozenset({
-    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
-    "get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cache_enabled", "get_default_dtype", "is_any_autocast_enabled",
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled",
+    "get_autocast_dtype",
+    "get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cache_enabled", "get_default_dtype",
+    "is_any_autocast_enabled",
     "_is_any_autocast_enabled", "_get_deterministic_algorithms", "_is_deterministic_algorithms_warn_only_enabled",
-    "_get_deterministic_algorithms_warn_only", "get_num_threads", "_get_float32_matmul_precision", "_is_torch_function_enabled",
-    "_len_torch_function_stack", "_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_torch_function_all_disabled",
-    "_functorch_interpreter_stack", "maybe_current_level", "_is_functorch_wrapped_tensor", "is_functorch_wrapped_tensor",
-    "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic", "_jit_is_script_object", "is_scripting",
-    "is_autocast_available", "_is_autocast_available", "_cuda_isInBadFork", "_cuda_getDeviceCount", "_cuda_isBuilt", "_has_mkldnn",
+    "_get_deterministic_algorithms_warn_only", "get_num_threads", "_get_float32_matmul_precision",
+    "_is_torch_function_enabled",
+    "_len_torch_function_stack", "_len_torch_dispatch_stack", "_is_torch_function_mode_enabled",
+    "_is_torch_function_all_disabled",
+    "_functorch_interpreter_stack", "maybe_current_level", "_is_functorch_wrapped_tensor",
+    "is_functorch_wrapped_tensor",
+    "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic", "_jit_is_script_object",
+    "is_scripting",
+    "is_autocast_available", "_is_autocast_available", "_cuda_isInBadFork", "_cuda_getDeviceCount", "_cuda_isBuilt",
+    "_has_mkldnn",
     "_get_privateuse1_backend_name", "_mps_is_available", "_is_key_in_tls",
 })  # fmt: skip
 
 # C functions that answer from other settings: a guard asks them again.
 _ASKED_AGAIN = frozenset({
-    "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "_get_tracing_state", "_is_tracing", "_get_cudnn_enabled", "_get_mkldnn_enabled",
-    "_get_cudnn_allow_tf32", "_get_cublas_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_flash_sdp_enabled",
-    "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_sdp_priority_order", "_get_overlap_policy",
+    "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "_get_tracing_state", "_is_tracing", "_get_cudnn_enabled",
+    "_get_mkldnn_enabled",
+    "_get_cudnn_allow_tf32", "_get_cublas_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic",
+    "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_sdp_priority_order",
+    "_get_overlap_policy",
     "_jit_get_profiling_executor",
 })  # fmt: skip
 
-# C functions that change a setting; World restores it at the end of the attempt, finish replays what is left at its end.
+# C functions that change a setting; World restores it at the end of the attempt, finish replays what is left at its
+# end.
 _SETTERS = frozenset({
-    "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "autocast_increment_nesting", "autocast_decrement_nesting",
+    "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "autocast_increment_nesting",
+    "autocast_decrement_nesting",
     "clear_autocast_cache",
     "set_autocast_cache_enabled", "set_autocast_cpu_enabled", "set_autocast_cpu_dtype", "set_autocast_gpu_dtype",
 })  # fmt: skip
 
 # Operators whose answer is not a tensor and that are no part of a graph.
 _QUERIES = frozenset({
-    "is_floating_point", "is_complex", "numel", "is_same_size", "result_type", "can_cast", "promote_types", "is_signed", "is_conj",
+    "is_floating_point", "is_complex", "numel", "is_same_size", "result_type", "can_cast", "promote_types",
+    "is_signed", "is_conj",
     "is_neg", "is_inference",
     "get_device", "is_storage", "_is_zerotensor", "is_vulkan_available", "_has_compatible_shallow_copy_type",
 })  # fmt: skip
@@ -200,7 +236,11 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
         if name == "_set_grad_enabled" and args[0]:
             tracer.world.requires_grad_matters = True
         # At torch level the settings are nodes of the graph; at ATen level their effect is in what is recorded.
-        return tracer.world.torch_call(fn, args, kwargs) if tracer.recorder.level == "torch" else native(fn, *args, **kwargs)
+        return (
+            tracer.world.torch_call(fn, args, kwargs)
+            if tracer.recorder.level == "torch"
+            else native(fn, *args, **kwargs)
+        )
     if name in _ANSWERS:
         return native(fn, *args, **kwargs)
     if name in _ASKED_AGAIN and not args and not kwargs:
@@ -246,7 +286,9 @@ def _of_gpu(fn: Callable[..., Any]) -> Row:
 
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         (device,) = (*args, *kwargs.values()) or (None,)
-        named = isinstance(device, int) or (isinstance(device, (str, torch.device)) and torch.device(device).index is not None)
+        named = isinstance(device, int) or (
+            isinstance(device, (str, torch.device)) and torch.device(device).index is not None
+        )
         return native(fn, device if named else _current_gpu(tracer))
 
     return call
@@ -257,7 +299,8 @@ def _is_tensor(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _check_tensor(position: int) -> Row:
-    """torch._check_tensor_all: an assertion in the graph. When it fails, the call is repeated eagerly, for eager's own error."""
+    """torch._check_tensor_all: an assertion in the graph. When it fails, the call is repeated eagerly, for eager's own
+    error."""
 
     def check(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
         condition = args[position] if len(args) > position else kwargs.get("cond")
@@ -265,22 +308,26 @@ def _check_tensor(position: int) -> Row:
         if not isinstance(condition, torch.Tensor) or condition.dtype is not torch.bool:
             raise UserException(TypeError("cond must be a tensor of dtype torch.bool"))
         if condition.device.type != "cpu" or tracer.recorder.level == "torch":
-            raise GraphBreak("data-dependent-branch", "a check of a tensor's values")  # on a GPU a failed assertion ends the process
+            raise GraphBreak(
+                "data-dependent-branch", "a check of a tensor's values"
+            )  # on a GPU a failed assertion ends the process
         world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (condition,), {}),), {})
 
     return check
 
 
 def _check(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch._check of a size: stated, and so learnt; of one that depends on data it is checked at run time, where a call that fails it is
-    repeated eagerly for eager's own error. What fails now is interpreted."""
+    """torch._check of a size: stated, and so learnt; of one that depends on data it is checked at run time, where a
+    call that fails it is repeated eagerly for eager's own error. What fails now is interpreted."""
     condition = args[0] if args else kwargs.get("cond")
     if isinstance(condition, torch.SymBool):
         condition = condition.node.expect_true("", 0)
     if condition is True:
         return None
     check: Any = torch._check
-    return tracer.inline(check, (condition, *args[1:]), {name: value for name, value in kwargs.items() if name != "cond"})
+    return tracer.inline(
+        check, (condition, *args[1:]), {name: value for name, value in kwargs.items() if name != "cond"}
+    )
 
 
 def _check_is_size(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -296,14 +343,21 @@ def _check_is_size(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _interpreted(find: Callable[[Any], types.FunctionType]) -> Row:
     """A function of a module whose other functions are refused."""
-    return lambda tracer, args, kwargs: tracer.inline(find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs)
+    return lambda tracer, args, kwargs: tracer.inline(
+        find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs
+    )
 
 
 def _checking(fn: Any) -> Row:
-    """A function of PyTorch's that reads a tensor in order to raise: the interpreter makes that a check in the graph."""
+    """A function of PyTorch's that reads a tensor in order to raise: the interpreter makes that a check in the
+    graph."""
 
     def call(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        return tracer.inline(fn, args, kwargs) if tracer.recorder.level == "aten" else tracer.world.torch_call(fn, args, kwargs)
+        return (
+            tracer.inline(fn, args, kwargs)
+            if tracer.recorder.level == "aten"
+            else tracer.world.torch_call(fn, args, kwargs)
+        )
 
     return call
 
@@ -313,7 +367,8 @@ def _graph_break(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_compiled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """A compiled module is captured as the module that it was made from (its class is its own, so the guard on it finds the module)."""
+    """A compiled module is captured as the module that it was made from (its class is its own, so the guard on it finds
+    the module)."""
     original = args[0]._fusewright_original
     inside = tracer.world.load(original, tracer.world.constant(original, "original"))
     return modules.call_module(tracer.world, inside, args[1:], kwargs)
@@ -321,7 +376,9 @@ def _call_compiled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     module, reason = args[0]._fusewright_original, args[0]._fusewright_reason
-    raise GraphBreak("disabled-function", f"a {type(module).__qualname__} ({reason})" if reason else f"a {type(module).__qualname__}")
+    raise GraphBreak(
+        "disabled-function", f"a {type(module).__qualname__} ({reason})" if reason else f"a {type(module).__qualname__}"
+    )
 
 
 def _call_custom_op(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -343,7 +400,9 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): _always(None),
     ("torch._dynamo.decorators", "mark_static"): call_marked.mark_static,
     ("torch._dynamo.decorators", "mark_static_address"): _always(None),
-    ("torch._dynamo.decorators", "mark_dynamic"): _always(None),  # what is computed inside is as dynamic as what it comes from
+    ("torch._dynamo.decorators", "mark_dynamic"): _always(
+        None
+    ),  # what is computed inside is as dynamic as what it comes from
     ("torch._dynamo.decorators", "maybe_mark_dynamic"): _always(None),
     ("torch._dynamo.decorators", "mark_unbacked"): _always(None),
     ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
@@ -359,7 +418,9 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.jit._trace", "is_tracing"): _always(False),
     ("torch.jit._script", "is_scripting"): _always(False),
     **call_attention.NAMED_ROWS,
-    ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(getattr, torch._C._VariableFunctions, args[1]),
+    ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(
+        getattr, torch._C._VariableFunctions, args[1]
+    ),
     ("torch", "is_tensor"): _is_tensor,
     ("torch", "_check"): _check,
     ("torch", "_check_is_size"): _check_is_size,
@@ -379,20 +440,29 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch", "get_float32_matmul_precision"): _query(torch.get_float32_matmul_precision),
     ("torch", "are_deterministic_algorithms_enabled"): _query(torch.are_deterministic_algorithms_enabled),
     ("torch.amp.autocast_mode", "is_autocast_available"): _query(torch.amp.autocast_mode.is_autocast_available),
-    ("torch.nn.parallel.distributed", "DistributedDataParallel.forward"): _state_context("distributed-call", "DistributedDataParallel"),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.forward"): _state_context(
+        "distributed-call", "DistributedDataParallel"
+    ),
     # Whether there is a process group is a question that guards answer: a global that these three read.
     ("torch.distributed.distributed_c10d", "is_initialized"): _interpreted(lambda c10d: c10d.is_initialized),
-    ("torch.distributed.distributed_c10d", "_WorldMeta.WORLD"): _interpreted(lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget),
-    ("torch.distributed.distributed_c10d", "_World.default_pg"): _interpreted(lambda c10d: vars(c10d._World)["default_pg"].fget),
-    ("torch.autograd.profiler", "record_function.__init__"): lambda tracer, args, kwargs: tracer.world.setattr(args[0], "name", args[1]),
+    ("torch.distributed.distributed_c10d", "_WorldMeta.WORLD"): _interpreted(
+        lambda c10d: vars(c10d._WorldMeta)["WORLD"].fget
+    ),
+    ("torch.distributed.distributed_c10d", "_World.default_pg"): _interpreted(
+        lambda c10d: vars(c10d._World)["default_pg"].fget
+    ),
+    ("torch.autograd.profiler", "record_function.__init__"): lambda tracer, args, kwargs: tracer.world.setattr(
+        args[0], "name", args[1]
+    ),
     ("torch.autograd.profiler", "record_function.__enter__"): lambda tracer, args, kwargs: args[0],
     ("torch.autograd.profiler", "record_function.__exit__"): _always(None),
 }
 
 
 def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Two cases in which PyTorch's decomposition, which symbolic sizes bring in, differs from its kernel: what drops nothing gives the
-    tensor itself, not a copy; with a probability of 1 PyTorch multiplies by zero, and draws no random numbers."""
+    """Two cases in which PyTorch's decomposition, which symbolic sizes bring in, differs from its kernel: what drops
+    nothing gives the tensor itself, not a copy; with a probability of 1 PyTorch multiplies by zero, and draws no random
+    numbers."""
     dropout = torch.nn.functional.dropout
     given = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
     x, p, training = given.get("input"), given.get("p", 0.5), given.get("training", True)
@@ -407,12 +477,15 @@ def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """PyTorch's kernel looks at the classes, its form for tracing does not: that is a check in the graph. (On a GPU the device asserts.)"""
+    """PyTorch's kernel looks at the classes, its form for tracing does not: that is a check in the graph. (On a GPU the
+    device asserts.)"""
     world = tracer.world
     made = world.torch_call(torch.nn.functional.one_hot, args, kwargs)
     classes = args[0] if args else kwargs.get("self", kwargs.get("tensor"))
     if tracer.recorder.level == "aten" and world.recorder_owns(classes) and classes.device.type == "cpu":  # type: ignore[union-attr]
-        fit = tracer.call(operator.and_, (tracer.call(torch.ge, (classes, 0)), tracer.call(torch.lt, (classes, made.shape[-1]))))
+        fit = tracer.call(
+            operator.and_, (tracer.call(torch.ge, (classes, 0)), tracer.call(torch.lt, (classes, made.shape[-1])))
+        )
         world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (fit,), {}),), {})
     return made
 

@@ -1,9 +1,11 @@
-"""The transforms of `torch.func`: vmap, grad, jacrev and the rest, captured by running PyTorch's own implementation of them.
+"""The transforms of `torch.func`: vmap, grad, jacrev and the rest, captured by running PyTorch's own implementation of
+them.
 
-Takes a call of a transform, or of a function that one has made. The user's function inside is interpreted; functorch's layers lie above
-traced tensors, so what reaches the recorder are plain operators on whole batches, and those of the gradients. Always holds: the user's
-function is entered by a trampoline, so that what it reads is guarded; neither a tensor of an inner layer nor a function that holds some
-leaves the frame. A graph at torch level has no nodes for any of this: there a transform is a graph break.
+Takes a call of a transform, or of a function that one has made. The user's function inside is interpreted; functorch's
+layers lie above traced tensors, so what reaches the recorder are plain operators on whole batches, and those of the
+gradients. Always holds: the user's function is entered by a trampoline, so that what it reads is guarded; neither a
+tensor of an inner layer nor a function that holds some leaves the frame. A graph at torch level has no nodes for any of
+this: there a transform is a graph break.
 """
 
 from __future__ import annotations

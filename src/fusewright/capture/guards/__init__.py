@@ -1,7 +1,7 @@
 """Guards: what must still hold for a captured frame to be reused; the public names of this part of capture.
 
-Data is in guard_types.py, the compilation to a native program in guard_program.py, Python's own evaluation (for messages and as
-the reference in tests) in guard_check.py, PyTorch's global state in torch_state.py.
+Data is in guard_types.py, the compilation to a native program in guard_program.py, Python's own evaluation (for
+messages and as the reference in tests) in guard_check.py, PyTorch's global state in torch_state.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Python's own evaluation of sources and guards: the reference that the native program must agree with, and the text for people.
+"""Python's own evaluation of sources and guards: the reference that the native program must agree with, and the text
+for people.
 
-Takes sources and guards with a frame's locals and function; gives objects, truth values and phrases like `x.size()[0] was 32, is 64`.
+Takes sources and guards with a frame's locals and function; gives objects, truth values and phrases like
+    `x.size()[0] was 32, is 64`.
 Always holds: a source that cannot be evaluated raises `SourceError`, nothing else; `guard_holds` never raises.
 """
 
@@ -50,9 +52,13 @@ CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
 def is_constant_key(key: object) -> bool:
-    """Whether a dict key is compared by value: a builtin constant, a device, or a tuple of them. Others are objects, compared by
-    identity."""
-    return type(key) in CONSTANT_TYPES or type(key) is torch.device or (type(key) is tuple and all(map(is_constant_key, key)))
+    """Whether a dict key is compared by value: a builtin constant, a device, or a tuple of them. Others are objects,
+    compared by identity."""
+    return (
+        type(key) in CONSTANT_TYPES
+        or type(key) is torch.device
+        or (type(key) is tuple and all(map(is_constant_key, key)))
+    )
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -70,7 +76,9 @@ def evaluate(source: Source, locals: tuple[object, ...], function: types.Functio
 
 def _instance_dict(source: InstanceDict, locals: tuple[object, ...], function: types.FunctionType) -> object:
     base = evaluate(source.base, locals, function)
-    return type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else object.__getattribute__(base, "__dict__")
+    return (
+        type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else object.__getattribute__(base, "__dict__")
+    )
 
 
 def _find_key(container: dict[Any, Any], key: object) -> object:
@@ -80,7 +88,19 @@ def _find_key(container: dict[Any, Any], key: object) -> object:
 
 
 _SEQUENCES: tuple[Any, ...] = (list, tuple, deque, range)
-_SIZED: tuple[Any, ...] = (list, tuple, dict, set, frozenset, str, bytes, bytearray, deque, range, types.MappingProxyType)
+_SIZED: tuple[Any, ...] = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    str,
+    bytes,
+    bytearray,
+    deque,
+    range,
+    types.MappingProxyType,
+)
 
 
 def _item(source: Item, locals: tuple[object, ...], function: types.FunctionType) -> object:
@@ -197,7 +217,8 @@ def same_constant(expected: object, actual: object) -> bool:
 
 
 def tensor_difference(guard: TensorGuard, tensor: object) -> str | None:
-    """What about `tensor` is not as `guard` wants, as `.dtype was torch.float32, is torch.float16`; None when all is."""
+    """What about `tensor` is not as `guard` wants, as `.dtype was torch.float32, is torch.float16`; None when all
+    is."""
     if type(tensor) is not guard.cls:
         return f" was a {guard.cls.__name__}, is a {type(tensor).__name__}"
     assert isinstance(tensor, torch.Tensor)
@@ -214,7 +235,10 @@ def tensor_difference(guard: TensorGuard, tensor: object) -> str | None:
         return " was a plain dense tensor, is one with other dispatch keys (conjugate, negative, sparse, functorch…)"
     if tensor.dim() != len(guard.shape):
         return f".dim() was {len(guard.shape)}, is {tensor.dim()}"
-    for what, wanted_extents, now_extents in (("size", guard.shape, tensor.shape), ("stride", guard.stride, tensor.stride())):
+    for what, wanted_extents, now_extents in (
+        ("size", guard.shape, tensor.shape),
+        ("stride", guard.stride, tensor.stride()),
+    ):
         for dim, (before, now) in enumerate(zip(wanted_extents, now_extents, strict=True)):
             if before is not None and before != now:
                 return f".{what}()[{dim}] was {before}, is {now}"
@@ -274,7 +298,11 @@ def relation_value(tree: Tree, values: Mapping[str, int]) -> int | bool:
         return tree
     if tree[0] == "const":
         return tree[1]
-    result = values[tree[1]] if tree[0] == "sym" else OPERATORS[tree[0]](*(relation_value(operand, values) for operand in tree[1:]))
+    result = (
+        values[tree[1]]
+        if tree[0] == "sym"
+        else OPERATORS[tree[0]](*(relation_value(operand, values) for operand in tree[1:]))
+    )
     if not -(2**63) <= result < 2**63:
         raise OverflowError("a size does not fit int64")
     return result
@@ -319,7 +347,9 @@ def symbols_in(tree: Tree) -> tuple[str, ...]:
 
 
 def _keys(container: dict[Any, Any]) -> list[object]:
-    return list(OrderedDict.__iter__(container)) if isinstance(container, OrderedDict) else list(dict.__iter__(container))
+    return (
+        list(OrderedDict.__iter__(container)) if isinstance(container, OrderedDict) else list(dict.__iter__(container))
+    )
 
 
 def _length(container: object) -> int:
@@ -365,7 +395,9 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def guard_holds(guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}) -> bool:
+def guard_holds(
+    guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}
+) -> bool:
     """Whether the guard holds on this frame now. An exception on the way is a guard that does not hold."""
 
     def at(source: Source) -> Any:
@@ -437,7 +469,11 @@ def guard_text(guard: Guard) -> str:
             return f"{_short(value)} not in {name}"
         case "TYPE_ATTRIBUTE":
             missing = isinstance(value[2], Missing)
-            return f"{value[0].__name__}.{value[1]} does not exist" if missing else f"{value[0].__name__}.{value[1]} is {_short(value[2])}"
+            return (
+                f"{value[0].__name__}.{value[1]} does not exist"
+                if missing
+                else f"{value[0].__name__}.{value[1]} is {_short(value[2])}"
+            )
         case "TENSOR":
             grad = "" if value.requires_grad is None else f", requires_grad={value.requires_grad}"
             layout = f"shape={value.shape} stride={value.stride}".replace("None", "*")
@@ -463,7 +499,8 @@ _ADVICE = {
     "TENSOR": _DYNAMIC + "Keep dtype, device, strides and requires_grad the same, or compile one function for each. ",
     "SIZE": _DYNAMIC,
     "EQUALS": "If a Python value changes from call to call, pass it as a tensor. ",
-    "IS": "The object is another one at each call: make it once and keep it (a function or class made for each call is new each time). ",
+    "IS": "The object is another one at each call: make it once and keep it (a function or class made for each call "
+          "is new each time). ",
     "TYPE": "Pass the same types, or compile one function for each. ",
     "LENGTH": "Keep the length of the container the same, or pass one tensor. ",
     "KEYS": "Keep the keys of the dictionary and their order the same. ",
@@ -487,7 +524,9 @@ def _state_difference(wanted: Any) -> str:
     return "; ".join(phrases) or "global state changed"
 
 
-def failure_text(guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}) -> str:
+def failure_text(
+    guard: Guard, locals: tuple[object, ...], function: types.FunctionType, symbols: Mapping[str, Source] = {}
+) -> str:
     """How the present differs from what the guard wants: `x.size()[0] was 32, is 64`."""
     name, value = readable(guard.source), guard.value
     match guard.kind:

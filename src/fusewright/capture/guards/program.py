@@ -1,9 +1,10 @@
-"""From guards to a native guard program: each source evaluated once, each guard one instruction, in a sound and quick order.
+"""From guards to a native guard program: each source evaluated once, each guard one instruction, in a sound and quick
+order.
 
 Takes the guards that `World` collected and the sources of the graph's inputs; gives a `GuardProgram` (csrc/guards.cpp).
-Always holds: an instruction that reads an object stands after the guards on that object; slots are numbered in the order in which they are
-written. The order is: arguments without parts, global state, type attributes, then the other trees from small to large, then guards over
-several objects, then guards that call Python.
+Always holds: an instruction that reads an object stands after the guards on that object; slots are numbered in the
+order in which they are written. The order is: arguments without parts, global state, type attributes, then the other
+trees from small to large, then guards over several objects, then guards that call Python.
 """
 
 from __future__ import annotations
@@ -80,9 +81,16 @@ _FIELDS = {
     "__self__": 7,
     "__func__": 8,
 }
-_FIELD_TYPES = {**dict.fromkeys(range(1, 6), types.FunctionType), 6: types.CellType, 7: types.MethodType, 8: types.MethodType}
+_FIELD_TYPES = {
+    **dict.fromkeys(range(1, 6), types.FunctionType),
+    6: types.CellType,
+    7: types.MethodType,
+    8: types.MethodType,
+}
 _HEAP_TYPE = 1 << 9
-_SUBJECT_ORDER = {kind: i for i, kind in enumerate(("BOUND", "TYPE", "IS", "EQUALS", "TENSOR", "LENGTH", "KEYS", "ABSENT", "CALL"))}
+_SUBJECT_ORDER = {
+    kind: i for i, kind in enumerate(("BOUND", "TYPE", "IS", "EQUALS", "TENSOR", "LENGTH", "KEYS", "ABSENT", "CALL"))
+}
 _OF_DICT = frozenset({"KEYS", "ABSENT"})
 _IN_DICT = frozenset({Item, DictKey, Global})
 _OF_SEVERAL = ("SAME", "DIFFERENT", "NO_OVERLAP", "SIZE")
@@ -101,7 +109,8 @@ class GuardProgram(_native.GuardProgram):
     _symbols: Mapping[str, Source]
 
     def failure(self, locals: tuple[object, ...], function: types.FunctionType) -> tuple[Guard | None, str]:
-        """The first guard that fails on this frame, and how; (None, text) when none does, or when an input of the graph is gone."""
+        """The first guard that fails on this frame, and how; (None, text) when none does, or when an input of the graph
+        is gone."""
         at = self.failing(locals, function)
         if at is None:
             return None, "every guard holds"
@@ -282,8 +291,11 @@ class _Builder:
                 node.parent.weight += node.weight
 
     def emit_questions(self) -> None:
-        """Calls that ask the outside world and look at nothing here: early, while there is little to keep alive meanwhile."""
-        questions = [guard for guard in self.guards if guard.kind == "CALL" and isinstance(guard.source, FunctionSource)]
+        """Calls that ask the outside world and look at nothing here: early, while there is little to keep alive
+        meanwhile."""
+        questions = [
+            guard for guard in self.guards if guard.kind == "CALL" and isinstance(guard.source, FunctionSource)
+        ]
         if questions:
             slot = self.new_slot()
             self.emit("FUNCTION", slot=slot)
@@ -374,7 +386,13 @@ class _Builder:
             for guard in guards:
                 _, name, wanted = cast("tuple[type, str, object]", guard.value)
                 value = (cls, name) if isinstance(wanted, Missing) else (cls, name, wanted)
-                self.emit("TYPE_ATTRIBUTE", arg=int(name == "__mro__"), skip=block if guard is guards[-1] else -1, value=value, guard=guard)
+                self.emit(
+                    "TYPE_ATTRIBUTE",
+                    arg=int(name == "__mro__"),
+                    skip=block if guard is guards[-1] else -1,
+                    value=value,
+                    guard=guard,
+                )
             self.patch_skip(block, len(self.instructions))
 
     def emit_of_several(self, guard: Guard) -> None:
@@ -397,10 +415,13 @@ class _Builder:
         if guard.kind != "EQUALS" or type(guard.value) is not int:
             raise ValueError(f"a guard of kind {guard.kind} cannot look at {guard.source.text()}")
         place = self.int_slot(guard.source, guard)
-        self.emit("SIZE", detail=(_RELATION["SYM"], place, _RELATION["CONST"], guard.value, _RELATION["EQ"]), guard=guard)
+        self.emit(
+            "SIZE", detail=(_RELATION["SYM"], place, _RELATION["CONST"], guard.value, _RELATION["EQ"]), guard=guard
+        )
 
     def int_slot(self, source: Source, guard: Guard | None) -> int:
-        """The number of the int64 that holds a size, a stride or the value of a Python int; read where it is first asked for."""
+        """The number of the int64 that holds a size, a stride or the value of a Python int; read where it is first
+        asked for."""
         op = {TensorSize: "SIZE_OF", TensorStride: "STRIDE_OF"}.get(type(source), "INT_OF")
         node, dim = self.object_node(source), source.dim if isinstance(source, TensorSize | TensorStride) else 0
         key = (id(node), op, dim)
@@ -482,7 +503,8 @@ _SOURCE_INSTRUCTIONS: dict[type, Callable[[Any, _Node | None, int], tuple[str, i
 
 
 def _follows_from_identity(guard: Guard) -> bool:
-    """Whether the guard still holds as long as the source gives the same object: nothing about the object itself can change it."""
+    """Whether the guard still holds as long as the source gives the same object: nothing about the object itself can
+    change it."""
     if guard.kind == "TYPE":
         assert isinstance(guard.value, type)
         return not guard.value.__flags__ & _HEAP_TYPE  # only instances of heap types can be given another class
@@ -492,11 +514,27 @@ def _follows_from_identity(guard: Guard) -> bool:
 def _tensor_detail(guard: TensorGuard) -> tuple[object, ...]:
     native = guard.device.type in NATIVE_DEVICES and guard.dtype in DTYPE_CODES
     normal, inference = key_sets(guard.device) if native else (0, 0)
-    wanted = (normal, inference) if guard.inference is None else (inference, inference) if guard.inference else (normal, normal)
+    wanted = (
+        (normal, inference)
+        if guard.inference is None
+        else (inference, inference)
+        if guard.inference
+        else (normal, normal)
+    )
     index = guard.device.index if guard.device.type == "cuda" and guard.device.index is not None else -2
     requires_grad = -1 if guard.requires_grad is None else int(guard.requires_grad)
     dtype = DTYPE_CODES.get(guard.dtype, -1)
-    return guard.cls, native, wanted, dtype, index, requires_grad, tuple(guard.shape), tuple(guard.stride), tensor_matches(guard)
+    return (
+        guard.cls,
+        native,
+        wanted,
+        dtype,
+        index,
+        requires_grad,
+        tuple(guard.shape),
+        tuple(guard.stride),
+        tensor_matches(guard),
+    )
 
 
 def _postfix(tree: Tree, places: Mapping[str, int]) -> list[int]:
@@ -510,7 +548,9 @@ def _postfix(tree: Tree, places: Mapping[str, int]) -> list[int]:
     return [*(word for operand in operands for word in operand), _RELATION[_RELATION_NAMES[tree[0]]]]
 
 
-def build_program(guards: Iterable[Guard], inputs: Iterable[Source], symbols: Mapping[str, Source] | None = None) -> GuardProgram:
+def build_program(
+    guards: Iterable[Guard], inputs: Iterable[Source], symbols: Mapping[str, Source] | None = None
+) -> GuardProgram:
     """The native program of these guards; `inputs` gives the source of each input of the graph, in order.
 
     symbols: the source of each symbolic size, for SIZE guards whose value does not bring its own.

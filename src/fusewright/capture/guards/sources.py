@@ -28,7 +28,8 @@ class Source(KeepsHash):
 
 @dataclass(frozen=True, slots=True)
 class Local(Source):
-    """The argument in slot `index` of the root frame's locals (positional, keyword-only, `*args` tuple, `**kwargs` dict)."""
+    """The argument in slot `index` of the root frame's locals (positional, keyword-only, `*args` tuple, `**kwargs`
+    dict)."""
 
     index: int
     name: str
@@ -48,7 +49,8 @@ class FunctionSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Source):
-    """An object known at capture, held strongly by the compiled code (a module's globals, a class, `sys.modules[...]`)."""
+    """An object known at capture, held strongly by the compiled code (a module's globals, a class,
+    `sys.modules[...]`)."""
 
     obj_id: int
     obj: object
@@ -86,7 +88,11 @@ class InstanceDict(Source):
     hooked: bool = False
 
     def text(self) -> str:
-        return f"object.__getattribute__({self.base.text()}, '__dict__')" if self.hooked else f"{self.base.text()}.__dict__"
+        return (
+            f"object.__getattribute__({self.base.text()}, '__dict__')"
+            if self.hooked
+            else f"{self.base.text()}.__dict__"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ class Item(Source):
         return f"{self.base.text()}[{self.key_name() or repr(self.key)}]"
 
     def key_name(self) -> str | None:
-        """The variable that stands for a key that is no literal (a parameter, in an optimizer's state); None for a literal."""
+        """The variable that stands for a key that is no literal (a parameter, in an optimizer's state); None for a
+        literal."""
         return None if _is_literal(self.key) else f"__{type(self.key).__name__}_{id(self.key):x}"
 
 

@@ -1,9 +1,10 @@
 """PyTorch's global state and tensor layout: what native guards read, captured in Python and verified once at import.
 
-Takes nothing; gives `capture_global_state() -> GlobalState`, its native form, dtype codes and key sets for tensor guards; and tells
-csrc/modes.cpp in which states compiled code may run at all.
-Always holds: native reading is switched on only after it has agreed with Python's accessors on known tensors and on the present state;
-otherwise (another PyTorch version, say) guards call the Python fallbacks, which are slower and equally exact.
+Takes nothing; gives `capture_global_state() -> GlobalState`, its native form, dtype codes and key sets for tensor
+guards; and tells csrc/modes.cpp in which states compiled code may run at all.
+Always holds: native reading is switched on only after it has agreed with Python's accessors on known tensors and on the
+present state; otherwise (another PyTorch version, say) guards call the Python fallbacks, which are slower and equally
+exact.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _MATMUL_PRECISIONS = ("highest", "high", "medium")
 _LIBRARIES = Path(torch.__file__).parent / "lib"
 _C10, _TORCH_CPU = str(_LIBRARIES / "libc10.so"), str(_LIBRARIES / "libtorch_cpu.so")
 _DTYPE_NAMES = (
-    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16 uint16 uint32 uint64 "
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16 uint16 uint32 "
+    "uint64 "
     "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2"
 ).split()
 
@@ -59,7 +61,8 @@ def _keys() -> tuple[int, int]:
 
 
 class _Modes:
-    """The states in which compiled code may run, as PyTorch's dispatch keys show them in a thread where nothing else is switched on."""
+    """The states in which compiled code may run, as PyTorch's dispatch keys show them in a thread where nothing else is
+    switched on."""
 
     def __init__(self) -> None:
         self.native = True
@@ -110,11 +113,16 @@ def capture_global_state() -> GlobalState:
     return GlobalState(
         grad_enabled=torch.is_grad_enabled(),
         inference_mode=torch.is_inference_mode_enabled(),
-        autocast=tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES),
+        autocast=tuple(
+            (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES
+        ),
         autocast_cache=torch.is_autocast_cache_enabled(),
         default_dtype=torch.get_default_dtype(),
         default_device=str(devices[-1]) if devices else None,
-        deterministic=(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        deterministic=(
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
         torch_function_enabled=torch._C._is_torch_function_enabled(),
         torch_function_modes=len(modes),
         modes_known=_native.modes_known(),
@@ -135,7 +143,8 @@ def _two(values: Iterable[int]) -> tuple[int, int]:
 
 
 def native_state(state: GlobalState) -> tuple[object, ...] | None:
-    """`state` in the form of csrc/tensors.h's State; None when only Python can compare it (a default device, disabled torch functions)."""
+    """`state` in the form of csrc/tensors.h's State; None when only Python can compare it (a default device, disabled
+    torch functions)."""
     dtypes = (state.default_dtype, *(dtype for _, _, dtype in state.autocast))
     names = tuple(name for name, _, _ in state.autocast)
     if (

@@ -1,7 +1,7 @@
 """Guards as data: what must still hold for a captured frame to be reused.
 
-Takes nothing; gives frozen dataclasses. Always holds: a guard says what it looks at and what it wants, never how it is checked
-(csrc/guards.cpp does that natively, guard_check.py in Python, and the two agree).
+Takes nothing; gives frozen dataclasses. Always holds: a guard says what it looks at and what it wants, never how it is
+checked (csrc/guards.cpp does that natively, guard_check.py in Python, and the two agree).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ GuardKind = Literal[
     "DIFFERENT",  # the sources in tuple `value` are pairwise different objects (source is the first)
     "NO_OVERLAP",  # the tensors at the sources in tuple `value` share no storage
     "BOUND",  # closure cell / attribute is bound (value True) or unbound (value False)
-    "SIZE",  # value: a graph.sizes.Relation, a nested tuple ("<=", ("sym", "s0"), 7), or a pair (one of these, {name: Source})
+    # value: a graph.sizes.Relation, a nested tuple ("<=", ("sym", "s0"), 7), or a pair (one of these, {name: Source})
+    "SIZE",
     "STATE",  # value: GlobalState; source is unused
     "CALL",  # value(object) is truthy: slow, general; value is a Python callable, `why` is its text
 ]
@@ -64,8 +65,9 @@ class TensorGuard:
 class GlobalState:
     """Interpreter-wide settings that a capture depends on (read afresh at each call, all of them in C where possible).
 
-    autocast is (device, enabled, dtype) for each device of torch_state.AUTOCAST_DEVICES; deterministic is (enabled, warn only);
-    default_device is None unless a mode on the torch-function stack has set one; modes_known: no other mode, tracer or transform is on.
+    autocast is (device, enabled, dtype) for each device of torch_state.AUTOCAST_DEVICES; deterministic is (enabled,
+    warn only); default_device is None unless a mode on the torch-function stack has set one; modes_known: no other
+    mode, tracer or transform is on.
     """
 
     grad_enabled: bool
@@ -84,7 +86,8 @@ class GlobalState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswersAgain:
-    """A CALL guard's callable: `function(*args)` still answers `value` (the very object when `identical`), whatever it is called with."""
+    """A CALL guard's callable: `function(*args)` still answers `value` (the very object when `identical`), whatever it
+    is called with."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
@@ -93,7 +96,9 @@ class AnswersAgain:
 
     def __call__(self, subject: object) -> bool:
         answer = self.function(*self.args)
-        return answer is self.value or (not self.identical and type(answer) is type(self.value) and bool(answer == self.value))
+        return answer is self.value or (
+            not self.identical and type(answer) is type(self.value) and bool(answer == self.value)
+        )
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", repr(self.function))
@@ -113,7 +118,8 @@ class AnswersAgain:
 
 @dataclass(frozen=True, slots=True)
 class HoldsValue:
-    """A CALL guard's callable: what the object holds as an instance of the builtin type `base`, whatever its own class makes of it."""
+    """A CALL guard's callable: what the object holds as an instance of the builtin type `base`, whatever its own class
+    makes of it."""
 
     base: type
     content: object
@@ -144,7 +150,8 @@ _CONTENTS: dict[type, Callable[[Any], object]] = {
 
 
 SMALL_SIZES = "a size of 0 or 1 may broadcast or vanish"
-"""Why a size is guarded to be 2 or more. Such a guard is given up where the graph is shown to do the same (generalise/widening.py)."""
+"""Why a size is guarded to be 2 or more. Such a guard is given up where the graph is shown to do the same
+(generalise/widening.py)."""
 
 
 ASKED_AT = "asked at "

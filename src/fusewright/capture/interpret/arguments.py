@@ -1,7 +1,7 @@
 """Binding arguments to the locals of a frame, as CPython does.
 
-Takes a function and a call's arguments; gives the values of its argument slots (positional, keyword-only, the `*args` tuple, the `**kwargs`
-dict). Always holds: a call that does not fit raises the very TypeError that CPython would raise.
+Takes a function and a call's arguments; gives the values of its argument slots (positional, keyword-only, the `*args`
+tuple, the `**kwargs` dict). Always holds: a call that does not fit raises the very TypeError that CPython would raise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from fusewright.capture.bytecode.instructions import CO_VARARGS, CO_VARKEYWORDS,
 LoadDefault = Callable[[types.FunctionType, int | str], object]
 
 
-def bind(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], load_default: LoadDefault) -> list[Any]:
+def bind(
+    function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], load_default: LoadDefault
+) -> list[Any]:
     """The argument slots' values. `load_default(function, index or name)` reads a default through the border."""
     code = function.__code__
     count = code.co_argcount
@@ -35,7 +37,9 @@ def bind(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, 
     return values
 
 
-def _bind_keywords(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> dict[str, Any]:
+def _bind_keywords(
+    function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]
+) -> dict[str, Any]:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     extra = {}
@@ -53,7 +57,11 @@ def _bind_keywords(function: types.FunctionType, args: tuple[Any, ...], kwargs: 
 
 
 def _bind_defaults(
-    function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], load_default: LoadDefault
+    function: types.FunctionType,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: list[Any],
+    load_default: LoadDefault,
 ) -> None:
     code = function.__code__
     count = code.co_argcount
@@ -74,8 +82,11 @@ def _bind_defaults(
 
 
 def _mismatch(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> UserException:
-    """Lets CPython itself bind the arguments, to a function of the same signature that does nothing, for its message."""
-    stand_in = types.FunctionType(constant_body(function.__code__), {}, function.__name__, function.__defaults__, function.__closure__)
+    """Lets CPython itself bind the arguments, to a function of the same signature that does nothing, for its
+    message."""
+    stand_in = types.FunctionType(
+        constant_body(function.__code__), {}, function.__name__, function.__defaults__, function.__closure__
+    )
     stand_in.__kwdefaults__ = function.__kwdefaults__
     stand_in.__qualname__ = function.__qualname__
     try:

@@ -1,7 +1,8 @@
 """Branches of which one side only raises: `assert (x > 0).all()`, `if bad.any(): raise ValueError(...)`.
 
-Takes a conditional jump on a tensor; gives the way that does not raise, with a check of the condition in the graph. Always holds: a check
-that fails lets the call run eagerly from its start, so the exception is the program's own, raised where it raises it.
+Takes a conditional jump on a tensor; gives the way that does not raise, with a check of the condition in the graph.
+Always holds: a check that fails lets the call run eagerly from its start, so the exception is the program's own, raised
+    where it raises it.
 """
 
 from __future__ import annotations
@@ -20,20 +21,30 @@ _LONGEST = 400
 
 
 def truth(frame: Any, condition: object, at: int) -> bool:
-    """The truth of `condition`, which instruction `at` may be a conditional jump on. A tensor's breaks the graph, unless only one side of
-    the jump goes on."""
+    """The truth of `condition`, which instruction `at` may be a conditional jump on. A tensor's breaks the graph,
+    unless only one side of the jump goes on."""
     jumps_if = _JUMPS.get(frame.info.instructions[at].action)
-    if jumps_if is None or type(condition) is not TracedTensor or any(size != 1 for size in condition.tensor_type.shape):
+    if (
+        jumps_if is None
+        or type(condition) is not TracedTensor
+        or any(size != 1 for size in condition.tensor_type.shape)
+    ):
         return bool(frame.world.truth(condition))
     world = frame.world
     # On a GPU a failed assertion ends the process; at torch level the check's own error would reach the user.
-    if condition.device.type != "cpu" or world.recorder.level == "torch" or world.recorder.known_value(condition) is not None:
+    if (
+        condition.device.type != "cpu"
+        or world.recorder.level == "torch"
+        or world.recorder.known_value(condition) is not None
+    ):
         return bool(world.truth(condition))
     jump, stay = _only_raises(frame.info, frame.info.instructions[at].target), _only_raises(frame.info, at + 1)
     if jump == stay:
         return bool(world.truth(condition))
     found = jumps_if if stay else not jumps_if
-    world.torch_call(torch._assert_async, (condition if found else world.torch_call(torch.logical_not, (condition,), {}),), {})
+    world.torch_call(
+        torch._assert_async, (condition if found else world.torch_call(torch.logical_not, (condition,), {}),), {}
+    )
     return found
 
 

@@ -1,7 +1,8 @@
 """`class` statements: `builtins.__build_class__` with an interpreted body.
 
-Takes the arguments of `__build_class__`; gives the new class. Always holds: only plain classes are made during capture (metaclass `type`,
-no Python code of a base or of a descriptor that type creation would run natively); every other one is a graph break.
+Takes the arguments of `__build_class__`; gives the new class. Always holds: only plain classes are made during capture
+(metaclass `type`, no Python code of a base or of a descriptor that type creation would run natively); every other one
+is a graph break.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def build_class(frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ob
     cell = frame.tracer.run_class_body(body, namespace)
     for key, value in namespace.items():
         if isinstance(getattr(type(value), "__set_name__", None), types.FunctionType):
-            raise GraphBreak("class-creation", f"class {name}: the attribute {key} has a __set_name__ written in Python")
+            raise GraphBreak(
+                "class-creation", f"class {name}: the attribute {key} has a __set_name__ written in Python"
+            )
     cls = frame.tracer.call(type, (name, tuple(bases), namespace))
     if isinstance(cell, types.CellType) and frame.tracer.read_cell(cell) is NULL:
         frame.tracer.write_cell(cell, cls)

@@ -1,12 +1,12 @@
 """What a captured frame does after its graph: the data that the interpreter hands to `finish.build`.
 
-`finish` first rebuilds `values` (inside objects: traced tensors become graph outputs, containers and instances are made anew, outside
-objects are read from their sources, cells keep their identity) into Python variables called `names`, then replays the effects, then runs
-`lines`. A frame captured to its end has one value and the line `return`; a frame cut at a graph break performs the one instruction
-eagerly and calls the resume function.
+`finish` first rebuilds `values` (inside objects: traced tensors become graph outputs, containers and instances are made
+anew, outside objects are read from their sources, cells keep their identity) into Python variables called `names`, then
+replays the effects, then runs `lines`. A frame captured to its end has one value and the line `return`; a frame cut at
+a graph break performs the one instruction eagerly and calls the resume function.
 
-Always holds: `lines` ends every path in a `return`, and mentions only `names`, the keys of `constants`, `__function` (the function object
-whose frame runs) and names that it assigns itself, which all begin with two underscores.
+Always holds: `lines` ends every path in a `return`, and mentions only `names`, the keys of `constants`, `__function`
+(the function object whose frame runs) and names that it assigns itself, which all begin with two underscores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generators of the capture: a real Python iterator whose body is interpreted.
 
-Takes the frame that a generator function's call has prepared; gives an object that native consumers (list, sum, zip, dict, join…) and
-interpreted code can iterate, send to, throw into and close. Always holds: what its body raises leaves as the plain exception (native code
-expects StopIteration and friends); a capture signal passes through untouched.
+Takes the frame that a generator function's call has prepared; gives an object that native consumers (list, sum, zip,
+dict, join…) and interpreted code can iterate, send to, throw into and close. Always holds: what its body raises leaves
+as the plain exception (native code expects StopIteration and friends); a capture signal passes through untouched.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class InterpretedGenerator:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _resume(self, value: object, error: BaseException | None, jump: int | None = None) -> object:
-        """Runs the body up to its next yield; raises StopIteration at its end. `jump` is where to go on after a delegation that ended."""
+        """Runs the body up to its next yield; raises StopIteration at its end. `jump` is where to go on after a
+        delegation that ended."""
         if self.running:
             raise ValueError("generator already executing")
         frame = self.frame
@@ -96,7 +97,8 @@ class InterpretedGenerator:
         raise StopIteration if frame.value is None else StopIteration(frame.value)
 
     def _run(self, error: BaseException | None) -> BaseException | None:
-        """One stretch of the body; what it raised, if it did. (Raised by the caller, outside of any `except` of ours.)"""
+        """One stretch of the body; what it raised, if it did. (Raised by the caller, outside of any `except` of
+        ours.)"""
         tracer, frame, handling = self.tracer, self.frame, self.handling
         handling.previous, tracer.handling = tracer.handling, handling
         tracer.note_suspension(self, False)
@@ -109,7 +111,9 @@ class InterpretedGenerator:
         finally:
             self.running = False
             tracer.handling, handling.previous = handling.previous, None
-        tracer.note_suspension(self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only())
+        tracer.note_suspension(
+            self, not frame.finished and frame.info.handlers[frame.pc - 1] is not None and not self._wrapper_only()
+        )
         if isinstance(finished_by, StopIteration):
             replaced = RuntimeError("generator raised StopIteration")
             replaced.__cause__ = replaced.__context__ = finished_by
@@ -117,7 +121,8 @@ class InterpretedGenerator:
         return finished_by
 
     def _wrapper_only(self) -> bool:
-        """Whether the only handler here is the one that turns StopIteration into RuntimeError (3.12 wraps each body in it)."""
+        """Whether the only handler here is the one that turns StopIteration into RuntimeError (3.12 wraps each body in
+        it)."""
         info = self.frame.info
         target = info.handlers[self.frame.pc - 1].target
         return info.instructions[target].operand == "INTRINSIC_STOPITERATION_ERROR"

@@ -1,8 +1,9 @@
 """The symbolic interpreter: frames, the run loop, unwinding, cells, and the user's stack.
 
-Takes the root function with the real values of its arguments, and a `World` through which every operation on values goes; interprets the
-function's bytecode up to its end, or up to the step in front of which it must stop. Always holds: only a `UserException` is unwound through
-the user's exception tables; signals pass through; anything else is a defect and propagates.
+Takes the root function with the real values of its arguments, and a `World` through which every operation on values
+goes; interprets the function's bytecode up to its end, or up to the step in front of which it must stop. Always holds:
+only a `UserException` is unwound through the user's exception tables; signals pass through; anything else is a defect
+and propagates.
 """
 
 from __future__ import annotations
@@ -40,15 +41,19 @@ if TYPE_CHECKING:
 # Instructions that only move values, compare classes of exceptions, or leave.
 _HARMLESS = frozenset(
     {
-        "NOP", "POP_TOP", "PUSH_NULL", "COPY", "SWAP", "LOAD_CONST", "LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_GLOBAL",
-        "PUSH_EXC_INFO", "POP_EXCEPT", "RERAISE", "CHECK_EXC_MATCH", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "JUMP_FORWARD",
+        "NOP", "POP_TOP", "PUSH_NULL", "COPY", "SWAP", "LOAD_CONST", "LOAD_FAST", "STORE_FAST", "DELETE_FAST",
+        "LOAD_GLOBAL",
+        "PUSH_EXC_INFO", "POP_EXCEPT", "RERAISE", "CHECK_EXC_MATCH", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE",
+        "JUMP_FORWARD",
         "RETURN_VALUE", "RETURN_CONST", "CALL_INTRINSIC_1",
     }
 )  # fmt: skip
 
 
 def _refuse_to_close(frame: Frame, operand: object) -> object:
-    raise SkipFrame("generator-abandoned", "a generator is left inside a try or with block, which its closing would run")
+    raise SkipFrame(
+        "generator-abandoned", "a generator is left inside a try or with block, which its closing would run"
+    )
 
 
 _CALL_COST = 16  # instructions that entering a frame counts as
@@ -113,7 +118,8 @@ class Frame:
         self._callers = None
 
     def stack_here(self) -> tuple[Location, ...]:
-        """The user's stack up to this frame, outermost first. Callers stand still while a frame runs, so theirs is made once."""
+        """The user's stack up to this frame, outermost first. Callers stand still while a frame runs, so theirs is made
+        once."""
         if self._callers is None:
             self._callers = () if self.back is None else self.back.stack_here()
         index = self.pc - 1 if self.pc else 0
@@ -146,10 +152,15 @@ class Frame:
 def link(info: CodeInfo) -> list[tuple[Callable[..., object], object]]:
     """The (handler, operand) records of a code object, made once."""
     info.ops = [
-        (HANDLERS.get(instruction.action) or unsupported(instruction.action), instruction.operand) for instruction in info.instructions
+        (HANDLERS.get(instruction.action) or unsupported(instruction.action), instruction.operand)
+        for instruction in info.instructions
     ]
     for index, following in enumerate(info.instructions[1:]):
-        if following.action in _METHOD_LOADS and following.operand in APPEND and info.instructions[index].action in _LOADS:
+        if (
+            following.action in _METHOD_LOADS
+            and following.operand in APPEND
+            and info.instructions[index].action in _LOADS
+        ):
             handler, operand = info.ops[index]
             info.ops[index] = load_to_append(handler), operand
     return info.ops
@@ -165,7 +176,8 @@ class Tracer:
 
     world, recorder  the border, and what it records into
     locals           real values of the root frame's argument slots
-    assumptions      what the attempt takes for granted, and the root step in front of which to stop; `cut` then builds what is returned
+    assumptions      what the attempt takes for granted, and the root step in front of which to stop; `cut` then builds
+        what is returned
     step             root instructions begun so far
     ways             calls that depend on comparisons of sizes, and may be recorded for each outcome
     """
@@ -203,22 +215,26 @@ class Tracer:
     # -----------------------------------------------------------------------------------------------------------------
     # The root frame
 
-    def run(self, load_argument: Callable[[object, int, str], object], cut: Callable[[Frame], Continuation]) -> Continuation:
-        """Interprets the root frame. `load_argument(real, slot, name)` brings an argument inside; `cut(frame)` is asked for the
-        continuation when `assumptions.stop_at` is reached. Raises GraphBreak and SkipFrame."""
+    def run(
+        self, load_argument: Callable[[object, int, str], object], cut: Callable[[Frame], Continuation]
+    ) -> Continuation:
+        """Interprets the root frame. `load_argument(real, slot, name)` brings an argument inside; `cut(frame)` is asked
+        for the continuation when `assumptions.stop_at` is reached. Raises GraphBreak and SkipFrame."""
         code = self.function.__code__
         if code.co_flags & (CO_GENERATOR | CO_ASYNC) or code.co_flags & CO_FAST_KINDS != CO_FAST_KINDS:
             raise SkipFrame("frame-kind", "a generator, a coroutine, a class body or a module")
         info = decoded(code)
         live = live_slots(info)[0]
         self._load_argument = load_argument
-        # Much of what a resume function is given is only handed on to the next one: it is loaded, and so guarded, when it is read. A list
-        # may only be appended to.
+        # Much of what a resume function is given is only handed on to the next one: it is loaded, and so guarded, when
+        # it is read. A list may only be appended to.
         resumes = origin_of(code).info is not info
         appends = not APPEND.isdisjoint(code.co_names)
         arguments: list[Any] = []
         for slot, real in enumerate(self.locals):
-            load: Callable[[object, int, str], object] = Pending if resumes or (appends and type(real) in _LISTS) else load_argument
+            load: Callable[[object, int, str], object] = (
+                Pending if resumes or (appends and type(real) in _LISTS) else load_argument
+            )
             arguments.append(load(real, slot, info.slots[slot]) if live >> slot & 1 else NULL)
         self.root = Frame(self, self.function, info, arguments)
         return self._run_root(self.root, cut)
@@ -255,8 +271,9 @@ class Tracer:
             frame.unwind(error)
 
     def _close_generators(self) -> None:
-        """Closes generators that were left inside a try or with block, as their deletion would. When exactly CPython deletes them is not
-        known here, so only handlers without any effect may run (`except StopIteration: return` and the like)."""
+        """Closes generators that were left inside a try or with block, as their deletion would. When exactly CPython
+        deletes them is not known here, so only handlers without any effect may run (`except StopIteration: return` and
+        the like)."""
         for generator in list(self._guarded):
             frame = generator.frame
             frame.ops = [
@@ -281,7 +298,9 @@ class Tracer:
     # -----------------------------------------------------------------------------------------------------------------
     # Inlined frames
 
-    def inline(self, function: types.FunctionType, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> object:
+    def inline(
+        self, function: types.FunctionType, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         """Interprets a call of a Python function (a generator function gives an InterpretedGenerator)."""
         code = function.__code__
         if code.co_flags & CO_ASYNC:
@@ -293,7 +312,8 @@ class Tracer:
         return self.execute(Frame(self, function, decoded(code), values), None)
 
     def called_natively(self, function: types.FunctionType, values: tuple[object, ...]) -> object:
-        """Interprets a call that native code makes by itself, of a special method as a rule; `values` are the frame's argument slots."""
+        """Interprets a call that native code makes by itself, of a special method as a rule; `values` are the frame's
+        argument slots."""
         world = self.world
         code = function.__code__
         arguments = list(values)
@@ -311,7 +331,8 @@ class Tracer:
         return self.execute(Frame(self, function, decoded(code), arguments), None)
 
     def run_class_body(self, function: types.FunctionType, namespace: dict[str, object]) -> object:
-        """Interprets the body of a class statement in `namespace`; gives what the body returns (its `__class__` cell, or None)."""
+        """Interprets the body of a class statement in `namespace`; gives what the body returns (its `__class__` cell,
+        or None)."""
         frame = Frame(self, function, decoded(function.__code__), [])
         frame.namespace = namespace
         return self.execute(frame, None)
@@ -416,7 +437,8 @@ class Tracer:
         return None if state is None else state.error
 
     def ask_around(self) -> None:
-        """The program looks at what is handled by the callers of the root frame: it is guarded that they handle nothing."""
+        """The program looks at what is handled by the callers of the root frame: it is guarded that they handle
+        nothing."""
         if self._around is not None:
             raise GraphBreak("frame-access", "the exception that a caller of the compiled function is handling")
         self.world.guard_answer(sys.exception, (), None, True)
@@ -455,11 +477,15 @@ class Tracer:
         raised.left += ((frame.info, frame.pc - 1, frame.function.__globals__),)
 
     def forget_traceback(self, error: BaseException | None) -> None:
-        """Tracebacks of exceptions made inside would show, and keep alive, frames of the interpreter. (None is stored also where there is
-        none: CPython's `with` reads the field itself.)"""
+        """Tracebacks of exceptions made inside would show, and keep alive, frames of the interpreter. (None is stored
+        also where there is none: CPython's `with` reads the field itself.)"""
         while error is not None and self.world.source_of(error) is None:
             error.__traceback__ = None
-            error = error.__context__ if error.__context__ is not None and error.__context__.__traceback__ is not None else None
+            error = (
+                error.__context__
+                if error.__context__ is not None and error.__context__.__traceback__ is not None
+                else None
+            )
 
     def traceback_of(self, error: BaseException) -> AbsentTraceback | None:
         """What stands for the traceback that an exception has now. (One from outside is taken to have one.)"""
@@ -508,7 +534,9 @@ class Tracer:
 
     def grown_tracebacks(self) -> list[Raised]:
         """The exceptions from outside whose tracebacks have grown."""
-        return [raised for raised in self._raised.values() if raised.left and self.world.source_of(raised.error) is not None]
+        return [
+            raised for raised in self._raised.values() if raised.left and self.world.source_of(raised.error) is not None
+        ]
 
     def note_suspension(self, generator: InterpretedGenerator, guarded: bool) -> None:
         """A generator has been suspended (or resumed): `guarded` if closing it there would run the user's handlers."""

@@ -1,7 +1,9 @@
 """Arguments of a resume function that have not been read yet.
 
-Much of what a resume function is given it only hands on to the next one. So an argument is brought inside, and guarded, when it is read.
-Always holds: one that never was is known by its slot alone, and stands in a continuation for whatever the caller passed. No torch.
+Much of what a resume function is given it only hands on to the next one. So an argument is brought inside, and guarded,
+when it is read.
+Always holds: one that never was is known by its slot alone, and stands in a continuation for whatever the caller
+    passed. No torch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Calls whose result depends on a comparison of sizes: both ways are recorded, so that one version serves the sizes of either.
+"""Calls whose result depends on a comparison of sizes: both ways are recorded, so that one version serves the sizes of
+either.
 
-Takes a call of a Python function that is interpreted; gives its result. Where the function itself compares symbolic sizes (`if height ==
-width: return table`) and gives a tensor, it is interpreted once for each outcome, and the result is chosen by the sizes at run time; no
-outcome becomes a guard. Always holds: nothing that is recorded for one outcome takes it for granted, so it may run for any sizes; ways that
-have an effect, draw random numbers, read something new from outside, make guards of their own, cost a matrix product or do not give plain
-tensors that are the same size for their outcome raise `Retry`, and the frame is captured again with the comparison as a guard, as it is
-everywhere else. A chosen result is a tensor of its own: where the program could tell (it writes to it, returns it, or asks for its
+Takes a call of a Python function that is interpreted; gives its result. Where the function itself compares symbolic
+sizes (`if height == width: return table`) and gives a tensor, it is interpreted once for each outcome, and the result
+is chosen by the sizes at run time; no outcome becomes a guard. Always holds: nothing that is recorded for one outcome
+takes it for granted, so it may run for any sizes; ways that have an effect, draw random numbers, read something new
+from outside, make guards of their own, cost a matrix product or do not give plain tensors that are the same size for
+their outcome raise `Retry`, and the frame is captured again with the comparison as a guard, as it is everywhere else. A
+chosen result is a tensor of its own: where the program could tell (it writes to it, returns it, or asks for its
 identity or gradient), `Retry` is raised as well.
 """
 
@@ -41,7 +43,8 @@ MOST_WAYS = 4
 MOST_OPERATORS = 16
 """That one way may record: all of them run at every call."""
 _HEAVY = frozenset({
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default, aten.sort.default,
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default,
+    aten.sort.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
 })  # fmt: skip
 _VALUES = (int, float, bool, str, type(None), torch.SymInt, torch.dtype, torch.device, torch.nn.Module)
@@ -53,7 +56,8 @@ Path = tuple[tuple[Relation, bool], ...]
 
 @dataclass(slots=True)
 class Fork:
-    """A frame whose comparisons of sizes are open. `answers`: what they are in this run; `known`: the sizes, with these answers learnt."""
+    """A frame whose comparisons of sizes are open. `answers`: what they are in this run; `known`: the sizes, with these
+    answers learnt."""
 
     frame: Frame
     known: ShapeEnv
@@ -80,7 +84,8 @@ class Ways:
         self.joined: list[tuple[TracedTensor, types.CodeType]] = []
 
     def may_fork(self, tracer: Tracer, function: types.FunctionType, arguments: list[Any]) -> bool:
-        """Whether a call's comparisons are left open: its arguments cannot be changed by it, so it may be interpreted again."""
+        """Whether a call's comparisons are left open: its arguments cannot be changed by it, so it may be interpreted
+        again."""
         if not self.enabled or tracer.recorder.env is None or not tracer.recorder.env.symbols:
             return False
         code = function.__code__
@@ -97,7 +102,12 @@ class Ways:
         if not asked:
             return result
         now = _state(tracer)
-        if type(result) is TracedTensor and now[GROWS:] == start[GROWS:] and _is_light(tracer, before, 1) and not _may_train(tracer):
+        if (
+            type(result) is TracedTensor
+            and now[GROWS:] == start[GROWS:]
+            and _is_light(tracer, before, 1)
+            and not _may_train(tracer)
+        ):
             return _Joining(self, tracer, function.__code__, make, now).join(asked, result)
         env = tracer.recorder.env
         assert env is not None
@@ -149,8 +159,9 @@ class Ways:
         return bool(native(bool, comparison)) if answer is None else answer
 
     def check(self, outputs: tuple[object, ...], tells: bool) -> None:
-        """Raises Retry where the program can tell a chosen result from what eager has: it has written to it, or returns it or a view of
-        it. `tells`: the program wants gradients, or has asked whether two tensors are the same object."""
+        """Raises Retry where the program can tell a chosen result from what eager has: it has written to it, or returns
+        it or a view of it. `tells`: the program wants gradients, or has asked whether two tensors are the same
+        object."""
         leaving = {id(_root(value)) for value in outputs if isinstance(value, TracedTensor)}
         for result, code in self.joined:
             if tells or (not result.is_inference() and result._version) or id(result) in leaving:
@@ -165,20 +176,24 @@ def _root(value: TracedTensor) -> TracedTensor:
 
 
 def _state(tracer: Tracer) -> tuple[object, ...]:
-    """What a call that has no effect and reads nothing new leaves as it was. The first GROWS grow by what is read or asked."""
+    """What a call that has no effect and reads nothing new leaves as it was. The first GROWS grow by what is read or
+    asked."""
     world, recorder = tracer.world, tracer.recorder
     env = recorder.env
     assert env is not None
     return (
         len(env.guards), len(world.input_sources), len(env.symbols), len(world.numbers),
-        stamp(world.effects), world.store_count, len(recorder.submodules), recorder.freed, len(recorder.read_sizes), tracer.suspended(),
+        stamp(world.effects), world.store_count, len(recorder.submodules), recorder.freed, len(recorder.read_sizes),
+        tracer.suspended(),
         torch.is_grad_enabled(),
     )  # fmt: skip
 
 
 def _may_train(tracer: Tracer) -> bool:
     """Whether gradients may be wanted: they would flow through both ways."""
-    return torch.is_grad_enabled() and any(isinstance(real, torch.Tensor) and real.requires_grad for _, real in tracer.recorder.inputs)
+    return torch.is_grad_enabled() and any(
+        isinstance(real, torch.Tensor) and real.requires_grad for _, real in tracer.recorder.inputs
+    )
 
 
 def _last_node(tracer: Tracer) -> torch.fx.Node:
@@ -187,7 +202,8 @@ def _last_node(tracer: Tracer) -> torch.fx.Node:
 
 
 def _is_light(tracer: Tracer, before: torch.fx.Node, ways: int) -> bool:
-    """Whether what was recorded after `before`, for that many ways, may run at every call: it has no effect and costs little."""
+    """Whether what was recorded after `before`, for that many ways, may run at every call: it has no effect and costs
+    little."""
     count, node = 0, before.next
     while node.op != "root":
         if node.op == "call_function" and isinstance(node.target, OpOverload):
@@ -202,7 +218,9 @@ def _is_light(tracer: Tracer, before: torch.fx.Node, ways: int) -> bool:
 class _Joining:
     """The ways of one call."""
 
-    def __init__(self, ways: Ways, tracer: Tracer, code: types.CodeType, make: Callable[[], Frame], start: tuple[object, ...]) -> None:
+    def __init__(
+        self, ways: Ways, tracer: Tracer, code: types.CodeType, make: Callable[[], Frame], start: tuple[object, ...]
+    ) -> None:
         self.ways, self.tracer, self.code, self.make, self.start = ways, tracer, code, make, start
         self.recorder = tracer.recorder
         assert tracer.recorder.env is not None
@@ -245,7 +263,11 @@ class _Joining:
         dense = contiguous_strides(type_.shape)
         if any(size != 1 and stride != step for size, stride, step in zip(type_.shape, type_.stride, dense)):
             raise self.refuse()
-        if (result.requires_grad and torch.is_grad_enabled()) or result.reshaped or self.recorder.known_value(result) is not None:
+        if (
+            (result.requires_grad and torch.is_grad_enabled())
+            or result.reshaped
+            or self.recorder.known_value(result) is not None
+        ):
             raise self.refuse()
         known = self.env.copy()
         for relation, answer in path:
@@ -284,12 +306,16 @@ class _Joining:
 
     def condition(self, relation: Relation) -> object:
         call = self.tracer.world.torch_call
-        sides = [call(torch.full, ((), size_of(side, self.env)), {"dtype": torch.int64}) for side in (relation.left, relation.right)]
+        sides = [
+            call(torch.full, ((), size_of(side, self.env)), {"dtype": torch.int64})
+            for side in (relation.left, relation.right)
+        ]
         function = {"==": torch.eq, "!=": torch.ne, "<": torch.lt, "<=": torch.le}[relation.op]
         return call(function, tuple(sides), {})
 
     def as_large(self, result: TracedTensor, shape: tuple[Dim, ...]) -> TracedTensor:
-        """The result with these sizes: where its own are others, its last elements stand for those that are never chosen."""
+        """The result with these sizes: where its own are others, its last elements stand for those that are never
+        chosen."""
         call = self.tracer.world.torch_call
         for axis, (size, wanted) in enumerate(zip(result.tensor_type.shape, shape)):
             if size != wanted:

@@ -1,8 +1,9 @@
-"""Tracebacks of exceptions that interpreted code raises: which lines they would have, and how those are made at run time.
+"""Tracebacks of exceptions that interpreted code raises: which lines they would have, and how those are made at run
+time.
 
-Takes the instructions at which an exception was raised or passed; gives `Place`s, which add one line each to an exception's traceback, as
-CPython does when an exception leaves an instruction. Always holds: a line has the user's file, function, line and columns; its frame holds
-no variables. No torch.
+Takes the instructions at which an exception was raised or passed; gives `Place`s, which add one line each to an
+exception's traceback, as CPython does when an exception leaves an instruction. Always holds: a line has the user's
+file, function, line and columns; its frame holds no variables. No torch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Saved:
 
 
 class Place:
-    """Adds the line of one instruction to a traceback: `place(error)` gives the error. `namespace` are the function's globals."""
+    """Adds the line of one instruction to a traceback: `place(error)` gives the error. `namespace` are the function's
+    globals."""
 
     __slots__ = ("frame", "lasti", "line")
 
@@ -43,7 +45,8 @@ class Place:
         return types.TracebackType(inner, self.frame, self.lasti, self.line)
 
     def catches(self, error: BaseException) -> BaseException:
-        """For the generated function that has caught what the instruction raised: its own line makes room for this one."""
+        """For the generated function that has caught what the instruction raised: its own line makes room for this
+        one."""
         assert error.__traceback__ is not None
         return error.with_traceback(self.above(error.__traceback__.tb_next))
 
@@ -56,8 +59,8 @@ def chain(inner: types.TracebackType | None, *places: Place) -> types.TracebackT
 
 
 class Raised:
-    """What is known of an exception that interpreted code has seen raised: the instructions that it left, innermost first, as arguments of
-    `Place`. Of an exception from outside: since the capture began."""
+    """What is known of an exception that interpreted code has seen raised: the instructions that it left, innermost
+    first, as arguments of `Place`. Of an exception from outside: since the capture began."""
 
     __slots__ = ("error", "left", "traceback")
 

@@ -1,7 +1,9 @@
-"""Which elementwise operations can be generated for which dtype: pure data, for lowering to ask before it makes an `Apply`.
+"""Which elementwise operations can be generated for which dtype: pure data, for lowering to ask before it makes an
+`Apply`.
 
-Takes an operation's name (loops/ir.py OPERATIONS) and the dtype of its first value argument (of `where`: the dtype of the chosen values;
-of `cast`: the source); gives yes or no. Always holds: what is said to be supported is generated, and agrees with eager.
+Takes an operation's name (loops/ir.py OPERATIONS) and the dtype of its first value argument (of `where`: the dtype of
+the chosen values; of `cast`: the source); gives yes or no. Always holds: what is said to be supported is generated, and
+agrees with eager.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ SUPPORTED: dict[str, frozenset[torch.dtype]] = {
     "bitcast": _NUMBERS | HALVES,
     **dict.fromkeys(
         (
-            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos",
-            "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma",
+            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos",
+            "tan", "asin", "acos",
+            "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv",
+            "lgamma", "digamma",
             "frac", "copysign", "hypot", "nextafter",
         ),
         FLOATS,
@@ -44,5 +48,6 @@ SUPPORTED: dict[str, frozenset[torch.dtype]] = {
 
 
 def supports(op: str, dtype: torch.dtype) -> bool:
-    """Whether `op` can be generated for values of `dtype`. Raises KeyError for an operation that the loop IR does not have."""
+    """Whether `op` can be generated for values of `dtype`. Raises KeyError for an operation that the loop IR does not
+    have."""
     return dtype in SUPPORTED[op]

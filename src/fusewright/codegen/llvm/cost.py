@@ -1,7 +1,7 @@
 """How much work one iteration of the parallel domain is, to say how many are worth a thread.
 
-Takes a `Shape` and its `Strategy`; gives the grain. The model is coarse on purpose: memory traffic at a core's out-of-cache bandwidth,
-plus operations at vector rate.
+Takes a `Shape` and its `Strategy`; gives the grain. The model is coarse on purpose: memory traffic at a core's
+out-of-cache bandwidth, plus operations at vector rate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One kernel as one LLVM function.
 
-Takes a `Kernel` and a `Target`; gives `KernelText`: the function's body (independent of the kernel's names, so that equal kernels have
-equal text), its parallel extent and grain. Always holds: iterations begin..end-1 of the parallel domain write disjoint memory, and read
-none that another one writes.
+Takes a `Kernel` and a `Target`; gives `KernelText`: the function's body (independent of the kernel's names, so that
+equal kernels have equal text), its parallel extent and grain. Always holds: iterations begin..end-1 of the parallel
+domain write disjoint memory, and read none that another one writes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,15 @@ from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Store
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
 
-STACK_LIMIT = 64 * 1024  # bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
+STACK_LIMIT = (
+    64 * 1024
+)  # bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
 SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
-SHORT_BODY, LONG_BODY = 12, 60  # operations of a body that is written twice to save turns, and of one to give the processor two chains
+SHORT_BODY, LONG_BODY = (
+    12,
+    60,
+)  # operations of a body that is written twice to save turns, and of one to give the processor two chains
 LARGE_POINTS = 1 << 20
 
 
@@ -52,7 +57,8 @@ class KernelText:
 
 
 def emit_kernel(kernel: Kernel, target: Target, declarations: dict[str, str], threads: int = 1) -> KernelText:
-    """threads: see `strategy.choose`. Raises ValueError for what cannot be generated (lowering asks `capabilities` first)."""
+    """threads: see `strategy.choose`. Raises ValueError for what cannot be generated (lowering asks `capabilities`
+    first)."""
     shape = analyse(kernel)
     return KernelEmitter(shape, choose(shape, target, threads), target, declarations).run()
 
@@ -63,14 +69,18 @@ class KernelEmitter:
         self.kernel = shape.kernel
         self.strategy = strategy
         self.target = target
-        written = {dtype for name, dtype in zip(shape.kernel.buffers, shape.kernel.dtypes) if name in shape.kernel.written}
+        written = {
+            dtype for name, dtype in zip(shape.kernel.buffers, shape.kernel.dtypes) if name in shape.kernel.written
+        }
         halves = bool(written) and written <= {torch.bfloat16}
         self.b = FunctionBuilder(target, declarations, halves, rounds_as_they_are(shape), passed_over(shape))
         self.b.declarations.setdefault(ZEROS, ZEROS_DEFINITION)
         self.pointers: dict[str, Pointer] = {}
         self.evaluator = Evaluator(self.b, self.pointers)
         for view in shape.views:
-            self.evaluator.maxima |= {reduce.local: (view, reduce.value) for reduce in reductions_of(view.stage) if reduce.kind == "max"}
+            self.evaluator.maxima |= {
+                reduce.local: (view, reduce.value) for reduce in reductions_of(view.stage) if reduce.kind == "max"
+            }
         self.indexer = self.evaluator.indexer
         self.loops = Loops(self.b, self.indexer)
         self.freed: list[str] = []
@@ -112,8 +122,8 @@ class KernelEmitter:
         return sizes.ceil_div(axis.extent, block) if block else axis.extent
 
     def _leave_early(self, entry: Context, finish: Block) -> None:
-        """Nothing to do for an empty range; and where a checked dimension is empty no index can be right, so that none may be tried: if the
-        loops around it run at all."""
+        """Nothing to do for an empty range; and where a checked dimension is empty no index can be right, so that none
+        may be tried: if the loops around it run at all."""
         b = self.b
         stop = b.compare("icmp sge", Value("%begin", "i64"), Value("%end", "i64"))
         self._branch_out(stop, finish, failed=False)
@@ -143,7 +153,11 @@ class KernelEmitter:
             extents = dict.fromkeys(axis.extent for axis in (*self.shape.outer, *view.axes))
             loops = tuple(extent for extent in extents if (sizes.bounds(extent)[0] or 0) <= 0)
             for expr in view.expressions():
-                if isinstance(expr, CheckedIndex) and (sizes.bounds(expr.extent)[0] or 0) <= 0 and expr.extent not in loops:
+                if (
+                    isinstance(expr, CheckedIndex)
+                    and (sizes.bounds(expr.extent)[0] or 0) <= 0
+                    and expr.extent not in loops
+                ):
                     found.add((expr.extent, loops))
         return found
 
@@ -176,7 +190,9 @@ class KernelEmitter:
                 else:
                     text = self._allocate(self.indexer.scalar(entry, sizes.maximum(one, 1)), finish)
                 texts[copy * lanes] = text
-            self.pointers[scratch.name] = Pointer(texts[0], scratch.dtype, lanes if lanes > 1 else 0, texts if lanes > 1 else None)
+            self.pointers[scratch.name] = Pointer(
+                texts[0], scratch.dtype, lanes if lanes > 1 else 0, texts if lanes > 1 else None
+            )
 
         for load, _, size in staging.place(self):
             if size is None:
@@ -213,7 +229,8 @@ class KernelEmitter:
     # --- the parallel domain
 
     def _domain(self, entry: Context, extents: list[Dim]) -> None:
-        """for point in begin..end: the domain's indices are found by division once and then stepped like an odometer."""
+        """for point in begin..end: the domain's indices are found by division once and then stepped like an
+        odometer."""
         b, strategy = self.b, self.strategy
         limits = [self.indexer.scalar(entry, extent) for extent in extents]
         firsts: list[Value] = []
@@ -248,7 +265,9 @@ class KernelEmitter:
         before.lines.append(f"  br label %{loop.label}")
         heads = [f"  {point.text} = phi i64 [ %begin, %{before.label} ], [ {following.text}, %{latch.label} ]"]
         for index, first, after in zip(indices, firsts, stepped):
-            heads.append(f"  {index.text} = phi i64 [ {first.text}, %{before.label} ], [ {after.text}, %{latch.label} ]")
+            heads.append(
+                f"  {index.text} = phi i64 [ {first.text}, %{before.label} ], [ {after.text}, %{latch.label} ]"
+            )
         loop.lines[:0] = heads
         b.entry.cursor.block = done
 
@@ -276,7 +295,8 @@ class KernelEmitter:
         self.loops.nest([context], strategy.serial, [], body)
 
     def _point(self, context: Context, starts: list[Value]) -> None:
-        """One iteration of the domain (and of the serial axes): a scalar point, a block of vectors, or a tile of rows of them."""
+        """One iteration of the domain (and of the serial axes): a scalar point, a block of vectors, or a tile of rows
+        of them."""
         strategy = self.strategy
         if strategy.vector is None:
             self._stages([context])
@@ -292,8 +312,8 @@ class KernelEmitter:
         self._tile(context, strategy.rows, axis, block, first, start)
 
     def _tile(self, context: Context, rows: Axis, axis: Axis, block: int, row_start: Value, start: Value) -> None:
-        """Rows of vectors through a transposed copy. A tile that is not whole is read under masks if it is large; a small one is gathered,
-        which compiles faster."""
+        """Rows of vectors through a transposed copy. A tile that is not whole is read under masks if it is large; a
+        small one is gathered, which compiles faster."""
         b, count = self.b, self.strategy.tile_rows
 
         def walk(inside: Context, extent: Dim, full: bool) -> None:
@@ -301,7 +321,9 @@ class KernelEmitter:
                 self._block(contexts[0], axis, block, start, full)
                 return []
 
-            self.loops.counted([inside], rows.symbol, row_start, self._clipped(inside, row_start, count, extent), [], row, runs=True)
+            self.loops.counted(
+                [inside], rows.symbol, row_start, self._clipped(inside, row_start, count, extent), [], row, runs=True
+            )
 
         def whole(inside: Context, _: list[Value]) -> list[Value]:
             self.evaluator.staged = staging.fill(self, inside, axis, row_start, start, (count, block))
@@ -332,7 +354,9 @@ class KernelEmitter:
         rows_left = b.op("sub nsw", self.indexer.scalar(context.uniform, rows.extent), row_start)
         columns_left = b.op("sub nsw", self.indexer.scalar(context.uniform, axis.extent), start)
         fits = b.op(
-            "and", b.compare("icmp sge", rows_left, b.const(count, "i64")), b.compare("icmp sge", columns_left, b.const(block, "i64"))
+            "and",
+            b.compare("icmp sge", rows_left, b.const(count, "i64")),
+            b.compare("icmp sge", columns_left, b.const(block, "i64")),
         )
         is_whole = b.convert("zext", fits, "i64")
         rest = b.op("xor", is_whole, b.const(1, "i64"))
@@ -351,8 +375,8 @@ class KernelEmitter:
         return last
 
     def _block(self, context: Context, axis: Axis, block: int, start: Value, full: bool = False) -> None:
-        """The stages over `block` elements of the vector axis from `start`, or what is left of it. `full`: the block is known to be
-        whole.
+        """The stages over `block` elements of the vector axis from `start`, or what is left of it. `full`: the block is
+        known to be whole.
         """
         strategy, b = self.strategy, self.b
 
@@ -380,10 +404,13 @@ class KernelEmitter:
             copies = self._pointwise_copies(length, lanes)
         groups: list[list[Value]] = [[] for _ in range(copies)]
         no_tail = sizes.is_multiple(axis.extent, lanes)
-        self.loops.vectors(context, axis.symbol, start, length, lanes, copies, groups, body, whole=whole, no_tail=no_tail)
+        self.loops.vectors(
+            context, axis.symbol, start, length, lanes, copies, groups, body, whole=whole, no_tail=no_tail
+        )
 
     def _pointwise_copies(self, length: int, lanes: int) -> int:
-        """Two vectors a turn where the body is small, or the data so large that a second body repays its compilation: they take turns."""
+        """Two vectors a turn where the body is small, or the data so large that a second body repays its compilation:
+        they take turns."""
         light = sum(operation_cost(view) for view in self.shape.views) <= self._body_written_twice(self.shape.views)
         return 2 if light and length % (2 * lanes) == 0 and length > 2 * lanes else 1
 
@@ -427,7 +454,9 @@ class KernelEmitter:
         results = self.loops.nest(contexts, view.axes, [value for start in starts for value in start], body)
         at = 0
         for ctx, count in zip(contexts, counts):
-            self._bind_results(view, ctx, [results[at : at + count]], lambda reduce, state: reductions.finish_lanes(b, reduce, state))
+            self._bind_results(
+                view, ctx, [results[at : at + count]], lambda reduce, state: reductions.finish_lanes(b, reduce, state)
+            )
             at += count
 
     def _stage_across(self, view: StageView, context: Context, axis: Axis) -> None:
@@ -451,7 +480,15 @@ class KernelEmitter:
                 length = self.indexer.scalar(inside[0].uniform, axis.extent)
             no_tail = sizes.is_multiple(axis.extent, strategy.lanes)
             groups = self.loops.vectors(
-                inside[0], axis.symbol, b.const(0, "i64"), length, strategy.lanes, copies, groups, vector_body, no_tail=no_tail
+                inside[0],
+                axis.symbol,
+                b.const(0, "i64"),
+                length,
+                strategy.lanes,
+                copies,
+                groups,
+                vector_body,
+                no_tail=no_tail,
             )
             return [value for group in groups for value in group]
 
@@ -460,15 +497,17 @@ class KernelEmitter:
         self._bind_results(view, context, groups, lambda reduce, state: reductions.across(b, reduce, state))
 
     def _body_written_twice(self, views: list[StageView]) -> int:
-        """Operations of a body without reductions up to which two vectors are computed side by side: two are rounded to bfloat16 at
-        once."""
+        """Operations of a body without reductions up to which two vectors are computed side by side: two are rounded to
+        bfloat16 at once."""
         stores = [statement for view in views for statement in view.stage.statements if isinstance(statement, Store)]
         dtypes = dict(zip(self.kernel.buffers, self.kernel.dtypes))
         halves = bool(stores) and all(dtypes.get(store.buffer) is torch.bfloat16 for store in stores)
         return LONG_BODY if self._is_large() or (halves and self.target.masks) else SHORT_BODY
 
     def _is_large(self) -> bool:
-        points = max(math.prod(estimate(axis.extent) for axis in (*self.shape.outer, *view.axes)) for view in self.shape.views)
+        points = max(
+            math.prod(estimate(axis.extent) for axis in (*self.shape.outer, *view.axes)) for view in self.shape.views
+        )
         return points >= LARGE_POINTS
 
     def _copies(self, view: StageView, axis: Axis) -> int:
@@ -512,10 +551,16 @@ class KernelEmitter:
         return value
 
     def statements(
-        self, view: StageView, ctx: Context, state: list[Value], mask: Value | None, ordered: bool, stores: Pending | None = None
+        self,
+        view: StageView,
+        ctx: Context,
+        state: list[Value],
+        mask: Value | None,
+        ordered: bool,
+        stores: Pending | None = None,
     ) -> list[Value]:
-        """One point (or vector of points) of a stage: all values are computed before anything is stored. stores: takes what is to be
-        stored, which the caller then does."""
+        """One point (or vector of points) of a stage: all values are computed before anything is stored. stores: takes
+        what is to be stored, which the caller then does."""
         b, evaluator = self.b, self.evaluator
         after: list[Value] = []
         pending: Pending = [] if stores is None else stores
@@ -559,8 +604,11 @@ class KernelEmitter:
     def side_by_side(
         self, view: StageView, contexts: list[Context], groups: list[list[Value]], ordered: bool, masked: bool = True
     ) -> list[list[Value]]:
-        """`statements` for vectors side by side, their instructions in turns where what one stores no other one loads."""
-        stores = {self.shape.aliases[statement.buffer] for statement in view.stage.statements if isinstance(statement, Store)}
+        """`statements` for vectors side by side, their instructions in turns where what one stores no other one
+        loads."""
+        stores = {
+            self.shape.aliases[statement.buffer] for statement in view.stage.statements if isinstance(statement, Store)
+        }
         together = len(contexts) > 1 and not any(view.facts(value).volatile & stores for value in values_of(view.stage))
         pairs = bool(stores) and together and self._stores_pairs(view, contexts)
         held: list[tuple[Context, Pending]] = []
@@ -583,14 +631,16 @@ class KernelEmitter:
         return self.b.interleave(contexts[0].here.cursor, parts) if together else [make() for make in parts]
 
     def _stores_pairs(self, view: StageView, contexts: list[Context]) -> bool:
-        """Whether vectors are stored two at a time: rounding to bfloat16 leaves halves of words, which two vectors fill."""
+        """Whether vectors are stored two at a time: rounding to bfloat16 leaves halves of words, which two vectors
+        fill."""
         stores = [statement for statement in view.stage.statements if isinstance(statement, Store)]
         dtypes = dict(zip(self.kernel.buffers, self.kernel.dtypes))
         return (
             self.target.masks and len(contexts) % 2 == 0
             and all(ctx.lanes > 1 and ctx.mask_at(len(ctx.chain) - 1) is None for ctx in contexts)
             and len({store.buffer for store in stores}) == len(stores)
-            and all(dtypes.get(store.buffer) is torch.bfloat16 and store.mode == "write" and not store.bindings for store in stores)
+            and all(dtypes.get(store.buffer) is torch.bfloat16 for store in stores)
+            and all(store.mode == "write" and not store.bindings for store in stores)
         )  # fmt: skip
 
     def _bind(self, view: StageView, ctx: Context, name: str, expr: Expression, value: Value) -> None:

@@ -1,8 +1,8 @@
-"""Kernels to machine code: one LLVM module for all kernels of a graph, compiled in this process by llvmlite, and object files loaded
-back.
+"""Kernels to machine code: one LLVM module for all kernels of a graph, compiled in this process by llvmlite, and object
+files loaded back.
 
-Takes `Kernel`s; gives a `CompiledModule` whose object file runtime/machine_code.py loads. The only file that imports llvmlite, and
-only when first needed. Always holds: kernels with equal text are compiled once.
+Takes `Kernel`s; gives a `CompiledModule` whose object file runtime/machine_code.py loads. The only file that imports
+llvmlite, and only when first needed. Always holds: kernels with equal text are compiled once.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _resident: list[Any] = []  # what keeps code in memory that `load_object` loaded
 
 @dataclass(frozen=True, slots=True)
 class CompiledModule:
-    """codes: by kernel name. object: the object file, whose functions are the codes' symbols; empty when there is none. ir: the module's
-    text.
+    """codes: by kernel name. object: the object file, whose functions are the codes' symbols; empty when there is none.
+    ir: the module's text.
     """
 
     codes: dict[str, KernelCode]
@@ -177,8 +177,9 @@ def _compile(machine: _Machine, ir: str) -> bytes:
 
 
 def load_object(data: bytes, symbols: Iterable[str]) -> dict[str, int]:
-    """Addresses of `symbols` in an object file made by `compile_kernels`, loaded by LLVM: for platforms that runtime/machine_code.py has
-    no loader for. The code stays loaded until the process ends. Raises RuntimeError if the file is not loadable.
+    """Addresses of `symbols` in an object file made by `compile_kernels`, loaded by LLVM: for platforms that
+    runtime/machine_code.py has no loader for. The code stays loaded until the process ends. Raises RuntimeError if the
+    file is not loadable.
     """
     machine = _machine()
     names = list(symbols)

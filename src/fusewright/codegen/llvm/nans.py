@@ -1,11 +1,13 @@
 """Which kernels round to bfloat16 without asking for NaN, and which maxima need not find it.
 
-Takes a kernel's stages; says whether every NaN in them has its low 16 bits clear or is the processor's own: such a NaN stays one when half
-a unit is added to its bits and the low half is cut off. Always holds: what may make other bits (float32 in memory, float16 whose fraction
-reaches below those 16 bits, library functions, reinterpreted integers, NaN written as a constant) is answered by no.
+Takes a kernel's stages; says whether every NaN in them has its low 16 bits clear or is the processor's own: such a NaN
+stays one when half a unit is added to its bits and the low half is cut off. Always holds: what may make other bits
+(float32 in memory, float16 whose fraction reaches below those 16 bits, library functions, reinterpreted integers, NaN
+written as a constant) is answered by no.
 
-A maximum that propagates NaN takes four instructions a vector, one that passes over it takes one. The sum of exponentials below a maximum
-is NaN wherever its row holds one: where all that is stored and depends on the maximum is NaN with that sum, the sum finds it.
+A maximum that propagates NaN takes four instructions a vector, one that passes over it takes one. The sum of
+exponentials below a maximum is NaN wherever its row holds one: where all that is stored and depends on the maximum is
+NaN with that sum, the sum finds it.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from fusewright.codegen.analysis import Shape, StageView, reductions_of, same_wa
 from fusewright.loops.ir import Apply, Constant, Expression, Load, LocalValue
 from fusewright.schedule.plan import Define, Reduce, ScanStep, Store
 
-# Operations whose float results are NaN only as a NaN operand handed on or as the processor's default, and which are inline code.
+# Operations whose float results are NaN only as a NaN operand handed on or as the processor's default, and which are
+# inline code.
 _HANDED_ON = frozenset(
-    """add sub mul div fma neg abs minimum maximum fmin fmax where sqrt rsqrt reciprocal floor ceil round trunc frac copysign
-    exp exp2 expm1 sigmoid tanh erf log""".split()
+    """add sub mul div fma neg abs minimum maximum fmin fmax where sqrt rsqrt reciprocal floor ceil round trunc frac
+    copysign exp exp2 expm1 sigmoid tanh erf log""".split()
 )
 _INLINE_ONLY_IN_FLOAT32 = frozenset({"exp", "exp2", "expm1", "sigmoid", "tanh", "erf", "log"})
 
@@ -49,7 +52,9 @@ def _is_plain(expr: Expression, scratch: set[str]) -> bool:
 
 
 # NaN wherever one of the operands is.
-_SPREADS = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "log"})
+_SPREADS = frozenset(
+    {"add", "sub", "mul", "div", "fma", "neg", "abs", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "log"}
+)
 
 
 def passed_over(shape: Shape) -> frozenset[str]:
@@ -67,14 +72,21 @@ def passed_over(shape: Shape) -> frozenset[str]:
 
 def _total_below(view: StageView, top: Reduce, other: StageView) -> str | None:
     """The name of a sum of `exp(v - top)` in a stage that walks the values whose maximum `top` is."""
-    defined = {statement.local: statement.value for statement in other.stage.statements if isinstance(statement, Define)}
+    defined = {
+        statement.local: statement.value for statement in other.stage.statements if isinstance(statement, Define)
+    }
     for total in reductions_of(other.stage):
         value = total.value
         power = defined.get(value.name) if isinstance(value, LocalValue) else value
         if total.kind == "sum" and isinstance(power, Apply) and power.op == "exp" and isinstance(power.args[0], Apply):
             below = power.args[0]
             is_below = below.op == "sub" and isinstance(below.args[1], LocalValue) and below.args[1].name == top.local
-            if is_below and below.args[0] == top.value and same_walk(view, other) and total.value.dtype is top.value.dtype:
+            if (
+                is_below
+                and below.args[0] == top.value
+                and same_walk(view, other)
+                and total.value.dtype is top.value.dtype
+            ):
                 return total.local
     return None
 
@@ -87,7 +99,8 @@ def _nan_with(shape: Shape, views: list[StageView], top: str, total: str) -> boo
 
     def depends(expr: Expression) -> bool:
         return any(
-            (isinstance(below, LocalValue) and below.name in tainted) or (isinstance(below, Load) and below.buffer in tainted)
+            (isinstance(below, LocalValue) and below.name in tainted)
+            or (isinstance(below, Load) and below.buffer in tainted)
             for below in walk([expr])
         )
 

@@ -1,9 +1,10 @@
 """The maximum of a row and the sum of exponentials below it, in one pass over memory.
 
-Takes two stages of a kernel, `max of v` and `sum of exp(v - max)`, that reduce the same long row; writes them as one loop over chunks of
-the row: the chunk's maximum comes from memory, its exponentials from the cache, and while they are computed the next chunk is fetched.
-What was summed, or kept for later stages, below an older maximum is scaled. The maximum is that of numbers; a sum that is NaN has the row
-searched once more. Always holds: the results are eager's for rows with NaN, infinities or nothing but -inf.
+Takes two stages of a kernel, `max of v` and `sum of exp(v - max)`, that reduce the same long row; writes them as one
+loop over chunks of the row: the chunk's maximum comes from memory, its exponentials from the cache, and while they are
+computed the next chunk is fetched. What was summed, or kept for later stages, below an older maximum is scaled. The
+maximum is that of numbers; a sum that is NaN has the row searched once more. Always holds: the results are eager's for
+rows with NaN, infinities or nothing but -inf.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ CHUNK = 8192
 
 
 def find_pairs(shape: Shape, axes: list[Axis | None]) -> dict[int, int]:
-    """Number of the stage that makes a maximum → number of the stage that sums exponentials below it, where one loop pays."""
+    """Number of the stage that makes a maximum → number of the stage that sums exponentials below it, where one loop
+    pays."""
     found: dict[int, int] = {}
     for number, (view, axis) in enumerate(zip(shape.views, axes)):
         if axis is None or not _is_long(shape, view, axis):
@@ -64,21 +66,31 @@ def _belong_together(shape: Shape, first: StageView, second: StageView) -> bool:
     if found[2] is not None and top.local not in passed_over(shape):
         return False  # what is kept of a row with NaN would be that below the maximum of its numbers
     power = found[1]
-    if not (isinstance(power, Apply) and power.op == "exp" and isinstance(power.args[0], Apply) and power.args[0].op == "sub"):
+    if not (
+        isinstance(power, Apply)
+        and power.op == "exp"
+        and isinstance(power.args[0], Apply)
+        and power.args[0].op == "sub"
+    ):
         return False
     value, below = power.args[0].args
     return value == top.value and isinstance(below, LocalValue) and below.name == top.local
 
 
 def _sum_of_powers(shape: Shape, view: StageView) -> tuple[Reduce, Expression, Store | None] | None:
-    """(the only reduction of a stage, a sum; what it adds up; the store that keeps it in scratch memory) if that is all that it does."""
+    """(the only reduction of a stage, a sum; what it adds up; the store that keeps it in scratch memory) if that is all
+    that it does."""
     defined = {statement.local: statement.value for statement in view.stage.statements if isinstance(statement, Define)}
     kept: Store | None = None
     total: Reduce | None = None
     for statement in view.stage.statements:
         if isinstance(statement, Reduce) and statement.kind == "sum" and total is None:
             total = statement
-        elif isinstance(statement, Store) and kept is None and statement.buffer in {scratch.name for scratch in shape.kernel.scratch}:
+        elif (
+            isinstance(statement, Store)
+            and kept is None
+            and statement.buffer in {scratch.name for scratch in shape.kernel.scratch}
+        ):
             kept = statement
         elif not isinstance(statement, Define):
             return None
@@ -86,7 +98,9 @@ def _sum_of_powers(shape: Shape, view: StageView) -> tuple[Reduce, Expression, S
         return None
     value = total.value
     power = defined.get(value.name, value) if isinstance(value, LocalValue) else value
-    if kept is not None and (kept.value not in (value, power) or kept.mode != "write" or kept.bindings or len(view.axes) != 1):
+    if kept is not None and (
+        kept.value not in (value, power) or kept.mode != "write" or kept.bindings or len(view.axes) != 1
+    ):
         return None
     return total, power, kept
 
@@ -120,7 +134,9 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
         b.blocks[0].lines.insert(0, f"  {tops_of_chunks} = alloca [{turns} x {element.register}], align 64")
 
     def top_of(at: Context) -> str:
-        return b.value(f"getelementptr {element.register}, ptr {tops_of_chunks}, i64 {at.here.values[chunk].text}", "ptr").text
+        return b.value(
+            f"getelementptr {element.register}, ptr {tops_of_chunks}, i64 {at.here.values[chunk].text}", "ptr"
+        ).text
 
     def bounds(at: Context) -> tuple[Value, int | Value]:
         start = b.op("mul nsw", at.here.values[chunk], b.const(length, "i64"))
@@ -151,7 +167,11 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
         # Nothing but -inf so far: exponentials are taken below 0, where they are 0.
         below = b.select(b.compare("fcmp oeq", higher, low), b.const(0.0, element.register), higher)
         difference = b.op("fsub", best, higher)
-        shrink = functions.exp(b, difference) if element.register == "float" else functions.call_library(b, "exp", difference)
+        shrink = (
+            functions.exp(b, difference)
+            if element.register == "float"
+            else functions.call_library(b, "exp", difference)
+        )
         shrink = b.select(b.compare("fcmp oeq", best, higher), b.const(1.0, element.register), shrink)
         sums = [b.op("fmul", value, b.splat(shrink, lanes)) for value in sums]
         emitter.define(here.here, top.local, below)
@@ -159,7 +179,9 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
             b.emit(f"  store {higher.typed}, ptr {top_of(here)}, align 4")
         emitter.enter_stage(second)
         emitter.evaluator.ahead = dict.fromkeys(loads, CHUNK)
-        groups = loops.vectors(here, axis.symbol, start, count, lanes, len(sums), [[value] for value in sums], step, no_tail=no_tail)
+        groups = loops.vectors(
+            here, axis.symbol, start, count, lanes, len(sums), [[value] for value in sums], step, no_tail=no_tail
+        )
         return [higher, *(group[0] for group in groups)]
 
     def lift(inside: list[Context], _: list[Value]) -> list[Value]:
@@ -172,7 +194,11 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
         def scale(within: Context, _: list[Value]) -> list[Value]:
             b.scope = within.here
             difference = b.op("fsub", older, best)
-            factor = functions.exp(b, difference) if element.register == "float" else functions.call_library(b, "exp", difference)
+            factor = (
+                functions.exp(b, difference)
+                if element.register == "float"
+                else functions.call_library(b, "exp", difference)
+            )
             assert kept is not None
             pointer, index = emitter.pointers[kept.buffer], other.dim(kept.index)
 
@@ -181,10 +207,22 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
                 for ctx in contexts:
                     b.scope, mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
                     value = memory.load(ctx, pointer, index, {}, mask)
-                    memory.store(ctx, pointer, index, {}, b.op("fmul", value, b.splat(factor, ctx.lanes)), mask, "write")
+                    memory.store(
+                        ctx, pointer, index, {}, b.op("fmul", value, b.splat(factor, ctx.lanes)), mask, "write"
+                    )
                 return groups
 
-            loops.vectors(within, axis.symbol, start, count, lanes, 2, [[], []], vectors, no_tail=sizes.is_multiple(axis.extent, lanes))
+            loops.vectors(
+                within,
+                axis.symbol,
+                start,
+                count,
+                lanes,
+                2,
+                [[], []],
+                vectors,
+                no_tail=sizes.is_multiple(axis.extent, lanes),
+            )
             return []
 
         loops.maybe(here, b.convert("zext", b.compare("fcmp olt", older, best), "i64"), [], scale)

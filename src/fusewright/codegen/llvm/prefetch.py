@@ -1,13 +1,15 @@
-"""What to fetch before it is needed: the processor's own prefetching stops at each page, and does not see far along columns.
+"""What to fetch before it is needed: the processor's own prefetching stops at each page, and does not see far along
+columns.
 
-Takes a `Shape`, its `Strategy` and a stage; gives bytes between a load or store and the place to fetch while it runs, for those that gain.
+Takes a `Shape`, its `Strategy` and a stage; gives bytes between a load or store and the place to fetch while it runs,
+    for those that gain.
 Always holds: a fetch is a hint, and may point anywhere.
 
-Measured with data beyond the caches: reductions of rows take 0.9 to 0.98 of the time in bfloat16, sums over columns 0.8 (float32) and
-0.87. Streams of pointwise kernels reach 97 to 108% of a copy's rate where they reached 75 to 98: a processor sees a few lines ahead in a
-body of fifty instructions, and a store waits for the line that it writes to. The second of several passes over a row (the exponentials of
-a softmax) finds it in the caches and leaves memory idle: it fetches the next row. Cumulative sums take 0.53 to 0.58 of the time in
-float32, 0.9 in bfloat16.
+Measured with data beyond the caches: reductions of rows take 0.9 to 0.98 of the time in bfloat16, sums over columns 0.8
+(float32) and 0.87. Streams of pointwise kernels reach 97 to 108% of a copy's rate where they reached 75 to 98: a
+processor sees a few lines ahead in a body of fifty instructions, and a store waits for the line that it writes to. The
+second of several passes over a row (the exponentials of a softmax) finds it in the caches and leaves memory idle: it
+fetches the next row. Cumulative sums take 0.53 to 0.58 of the time in float32, 0.9 in bfloat16.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ def distances(shape: Shape, strategy: Strategy, number: int) -> dict[Expression,
     found: dict[Expression, int] = {}
     for expr in walk(values_of(view.stage)):
         if isinstance(expr, Load) and not expr.bindings and _is_large(shape, expr.buffer, view):
-            distance = _along_rows(shape, strategy, number, expr) if axis is not None else _along_columns(shape, strategy, number, expr)
+            distance = (
+                _along_rows(shape, strategy, number, expr)
+                if axis is not None
+                else _along_columns(shape, strategy, number, expr)
+            )
             if distance:
                 found[expr] = distance * ELEMENT_TYPES[expr.dtype].size
     return found
@@ -48,7 +54,8 @@ def store_distances(shape: Shape, strategy: Strategy, number: int) -> dict[str, 
         return {
             statement.buffer: ROWS_OF_TILE * row * ELEMENT_TYPES[statement.value.dtype].size
             for statement in view.stage.statements
-            if isinstance(statement, Store) and not statement.bindings and _bytes_used(shape, statement.buffer, view) >= LEAST
+            if isinstance(statement, Store) and not statement.bindings
+            and _bytes_used(shape, statement.buffer, view) >= LEAST
             and (row := _row_of_tile(strategy, view.dim(statement.index), ELEMENT_TYPES[statement.value.dtype].size))
         }  # fmt: skip
     axis = strategy.stage_axes[number] or _streaming_axis(strategy, view)
@@ -57,7 +64,8 @@ def store_distances(shape: Shape, strategy: Strategy, number: int) -> dict[str, 
     return {
         statement.buffer: FAR
         for statement in view.stage.statements
-        if isinstance(statement, Store) and not statement.bindings and sizes.coefficient(view.dim(statement.index), axis.symbol) == 1
+        if isinstance(statement, Store) and not statement.bindings
+        and sizes.coefficient(view.dim(statement.index), axis.symbol) == 1
         and _bytes_used(shape, statement.buffer, view) >= LEAST
     }  # fmt: skip
 
@@ -66,10 +74,16 @@ def _stores_of_next_row(shape: Shape, strategy: Strategy, view: StageView) -> di
     """In a wide tile: the same columns of the next row."""
     found: dict[str, int] = {}
     for statement in view.stage.statements if view.axes and not reductions_of(view.stage) else ():
-        if isinstance(statement, Store) and not statement.bindings and _bytes_used(shape, statement.buffer, view) >= LEAST:
+        if (
+            isinstance(statement, Store)
+            and not statement.bindings
+            and _bytes_used(shape, statement.buffer, view) >= LEAST
+        ):
             row = sizes.coefficient(view.dim(statement.index), view.axes[-1].symbol)
             if isinstance(row, int):
-                found[statement.buffer] = row * ELEMENT_TYPES[dict(zip(shape.kernel.buffers, shape.kernel.dtypes))[statement.buffer]].size
+                found[statement.buffer] = (
+                    row * ELEMENT_TYPES[dict(zip(shape.kernel.buffers, shape.kernel.dtypes))[statement.buffer]].size
+                )
     return found
 
 
@@ -79,8 +93,9 @@ def _streaming_axis(strategy: Strategy, view: StageView) -> Axis | None:
 
 
 def gathered_rows(shape: Shape, strategy: Strategy, number: int) -> dict[Expression, Axis]:
-    """Rows that stage `number` takes from a large table at indices it reads (an embedding): each of these loads, with the outer axis along
-    which its index changes. No processor sees where the next row lies; rows of 2 KiB took 0.75 of the time when it was fetched."""
+    """Rows that stage `number` takes from a large table at indices it reads (an embedding): each of these loads, with
+    the outer axis along which its index changes. No processor sees where the next row lies; rows of 2 KiB took 0.75 of
+    the time when it was fetched."""
     view = shape.views[number]
     along = strategy.stage_axes[number] or _streaming_axis(strategy, view)
     found: dict[Expression, Axis] = {}
@@ -93,11 +108,18 @@ def gathered_rows(shape: Shape, strategy: Strategy, number: int) -> dict[Express
         index, row = view.dim(expr.index), sizes.coefficient(view.dim(expr.index), symbol)
         deps = view.facts(value).deps
         axes = [axis for axis, block in strategy.domain if not block and axis.symbol in deps]
-        if not (isinstance(value, CheckedIndex) and isinstance(value.extent, int) and isinstance(value.value, Load) and axes):
+        if not (
+            isinstance(value, CheckedIndex) and isinstance(value.extent, int) and isinstance(value.value, Load) and axes
+        ):
             continue
         plain = not value.value.bindings and not view.facts(value.value).volatile and along.symbol not in deps
         size = ELEMENT_TYPES[expr.dtype].size
-        if plain and sizes.coefficient(index, along.symbol) == 1 and isinstance(row, int) and row * value.extent * size >= LEAST:
+        if (
+            plain
+            and sizes.coefficient(index, along.symbol) == 1
+            and isinstance(row, int)
+            and row * value.extent * size >= LEAST
+        ):
             found[expr] = axes[-1]
     return found
 
@@ -107,7 +129,9 @@ def streamed(shape: Shape, view: StageView, axis: Axis) -> dict[Expression, int]
     return {
         expr: ELEMENT_TYPES[expr.dtype].size
         for expr in walk(values_of(view.stage))
-        if isinstance(expr, Load) and not expr.bindings and _is_large(shape, expr.buffer, view)
+        if isinstance(expr, Load)
+        and not expr.bindings
+        and _is_large(shape, expr.buffer, view)
         and sizes.coefficient(view.dim(expr.index), axis.symbol) == 1
     }
 
@@ -130,12 +154,15 @@ def _bytes_used(shape: Shape, buffer: str, view: StageView) -> int:
 
 
 def _along_rows(shape: Shape, strategy: Strategy, number: int, load: Load) -> int:
-    """Elements ahead in a stage that reduces a row, or all of a stream; elements to the next row where this one has been read."""
+    """Elements ahead in a stage that reduces a row, or all of a stream; elements to the next row where this one has
+    been read."""
     view, axis = shape.views[number], strategy.stage_axes[number]
     index = view.dim(load.index)
     if axis is None or sizes.coefficient(index, axis.symbol) != 1:
         return 0
-    readers = sum(_reads_along(shape.views[earlier], strategy.stage_axes[earlier], load.buffer) for earlier in range(number))
+    readers = sum(
+        _reads_along(shape.views[earlier], strategy.stage_axes[earlier], load.buffer) for earlier in range(number)
+    )
     if not readers:
         return FAR // ELEMENT_TYPES[load.dtype].size if reductions_of(view.stage) or scans_of(view.stage) else 0
     if readers > 1 or not strategy.domain or strategy.serial:
@@ -146,7 +173,8 @@ def _along_rows(shape: Shape, strategy: Strategy, number: int, load: Load) -> in
 
 def _reads_along(view: StageView, axis: Axis | None, buffer: str) -> bool:
     return axis is not None and any(
-        access.buffer == buffer and not access.store and sizes.coefficient(access.index, axis.symbol) == 1 for access in view.accesses
+        access.buffer == buffer and not access.store and sizes.coefficient(access.index, axis.symbol) == 1
+        for access in view.accesses
     )
 
 
@@ -170,7 +198,8 @@ def _along_columns(shape: Shape, strategy: Strategy, number: int, load: Load) ->
 
 
 def _row_of_tile(strategy: Strategy, index: Dim, size: int) -> int:
-    """Elements to the same columns of the next row in a transposing tile that takes long pieces of rows; 0 in others."""
+    """Elements to the same columns of the next row in a transposing tile that takes long pieces of rows; 0 in
+    others."""
     assert strategy.rows is not None and strategy.vector is not None
     row = sizes.coefficient(index, strategy.rows.symbol)
     is_long = strategy.domain[-1][1] * size >= FAR // 4 and sizes.coefficient(index, strategy.vector.symbol) == 1
@@ -178,4 +207,6 @@ def _row_of_tile(strategy: Strategy, index: Dim, size: int) -> int:
 
 
 def _read_before(shape: Shape, number: int, buffer: str) -> bool:
-    return any(access.buffer == buffer and not access.store for view in shape.views[:number] for access in view.accesses)
+    return any(
+        access.buffer == buffer and not access.store for view in shape.views[:number] for access in view.accesses
+    )

@@ -1,10 +1,12 @@
-"""Transposing tiles: what is strided along the vector axis is read row by row, turned in registers, and kept beside the vector loop.
+"""Transposing tiles: what is strided along the vector axis is read row by row, turned in registers, and kept beside the
+vector loop.
 
-Takes the emitter of a kernel whose strategy has `rows`; gives, for a tile, a table from `Load` to its place. Always holds: no element
-outside a buffer is read. At the edges of the axes squares of large tiles are read under masks, and rows beyond the end are the last one.
+Takes the emitter of a kernel whose strategy has `rows`; gives, for a tile, a table from `Load` to its place. Always
+holds: no element outside a buffer is read. At the edges of the axes squares of large tiles are read under masks, and
+rows beyond the end are the last one.
 
-Tiles of tensors beyond the caches take a kibibyte and more of each row on either side, and lie in the second-level cache: every row lies on
-a page of its own, and a processor that reads four lines of each waits for addresses.
+Tiles of tensors beyond the caches take a kibibyte and more of each row on either side, and lie in the second-level
+cache: every row lies on a page of its own, and a processor that reads four lines of each waits for addresses.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ WIDEST = 16
 
 
 def place(emitter: KernelEmitter) -> list[tuple[Load, int, int | None]]:
-    """(staged load, elements from one row of its tile to the next, bytes of the tile if it is not to lie on the stack)."""
+    """(staged load, elements from one row of its tile to the next, bytes of the tile if it is not to lie on the
+    stack)."""
     strategy = emitter.strategy
     made: list[tuple[Load, int, int | None]] = []
     if strategy.rows is None or strategy.vector is None:
@@ -43,16 +46,23 @@ def place(emitter: KernelEmitter) -> list[tuple[Load, int, int | None]]:
 
 
 def fill(
-    emitter: KernelEmitter, context: Context, axis: Axis, row_start: Value, start: Value, counts: tuple[int | Value, int | Value]
+    emitter: KernelEmitter,
+    context: Context,
+    axis: Axis,
+    row_start: Value,
+    start: Value,
+    counts: tuple[int | Value, int | Value],
 ) -> dict[Expression, Staged]:
-    """Reads the tile whose first row and first column of `axis` are given. counts: its rows and columns, values where they may be fewer
-    than a whole tile's."""
+    """Reads the tile whose first row and first column of `axis` are given. counts: its rows and columns, values where
+    they may be fewer than a whole tile's."""
     b, strategy, loops = emitter.b, emitter.strategy, emitter.loops
     rows, block = strategy.rows, strategy.domain[-1][1]
     assert rows is not None
     height, width = counts
     masked = isinstance(height, Value) or isinstance(width, Value)
-    origin = Scope(context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start})
+    origin = Scope(
+        context.here.cursor, defines={rows.symbol, axis.symbol}, values={rows.symbol: row_start, axis.symbol: start}
+    )
     inside = context.enter(origin)
     saved, b.scope = b.scope, origin
     staged: dict[Expression, Staged] = {}
@@ -78,8 +88,14 @@ def fill(
                 last = b.op("sub nsw", most, at.chain[at.level(column)].values[column])  # noqa: B023
             first = emitter.indexer.scalar(at, line * pitch + column)  # noqa: B023
             emitter.evaluator.memory.fill_tile(
-                (tile, pitch, first), emitter.pointers[load.buffer], (at, moved, stride), square, last, mask, fetch=large is not None  # noqa: B023
-            )  # fmt: skip
+                (tile, pitch, first),  # noqa: B023
+                emitter.pointers[load.buffer],  # noqa: B023
+                (at, moved, stride),
+                square,  # noqa: B023
+                last,
+                mask,
+                fetch=large is not None,  # noqa: B023
+            )
             return []
 
         def lines(contexts: list[Context], _: list[Value]) -> list[Value]:

@@ -1,11 +1,12 @@
 """How a kernel is laid over vectors, loops and threads.
 
-Takes a normalised `Shape` and the target; gives a `Strategy`. Always holds: iterations of the parallel domain never write the same
-element (axes along which indirect or accumulating stores may meet are `serial`, run in order inside one iteration, and are never
-vectorised).
+Takes a normalised `Shape` and the target; gives a `Strategy`. Always holds: iterations of the parallel domain never
+write the same element (axes along which indirect or accumulating stores may meet are `serial`, run in order inside one
+iteration, and are never vectorised).
 
-Two modes. "inner": each stage vectorises one of its own axes; outer points are scalar. "outer": lanes are neighbouring points of one
-outer axis, and all stages run for a tile of them; pure pointwise work is of this mode. The cheaper one under a small cost model is taken.
+Two modes. "inner": each stage vectorises one of its own axes; outer points are scalar. "outer": lanes are neighbouring
+points of one outer axis, and all stages run for a tile of them; pure pointwise work is of this mode. The cheaper one
+under a small cost model is taken.
 """
 
 from __future__ import annotations
@@ -25,34 +26,39 @@ from fusewright.sizes.expressions import Dim, Expr
 
 BLOCK = 1024  # elements of a contiguous pointwise axis that one iteration of the parallel domain takes
 TILE_VECTORS = 4  # vectors side by side in a transposing tile
-# Bytes of a line that a transposing tile reads before it goes on to the next one, which lies on another page: four lines of the cache read
-# 3 times as fast as a half (bfloat16, 128 MiB).
+# Bytes of a line that a transposing tile reads before it goes on to the next one, which lies on another page: four
+# lines of the cache read 3 times as fast as a half (bfloat16, 128 MiB).
 TILE_LINE = 256
 TILE_MEMORY = 256 << 10  # bytes of transposing tiles: a part of a second-level cache
-# Vectors side by side, for bodies of so few operations, where there are so many tiles: a sum over the columns of 128 MiB reaches 90% of a
-# copy's rate, with four vectors 57%.
+# Vectors side by side, for bodies of so few operations, where there are so many tiles: a sum over the columns of 128
+# MiB reaches 90% of a copy's rate, with four vectors 57%.
 WIDE, LIGHT, LEAST_TILES = 8, 4, 16
 UNKNOWN = 128  # what a symbolic extent is taken for
 EXPENSIVE = {  # in simple vector operations
-    "exp": 14, "exp2": 12, "expm1": 16, "sigmoid": 22, "tanh": 26, "erf": 36, "log": 22, "div": 8, "sqrt": 8, "rsqrt": 14, "reciprocal": 8,
-    **dict.fromkeys(("log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh"), 60),
-    **dict.fromkeys(("asinh", "acosh", "atanh", "erfc", "lgamma", "pow", "hypot", "fmod", "remainder", "floor_divide", "trunc_divide"), 90),
+    "exp": 14, "exp2": 12, "expm1": 16, "sigmoid": 22, "tanh": 26, "erf": 36, "log": 22, "div": 8, "sqrt": 8,
+    "rsqrt": 14, "reciprocal": 8,
+    **dict.fromkeys("log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh".split(), 60),
+    **dict.fromkeys("asinh acosh atanh erfc lgamma pow hypot fmod remainder floor_divide trunc_divide".split(), 90),
 }  # fmt: skip
-# A wide tile: bytes of a row that it takes at most and at least, bytes that it remembers between stages (a second-level cache), bytes of
-# its accumulators (a part of a first-level cache); bytes of a tensor that caches do not hold.
+# A wide tile: bytes of a row that it takes at most and at least, bytes that it remembers between stages (a second-level
+# cache), bytes of its accumulators (a part of a first-level cache); bytes of a tensor that caches do not hold.
 WIDE_PIECE, LEAST_PIECE, WIDE_MEMORY, WIDE_STATE, BEYOND_CACHES = 4096, 1024, 768 << 10, 24 << 10, 4 << 20
 _CONTIGUOUS, _SPREAD, _REVERSED, _GATHER, _SCATTER = 1.0, 0.1, 2.0, 10.0, 18.0
 PREFIX_STEP = 2  # a shuffle and an addition
-CONFLICT, _CONFLICTING = 1024, 3.0  # lanes so many elements apart (or a multiple) share few sets of a cache, and drive each other out
+CONFLICT, _CONFLICTING = (
+    1024,
+    3.0,
+)  # lanes so many elements apart (or a multiple) share few sets of a cache, and drive each other out
 
 
 @dataclass(slots=True)
 class Strategy:
-    """lanes: elements of a vector. vector: the outer axis in lanes (mode "outer") or None. stage_axes: the vector axis of each stage
-    (mode "inner").
+    """lanes: elements of a vector. vector: the outer axis in lanes (mode "outer") or None. stage_axes: the vector axis
+    of each stage (mode "inner").
 
-    domain: (axis, block) in order, block 0 for single points; serial: outer axes run in order inside an iteration. copies: vectors side
-    by side. rows: the outer axis that a transposing tile walks inside an iteration, `tile_rows` (a multiple of `lanes`) points at a time.
+    domain: (axis, block) in order, block 0 for single points; serial: outer axes run in order inside an iteration.
+    copies: vectors side by side. rows: the outer axis that a transposing tile walks inside an iteration, `tile_rows` (a
+    multiple of `lanes`) points at a time.
     """
 
     mode: str
@@ -110,7 +116,9 @@ def choose(shape: Shape, target: Target, threads: int = 1) -> Strategy:
     return _outer_strategy(shape, best_axis, parallel, serial, lanes, threads)
 
 
-def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: list[Axis], lanes: int, threads: int) -> Strategy:
+def _outer_strategy(
+    shape: Shape, vector: Axis, parallel: list[Axis], serial: list[Axis], lanes: int, threads: int
+) -> Strategy:
     others = [axis for axis in parallel if axis is not vector]
     pointwise = all(not view.axes for view in shape.views)
     rows = None
@@ -128,12 +136,24 @@ def _outer_strategy(shape: Shape, vector: Axis, parallel: list[Axis], serial: li
         block = copies * lanes
     height = _tile_rows(shape, vector, rows, lanes) if rows is not None else 0
     domain: list[tuple[Axis, int]] = [(axis, height if axis is rows else 0) for axis in others]
-    return Strategy("outer", lanes, vector, [None] * len(shape.views), [*domain, (vector, block)], serial, copies, rows, wide, height)
+    return Strategy(
+        "outer",
+        lanes,
+        vector,
+        [None] * len(shape.views),
+        [*domain, (vector, block)],
+        serial,
+        copies,
+        rows,
+        wide,
+        height,
+    )
 
 
 def wide_columns(shape: Shape, vector: Axis, lanes: int, threads: int) -> int:
-    """Columns of a wide tile, 0 where a narrow one serves as well or better: where the data lies in the caches or in short rows, where
-    there are fewer columns than threads need, where a tile has too much to remember, and where columns are not read side by side."""
+    """Columns of a wide tile, 0 where a narrow one serves as well or better: where the data lies in the caches or in
+    short rows, where there are fewer columns than threads need, where a tile has too much to remember, and where
+    columns are not read side by side."""
     kernel = shape.kernel
     if not isinstance(vector.extent, int) or any(scans_of(view.stage) for view in shape.views):
         return 0
@@ -172,7 +192,9 @@ def _row_pieces(view: StageView, vector: Axis) -> list[int]:
 
 
 def _side_by_side(shape: Shape, vector: Axis) -> bool:
-    return all(sizes.coefficient(access.index, vector.symbol) in (0, 1) for view in shape.views for access in view.accesses)
+    return all(
+        sizes.coefficient(access.index, vector.symbol) in (0, 1) for view in shape.views for access in view.accesses
+    )
 
 
 def _read_again(shape: Shape) -> int:
@@ -183,18 +205,25 @@ def _read_again(shape: Shape) -> int:
             if view.axes and not access.store and access.buffer not in shape.aliases:
                 readers.setdefault((access.buffer, 0), []).append(_points(view.axes))
     dtypes = dict(zip(shape.kernel.buffers, shape.kernel.dtypes))
-    return sum(int(max(counts)) * ELEMENT_TYPES[dtypes[name]].size for (name, _), counts in readers.items() if len(counts) > 1)
+    return sum(
+        int(max(counts)) * ELEMENT_TYPES[dtypes[name]].size for (name, _), counts in readers.items() if len(counts) > 1
+    )
 
 
 def _tile_copies(shape: Shape, vector: Axis, lanes: int) -> int:
-    """Vectors side by side in a tile: several hide the latency of accumulation and use whole cache lines; heavy bodies need fewer. Light
-    ones that wait for memory take more of each row that they pass, as long as there are tiles enough for the threads."""
+    """Vectors side by side in a tile: several hide the latency of accumulation and use whole cache lines; heavy bodies
+    need fewer. Light ones that wait for memory take more of each row that they pass, as long as there are tiles enough
+    for the threads."""
     heavy = max(operation_cost(view) for view in shape.views)
     limit = 4 if heavy <= 24 else 2 if heavy <= 60 else 1
     scratch = sum(estimate(s.size) * ELEMENT_TYPES[s.dtype].size * lanes for s in shape.kernel.scratch)
     full = max(1, -(-estimate(vector.extent) // lanes))
     accumulators = max(len(reductions_of(view.stage)) for view in shape.views)
-    if heavy <= LIGHT and accumulators <= 2 and full * _points([axis for axis in shape.outer if axis is not vector]) >= WIDE * LEAST_TILES:
+    if (
+        heavy <= LIGHT
+        and accumulators <= 2
+        and full * _points([axis for axis in shape.outer if axis is not vector]) >= WIDE * LEAST_TILES
+    ):
         limit = WIDE
     while limit > 1 and scratch * limit > 1 << 17:
         limit //= 2
@@ -206,13 +235,14 @@ def _tile_copies(shape: Shape, vector: Axis, lanes: int) -> int:
 
 
 def _transposed_rows(shape: Shape, vector: Axis, others: list[Axis]) -> Axis | None:
-    """An axis along which loads that are strided along `vector` are contiguous: walking it inside a tile uses whole cache lines."""
+    """An axis along which loads that are strided along `vector` are contiguous: walking it inside a tile uses whole
+    cache lines."""
     return next((axis for axis in others if staged_loads(shape, vector, axis)), None)
 
 
 def _tile_columns(shape: Shape, vector: Axis, rows: Axis, others: list[Axis], least: int, threads: int) -> int:
-    """Points of `vector` in a transposing tile: as many as the second-level cache remembers where tensors lie beyond the caches and there
-    are tiles enough for the threads."""
+    """Points of `vector` in a transposing tile: as many as the second-level cache remembers where tensors lie beyond
+    the caches and there are tiles enough for the threads."""
     loads = staged_loads(shape, vector, rows)
     axes = [vector, *others]
     size = max(ELEMENT_TYPES[load.dtype].size for _, load in loads)
@@ -220,21 +250,27 @@ def _tile_columns(shape: Shape, vector: Axis, rows: Axis, others: list[Axis], le
         return least
     columns = TILE_MEMORY // (TILE_LINE * (1 << (len(loads) - 1).bit_length()))
     tiles = _points([axis for axis in others if axis is not rows]) * estimate(rows.extent) * size / TILE_LINE
-    while columns > least and (estimate(vector.extent) < columns or tiles * (estimate(vector.extent) // columns) < LEAST_TILES * threads):
+    while columns > least and (
+        estimate(vector.extent) < columns or tiles * (estimate(vector.extent) // columns) < LEAST_TILES * threads
+    ):
         columns //= 2
     return max(columns, least)
 
 
 def _tile_rows(shape: Shape, vector: Axis, rows: Axis, lanes: int) -> int:
-    """Points of `rows` in a transposing tile: whole lines of the cache where they go up, or are so many that the rest counts for little."""
+    """Points of `rows` in a transposing tile: whole lines of the cache where they go up, or are so many that the rest
+    counts for little."""
     size = min(ELEMENT_TYPES[load.dtype].size for _, load in staged_loads(shape, vector, rows))
     count = max(TILE_LINE // size, lanes)
-    while count > lanes and not (sizes.is_multiple(rows.extent, count) or (isinstance(rows.extent, int) and rows.extent >= 16 * count)):
+    while count > lanes and not (
+        sizes.is_multiple(rows.extent, count) or (isinstance(rows.extent, int) and rows.extent >= 16 * count)
+    ):
         count //= 2
     return count
 
 
-# --- costs ------------------------------------------------------------------------------------------------------------------
+# --- costs
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def _access_cost(view: StageView, access: Access, axis: Axis, lanes: int) -> float:
@@ -264,7 +300,11 @@ def _blockwise(index: Dim, symbol: Expr, lanes: int) -> bool:
         for atom in monomial:
             if atom is symbol or symbol not in sizes.free_symbols(atom):
                 continue
-            if not isinstance(atom, (sizes.FloorDiv, sizes.Mod)) or not isinstance(atom.right, int) or atom.right % lanes:
+            if (
+                not isinstance(atom, (sizes.FloorDiv, sizes.Mod))
+                or not isinstance(atom.right, int)
+                or atom.right % lanes
+            ):
                 return False
     return True
 
@@ -295,7 +335,9 @@ def _stage_axis(view: StageView, lanes: int) -> tuple[float, Axis | None]:
         if _meets(view, axis):
             continue
         accesses = sum(_access_cost(view, access, axis, lanes) for access in view.accesses)
-        cost = points / lanes * _waste(axis.extent, lanes) * (accesses + operations) + 12.0 * len(reductions_of(view.stage))
+        cost = points / lanes * _waste(axis.extent, lanes) * (accesses + operations) + 12.0 * len(
+            reductions_of(view.stage)
+        )
         if cost < best[0]:
             best = (cost, axis)
     return best
@@ -313,7 +355,8 @@ def _outer_cost(shape: Shape, axis: Axis, lanes: int) -> float:
     return _points(shape.outer) / lanes * _waste(axis.extent, lanes) * total
 
 
-# --- stores that may meet ---------------------------------------------------------------------------------------------------
+# --- stores that may meet
+# ---------------------------------------------------------------------------------------------------
 
 
 def _may_meet(store: Store) -> bool:
@@ -340,10 +383,11 @@ def _meets(view: StageView, axis: Axis) -> bool:
 
 
 def _distinct(index: Dim, axis: Axis) -> bool:
-    """Whether points that differ in `axis` certainly have different indices, whatever the rest: `axis` is one digit of a mixed-radix
-    number.
+    """Whether points that differ in `axis` certainly have different indices, whatever the rest: `axis` is one digit of
+    a mixed-radix number.
 
-    With c the axis' coefficient and m = c * extent: every other term is a multiple of m, or the terms that are not add up to 0 .. c-1.
+    With c the axis' coefficient and m = c * extent: every other term is a multiple of m, or the terms that are not add
+    up to 0 .. c-1.
     """
     scale = sizes.coefficient(index, axis.symbol)
     if not isinstance(scale, int) or scale <= 0 or isinstance(index, int):

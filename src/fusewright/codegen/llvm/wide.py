@@ -1,11 +1,13 @@
-"""Reductions over rows in wide tiles: each row is read in pieces of pages, several rows in one pass, accumulators in the nearest cache.
+"""Reductions over rows in wide tiles: each row is read in pieces of pages, several rows in one pass, accumulators in
+the nearest cache.
 
-Takes the emitter of a kernel whose strategy says so (`Strategy.wide`); writes the stages of one block of columns. Always holds: a column
-takes its rows in order, as in a narrow tile, so that the width of a tile changes no result.
+Takes the emitter of a kernel whose strategy says so (`Strategy.wide`); writes the stages of one block of columns.
+Always holds: a column takes its rows in order, as in a narrow tile, so that the width of a tile changes no result.
 
-A narrow tile keeps its accumulators in registers, and so reads a few lines of a row before it goes on to the next one, which lies on
-another page: the processor fetches nothing ahead, and translates an address for every few lines. Where two cores read 21 GB/s, a sum over
-columns of float32 reads 4 to 11 GB/s in tiles of 256 bytes, and 20 to 23 in tiles of 2 to 4 KiB with eight rows in a pass.
+A narrow tile keeps its accumulators in registers, and so reads a few lines of a row before it goes on to the next one,
+which lies on another page: the processor fetches nothing ahead, and translates an address for every few lines. Where
+two cores read 21 GB/s, a sum over columns of float32 reads 4 to 11 GB/s in tiles of 256 bytes, and 20 to 23 in tiles of
+2 to 4 KiB with eight rows in a pass.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A local with a value for each column of the tile: where its parts lie (type, array), and the reduction that makes it, if one does."""
+    """A local with a value for each column of the tile: where its parts lie (type, array), and the reduction that makes
+    it, if one does."""
 
     parts: tuple[tuple[str, str], ...]
     reduce: Reduce | None
@@ -54,17 +57,24 @@ class WideTile:
     def emit(self, context: Context) -> None:
         emitter, width = self.emitter, self.emitter.strategy.wide
         for scratch in emitter.kernel.scratch:
-            emitter.pointers[scratch.name] = replace(emitter.pointers[scratch.name], interleaved=width, start=self.start)
+            emitter.pointers[scratch.name] = replace(
+                emitter.pointers[scratch.name], interleaved=width, start=self.start
+            )
         views = emitter.shape.views
         for number, view in enumerate(views):
-            later = {dep for other in views[number + 1 :] for expr in other.expressions() for dep in other.facts(expr).deps}
+            later = {
+                dep for other in views[number + 1 :] for expr in other.expressions() for dep in other.facts(expr).deps
+            }
             emitter.enter_stage(number)
             self._stage(context, view, later)
 
     def _stage(self, context: Context, view: StageView, later: set[object]) -> None:
         emitter = self.emitter
         reduces = reductions_of(view.stage)
-        kept = [self._reserve(reduce.local, reductions.initial(reduce, emitter.position_type(view)), reduce) for reduce in reduces]
+        kept = [
+            self._reserve(reduce.local, reductions.initial(reduce, emitter.position_type(view)), reduce)
+            for reduce in reduces
+        ]
         if reduces:
             self._columns(context, lambda contexts: self._start(view, kept, contexts))
         if not view.axes:
@@ -85,6 +95,7 @@ class WideTile:
         together = ROWS if kept else 1
         whole = extent - extent % together
         for first, last, count in ((0, whole, together), (whole, extent, 1)):
+
             def turn(inside: list[Context], _: list[Value], count: int = count) -> list[Value]:
                 at = len(inside[0].chain) - 1
                 self._columns(inside[0], lambda contexts: self._pass(view, rows, kept, at, count, contexts))
@@ -92,7 +103,9 @@ class WideTile:
 
             self.emitter.loops.counted([context], rows.symbol, first, last, [], turn, step=count)
 
-    def _pass(self, view: StageView, rows: Axis, kept: list[_Kept], at: int, count: int, contexts: list[Context]) -> None:
+    def _pass(
+        self, view: StageView, rows: Axis, kept: list[_Kept], at: int, count: int, contexts: list[Context]
+    ) -> None:
         for ctx in contexts:
             state = [self._load(ctx, part) for entry in kept for part in entry.parts]
             for k in range(count):
@@ -126,7 +139,15 @@ class WideTile:
 
         groups: list[list[Value]] = [[] for _ in range(strategy.copies)]
         self.emitter.loops.vectors(
-            context, self.axis.symbol, self.start, self.length, strategy.lanes, strategy.copies, groups, vectors, no_tail=self.no_tail
+            context,
+            self.axis.symbol,
+            self.start,
+            self.length,
+            strategy.lanes,
+            strategy.copies,
+            groups,
+            vectors,
+            no_tail=self.no_tail,
         )
 
     # --- values of columns between loops
@@ -149,7 +170,9 @@ class WideTile:
     def _load(self, ctx: Context, part: tuple[str, str]) -> Value:
         b = self.b
         saved, b.scope = b.scope, ctx.here
-        value = b.value(f"load <{ctx.lanes} x {part[0]}>, ptr {self._place(ctx, part)}, align {_size(part[0])}", part[0], ctx.lanes)
+        value = b.value(
+            f"load <{ctx.lanes} x {part[0]}>, ptr {self._place(ctx, part)}, align {_size(part[0])}", part[0], ctx.lanes
+        )
         b.scope = saved
         return value
 
@@ -172,7 +195,12 @@ class WideTile:
 
     def _start(self, view: StageView, kept: list[_Kept], contexts: list[Context]) -> None:
         for ctx in contexts:
-            values = [v for entry in kept if entry.reduce for v in reductions.initial(entry.reduce, self.emitter.position_type(view))]
+            values = [
+                v
+                for entry in kept
+                if entry.reduce
+                for v in reductions.initial(entry.reduce, self.emitter.position_type(view))
+            ]
             for part, value in zip((part for entry in kept for part in entry.parts), values):
                 self._store(ctx, part, value)
 

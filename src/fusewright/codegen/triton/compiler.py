@@ -1,8 +1,10 @@
-"""Machine code from kernel text: the program of a compiler process. It imports Triton and library.py, nothing of fusewright or PyTorch.
+"""Machine code from kernel text: the program of a compiler process. It imports Triton and library.py, nothing of
+fusewright or PyTorch.
 
-Takes, on standard input, one job a line (JSON: text, symbol, signature, aligned, warps, stages, checks, scratch, arch, and the path of the
-result); starts a child process for each, as many at a time as there are processors; writes the result (machine code behind a line of
-JSON) to the path under another name first, and then one line of JSON on standard output: {"path", "error"}. Ends when its input ends.
+Takes, on standard input, one job a line (JSON: text, symbol, signature, aligned, warps, stages, checks, scratch, arch,
+and the path of the result); starts a child process for each, as many at a time as there are processors; writes the
+result (machine code behind a line of JSON) to the path under another name first, and then one line of JSON on standard
+output: {"path", "error"}. Ends when its input ends.
 Always holds: a file at a job's path is complete; a crash of Triton's is an answer with an error, never silence.
 """
 
@@ -62,7 +64,9 @@ def machine_code(job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     metadata: dict[str, Any] = {"hash": job["symbol"], "target": target, **options.__dict__}
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
-    module = source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    module = source.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
     for make in stages.values():
         module = make(module, metadata)
     if (metadata.get("global_scratch_size") or 0) > job["scratch"] or metadata.get("profile_scratch_size"):
@@ -133,7 +137,9 @@ def serve(limit: int) -> None:
                 continue
             job, child = running.pop(key.fd)
             selector.unregister(key.fd)
-            with os.fdopen(key.fd, "rb") as answer:  # a child writes once, at its end: what is left to read comes at once
+            with os.fdopen(
+                key.fd, "rb"
+            ) as answer:  # a child writes once, at its end: what is left to read comes at once
                 error = answer.read().decode(errors="replace")
             _, status = os.waitpid(child, 0)
             _answer(job, error or ("" if status == 0 else f"the compiler process ended with status {status}"))

@@ -1,9 +1,11 @@
-"""A product kernel as Triton text: blocks of a matrix product, then the kernel's pointwise stage on the block that stays in registers.
+"""A product kernel as Triton text: blocks of a matrix product, then the kernel's pointwise stage on the block that
+stays in registers.
 
-Takes a `Kernel` with a `product` and a `ProductTile`; gives `KernelText`. An operand may be an expression over several buffers, which is
-computed on the blocks that were loaded, each time that a block of the result needs them. Always holds: sums are float32; what lies outside
-of an operand counts as 0, whatever an expression gives there; a block of the result is computed by one program, and programs near each
-other in number share rows and columns, so that what they read is still in the cache.
+Takes a `Kernel` with a `product` and a `ProductTile`; gives `KernelText`. An operand may be an expression over several
+buffers, which is computed on the blocks that were loaded, each time that a block of the result needs them. Always
+holds: sums are float32; what lies outside of an operand counts as 0, whatever an expression gives there; a block of the
+result is computed by one program, and programs near each other in number share rows and columns, so that what they read
+is still in the cache.
 """
 
 from __future__ import annotations
@@ -132,7 +134,11 @@ class ProductEmitter(Emitter):
         self.lines[1] = []
         self.level = 1
         left, right = self._operands(steps)
-        precision = "" if product.left.dtype is not torch.float32 else f', input_precision="{"ieee" if product.full else "tf32"}"'
+        precision = (
+            ""
+            if product.left.dtype is not torch.float32
+            else f', input_precision="{"ieee" if product.full else "tf32"}"'
+        )
         self.lines[1].append(f"{product.local} = tl.dot({left}, {right}, {product.local}{precision})")
         self.level = 0
         out.append(f"for {_STEP} in range(0, {steps}):")
@@ -148,7 +154,9 @@ class ProductEmitter(Emitter):
         self.lines[0].append(f"k_right = tl.arange(0, K)[:, None]{wide}")
         step = sizes.loop_symbol(_STEP, steps)
         self.bound[step] = Value(_STEP, indices.NOTHING, 1)
-        return self._operand(self._product.left, "left", "y", step), self._operand(self._product.right, "right", "x", step)
+        return self._operand(self._product.left, "left", "y", step), self._operand(
+            self._product.right, "right", "x", step
+        )
 
     def _operand(self, operand: Operand, name: str, along: str, step: Expr) -> str:
         """Loads a block of an operand, in the loop; its name. `along`: the block dimension beside k."""
@@ -176,7 +184,6 @@ class ProductEmitter(Emitter):
         mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         self.lines[1].append(f"{name} = tl.load({start} + ({inner.text}){mask})")
         return name
-
 
     # --- computed operands -------------------------------------------------------------------------------------------
 
@@ -209,15 +216,21 @@ class ProductEmitter(Emitter):
         text, found, level = Emitter.mask_text(self, dims, guarded)
         if self.inside is None or "k" not in dims:
             return text, found, level
-        return f"{text} & {self.inside.text}" if text else self.inside.text, found | self.inside.dims, max(level, self.inside.level)
+        return (
+            f"{text} & {self.inside.text}" if text else self.inside.text,
+            found | self.inside.dims,
+            max(level, self.inside.level),
+        )
 
 
-# --- the copy engine --------------------------------------------------------------------------------------------------------
+# --- the copy engine
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """An operand as the copy engine may know it: rows of `stride` elements from `offset` on; across: k runs along a row."""
+    """An operand as the copy engine may know it: rows of `stride` elements from `offset` on; across: k runs along a
+    row."""
 
     offset: int
     stride: int
@@ -237,7 +250,11 @@ def as_matrix(operand: Operand, along: Expr, k: Expr) -> Matrix | None:
     stride = step if across else inner
     assert isinstance(stride, int) and isinstance(offset, int)
     width = operand.dtype.itemsize
-    return Matrix(offset, stride, across) if stride > 0 and stride * width % COPIED == 0 and offset * width % COPIED == 0 else None
+    return (
+        Matrix(offset, stride, across)
+        if stride > 0 and stride * width % COPIED == 0 and offset * width % COPIED == 0
+        else None
+    )
 
 
 def takes_copies(kernel: Kernel) -> bool:
@@ -246,12 +263,15 @@ def takes_copies(kernel: Kernel) -> bool:
     if product is None or kernel.outer[0].extent != 1 or product.left.dtype is torch.float32:
         return False
     _, row, column = (axis.symbol for axis in kernel.outer)
-    return as_matrix(product.left, row, product.k) is not None and as_matrix(product.right, column, product.k) is not None
+    return (
+        as_matrix(product.left, row, product.k) is not None and as_matrix(product.right, column, product.k) is not None
+    )
 
 
 @dataclass(slots=True)
 class BulkEmitter(ProductEmitter):
-    """Programs that stay for several blocks, whose operands the copy engine brings: what is outside of a matrix comes as zeros."""
+    """Programs that stay for several blocks, whose operands the copy engine brings: what is outside of a matrix comes
+    as zeros."""
 
     start: int = 0  # lines before the loop over blocks
 
@@ -274,7 +294,9 @@ class BulkEmitter(ProductEmitter):
             if matrix is None:
                 raise Unsupported("a product whose operands the copy engine cannot bring")
             memory = self.names[operand.buffer] + (f" + {matrix.offset}" if matrix.offset else "")
-            shape, blocks = ((extent, product.length), (block, "K")) if matrix.across else ((product.length, extent), ("K", block))
+            shape, blocks = (
+                ((extent, product.length), (block, "K")) if matrix.across else ((product.length, extent), ("K", block))
+            )
             made = f"[{shape[0]}, {shape[1]}], [{matrix.stride}, 1], [{blocks[0]}, {blocks[1]}]"
             self.lines[0].append(f"{name}_matrix = tl.make_tensor_descriptor({memory}, {made})")
         self.start = len(self.lines[0])

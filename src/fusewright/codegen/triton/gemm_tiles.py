@@ -1,7 +1,8 @@
 """Block sizes of product kernels: which are worth a try for a shape.
 
-Takes the extents of a product and a `Processor`; gives `ProductTile`s and numbers of slices, the likeliest first. Always holds: blocks are
-powers of two of at least 16, and what a program keeps in shared memory fits. Nothing is measured here: select/autotune.py does.
+Takes the extents of a product and a `Processor`; gives `ProductTile`s and numbers of slices, the likeliest first.
+Always holds: blocks are powers of two of at least 16, and what a program keeps in shared memory fits. Nothing is
+    measured here: select/autotune.py does.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ SKINNY = 64
 """Rows up to which a product waits for memory rather than for arithmetic."""
 MOST_SLICES = 16
 PER_OPERATION = {torch.float32: 16}
-"""Multiply-additions of a multiprocessor's tensor cores in the time of one other operation (on an H200): of float32 as TF32, and of halves
-(the default, 32)."""
+"""Multiply-additions of a multiprocessor's tensor cores in the time of one other operation (on an H200): of float32 as
+TF32, and of halves (the default, 32)."""
 OPERATIONS_PER_BYTE = 4
 """Of all multiprocessors without their tensor cores, in the time of a byte of memory."""
 MOST_RECOMPUTED = 2.0
-"""Computing an operand again for each block may take this many times as long as what is saved by not storing it: other warps hide some."""
+"""Computing an operand again for each block may take this many times as long as what is saved by not storing it: other
+warps hide some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What a product does for its computed operands. left, right: operations for an element; bytes_left, bytes_right: read for an element;
-    saved: bytes of the operands that are not stored."""
+    """What a product does for its computed operands. left, right: operations for an element; bytes_left, bytes_right:
+    read for an element; saved: bytes of the operands that are not stored."""
 
     left: int = 0
     right: int = 0
@@ -39,9 +41,9 @@ class Computing:
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """x, y: columns and rows of a program's block; k: inner elements of a step; stages: steps in flight; group: blocks of rows whose
-    programs follow each other. programs: where it is not 0, so many programs (at most) go through all blocks one after the other, and the
-    copy engine brings the operands, as blocks of tensors that it knows."""
+    """x, y: columns and rows of a program's block; k: inner elements of a step; stages: steps in flight; group: blocks
+    of rows whose programs follow each other. programs: where it is not 0, so many programs (at most) go through all
+    blocks one after the other, and the copy engine brings the operands, as blocks of tensors that it knows."""
 
     x: int
     y: int
@@ -80,8 +82,22 @@ _BULK = (
     (128, 128, 64, 4, 3, 1.0),
     (128, 128, 64, 8, 5, 0.97),
 )
-_FULL = ((64, 64, 16, 4, 3, 0.9), (128, 64, 16, 8, 3, 1.0), (64, 128, 16, 8, 3, 0.9), (32, 64, 32, 4, 3, 0.6), (32, 32, 32, 4, 3, 0.5))
-_NARROW = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 256, 4, 3), (128, 64, 4, 4), (32, 256, 4, 4), (128, 128, 4, 3), (16, 256, 2, 5))
+_FULL = (
+    (64, 64, 16, 4, 3, 0.9),
+    (128, 64, 16, 8, 3, 1.0),
+    (64, 128, 16, 8, 3, 0.9),
+    (32, 64, 32, 4, 3, 0.6),
+    (32, 32, 32, 4, 3, 0.5),
+)
+_NARROW = (
+    (64, 128, 4, 4),
+    (32, 128, 4, 5),
+    (64, 256, 4, 3),
+    (128, 64, 4, 4),
+    (32, 256, 4, 4),
+    (128, 128, 4, 3),
+    (16, 256, 2, 5),
+)
 
 
 def power_of_two(n: int) -> int:
@@ -104,9 +120,10 @@ def candidates(
     bulk: bool = False,
     computing: Computing | None = None,
 ) -> list[tuple[ProductTile, int]]:
-    """(tile, number of slices), at most `most`. extents: batch, rows, columns, inner; full: float32 as such, not as TF32; block_of: what
-    blocks of the inner dimension must divide (channels of a convolution); bulk: the copy engine can bring the operands; computing: what
-    it computes for each block of its operands, every time that a block of the result needs it."""
+    """(tile, number of slices), at most `most`. extents: batch, rows, columns, inner; full: float32 as such, not as
+    TF32; block_of: what blocks of the inner dimension must divide (channels of a convolution); bulk: the copy engine
+    can bring the operands; computing: what it computes for each block of its operands, every time that a block of the
+    result needs it."""
     batch, rows, columns, inner = extents
     width = dtype.itemsize
     work = computing or Computing(bytes_left=width, bytes_right=width)
@@ -125,7 +142,12 @@ def candidates(
     def offer(tile: ProductTile, slices: int, cost: float) -> None:
         shared = tile.stages * tile.k * (tile.y * work.bytes_left + tile.x * work.bytes_right)
         shared += tile.k * width * ((tile.y if work.left else 0) + (tile.x if work.right else 0))
-        if is_too_much(tile) or shared > MOST_SHARED or (block_of and block_of % tile.k) or tile.k > max(power_of_two(inner), 16):
+        if (
+            is_too_much(tile)
+            or shared > MOST_SHARED
+            or (block_of and block_of % tile.k)
+            or tile.k > max(power_of_two(inner), 16)
+        ):
             return
         found.setdefault((tile, slices), cost)
 
@@ -137,7 +159,8 @@ def candidates(
             k = k * 2 // width
             programs = batch * _blocks(columns, x)
             for slices in _slice_counts(batch, inner, k) if sliceable else (1,):
-                # Bytes are the same for all: what differs is how many programs ask for them, and what slices cost afterwards.
+                # Bytes are the same for all: what differs is how many programs ask for them, and what slices cost
+                # afterwards.
                 waves = programs * slices / (2 * processor.units)
                 idle = _blocks(programs * slices, processor.units) * processor.units / (programs * slices)
                 offer(ProductTile(x, y, k, warps, stages, 1), slices, idle + max(0.0, 1 - waves) + 0.05 * slices)
@@ -168,6 +191,8 @@ def candidates(
 
 def _slice_counts(batch: int, inner: int, k: int) -> list[int]:
     counts = [1]
-    while batch == 1 and counts[-1] < MOST_SLICES and inner % (2 * counts[-1]) == 0 and inner // (2 * counts[-1]) >= 2 * k:
+    while (
+        batch == 1 and counts[-1] < MOST_SLICES and inner % (2 * counts[-1]) == 0 and inner // (2 * counts[-1]) >= 2 * k
+    ):
         counts.append(2 * counts[-1])
     return counts

@@ -1,7 +1,7 @@
 """Index expressions as Triton text, over the flat positions that a program's blocks run along.
 
-Takes `Dim`s over a kernel's axes; gives them over the flat symbols x, y and r, and as text. Always holds: `//` and `%` of Triton truncate
-as C's do, so they are written only where the left operand is certainly not negative.
+Takes `Dim`s over a kernel's axes; gives them over the flat symbols x, y and r, and as text. Always holds: `//` and `%`
+of Triton truncate as C's do, so they are written only where the left operand is certainly not negative.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ NOTHING: frozenset[str] = frozenset()
 
 
 def text_of(d: Dim, name: Name, bind: Bind) -> tuple[str, frozenset[str]]:
-    """(text, block dimensions that it varies along). `name`: of a symbol; `bind`: gives a name to a quotient or remainder."""
+    """(text, block dimensions that it varies along). `name`: of a symbol; `bind`: gives a name to a quotient or
+    remainder."""
     if isinstance(d, int):
         return str(d), NOTHING
     if isinstance(d, sizes.Symbol):

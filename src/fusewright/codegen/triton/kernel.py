@@ -1,13 +1,13 @@
 """One kernel as Triton text.
 
-Takes a scheduled `Kernel` and a `Processor`; gives `KernelText`. Always holds: every statement of a stage is emitted in its order; a value
-is computed once for each place where it can be reused (text decides: equal text is an equal value), and outside of a loop when it does not
-depend on the loop; a load is never reused across a store to its memory.
+Takes a scheduled `Kernel` and a `Processor`; gives `KernelText`. Always holds: every statement of a stage is emitted in
+its order; a value is computed once for each place where it can be reused (text decides: equal text is an equal value),
+and outside of a loop when it does not depend on the loop; a load is never reused across a store to its memory.
 
-A block has up to two dimensions. Values keep the shape that they vary along (a row's mean is [X, 1]) and broadcast where they meet. A
-stage whose row fits one block is straight code, so that what one stage loads or stores serves the next one from registers; row memory
-(`Scratch`) then needs no memory at all. Otherwise the stage is a loop over blocks of the row, and what stages share goes through memory,
-with a barrier.
+A block has up to two dimensions. Values keep the shape that they vary along (a row's mean is [X, 1]) and broadcast
+where they meet. A stage whose row fits one block is straight code, so that what one stage loads or stores serves the
+next one from registers; row memory (`Scratch`) then needs no memory at all. Otherwise the stage is a loop over blocks
+of the row, and what stages share goes through memory, with a barrier.
 """
 
 from __future__ import annotations
@@ -24,7 +24,18 @@ from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.operations import HALVES, Style
 from fusewright.codegen.triton.tiles import Tile, accumulates, choose
 from fusewright.codegen.triton.values import Value
-from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.loops.ir import (
+    Apply,
+    Axis,
+    CheckedIndex,
+    Constant,
+    Expression,
+    IndexValue,
+    Load,
+    LocalValue,
+    Masked,
+    Store,
+)
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Statement
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
@@ -39,8 +50,8 @@ SHORT = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uin
 
 @dataclass(frozen=True, slots=True)
 class KernelText:
-    """body: the function without its name, from the parameter list on. `spilled`: scratch that needs memory, in parameter order.
-    scratch: bytes of a program that Triton itself uses."""
+    """body: the function without its name, from the parameter list on. `spilled`: scratch that needs memory, in
+    parameter order. scratch: bytes of a program that Triton itself uses."""
 
     parameters: tuple[str, ...]
     body: tuple[str, ...]
@@ -58,8 +69,11 @@ class NeedsMemory(Exception):
         self.scratch = scratch
 
 
-def emit_kernel(kernel: Kernel, processor: Processor, scalars: frozenset[str], wide: bool, tile: Tile | None = None) -> KernelText:
-    """`scalars`: buffers that are passed by value (scalars in CPU memory); `wide`: 64-bit indices. Raises Unsupported."""
+def emit_kernel(
+    kernel: Kernel, processor: Processor, scalars: frozenset[str], wide: bool, tile: Tile | None = None
+) -> KernelText:
+    """`scalars`: buffers that are passed by value (scalars in CPU memory); `wide`: 64-bit indices. Raises
+    Unsupported."""
     shape = analyse(kernel)
     tile = choose(shape, processor) if tile is None else tile
     spilled: list[str] = []
@@ -93,7 +107,9 @@ class Emitter:
     checks: bool = False
     looped: bool = False
     style: Style = EXACT
-    rounded: frozenset[Expression] = frozenset()  # what is rounded to a half before anything else is made of it, in a kernel that is exact
+    rounded: frozenset[Expression] = (
+        frozenset()
+    )  # what is rounded to a half before anything else is made of it, in a kernel that is exact
     view: StageView | None = None
     mapping: dict[Expr, Dim] = field(default_factory=dict)
     outer_mapping: dict[Expr, Dim] = field(default_factory=dict)
@@ -109,7 +125,11 @@ class Emitter:
 
     def run(self) -> KernelText:
         kernel = self.kernel
-        written = [dtype for name, dtype in zip(kernel.buffers, kernel.dtypes) if name in kernel.written and dtype.is_floating_point]
+        written = [
+            dtype
+            for name, dtype in zip(kernel.buffers, kernel.dtypes)
+            if name in kernel.written and dtype.is_floating_point
+        ]
         self.style = Style(fast=bool(written) and all(dtype in HALVES for dtype in written))
         if not self.style.fast:
             self.rounded = operations.rounded([value for stage in kernel.stages for value in values_of(stage)])
@@ -279,7 +299,8 @@ class Emitter:
         self.mapping = {**self.outer_mapping, **indices.unflatten(view.axes, symbol)}
 
     def _loop(self, view: StageView, extent: Dim, pair: online.Pair | None) -> None:
-        """The stage (or a pair of them) as a loop over blocks of the row. Lines at level 0 that the body causes stand before the loop."""
+        """The stage (or a pair of them) as a loop over blocks of the row. Lines at level 0 that the body causes stand
+        before the loop."""
         self.row_symbol = sizes.loop_symbol("r", extent)
         self.row = Value("r", frozenset("r"), 1)
         self.mapping = {**self.outer_mapping, **indices.unflatten(view.axes, self.row_symbol)}
@@ -359,7 +380,11 @@ class Emitter:
             return self._load(expr)
         if isinstance(expr, IndexValue):
             value = self.index(self.flat(expr.index))
-            text = f"({value.text}).to(tl.int64)" if value.dims or not value.text.isdigit() else f"tl.full([], {value.text}, tl.int64)"
+            text = (
+                f"({value.text}).to(tl.int64)"
+                if value.dims or not value.text.isdigit()
+                else f"tl.full([], {value.text}, tl.int64)"
+            )
             return self.bind(text, value.dims, value.level)
         if isinstance(expr, Masked):
             return self._masked(expr)
@@ -397,7 +422,8 @@ class Emitter:
         return self.bind(text, dims, level)
 
     def _short_operands(self, expr: Apply) -> list[Value]:
-        """The operands of a comparison in 32 bits, where they are indices and short integers; none where they are not."""
+        """The operands of a comparison in 32 bits, where they are indices and short integers; none where they are
+        not."""
         if not all(map(_is_short, expr.args)):
             return []
         values: list[Value] = []
@@ -425,7 +451,11 @@ class Emitter:
     def _under(self, mask: Value, expr: Expression) -> Value:
         """The value where `mask` holds (and what guards the place already)."""
         outer = self.masks[-1] if self.masks else None
-        inner = mask if outer is None else self.bind(f"({outer.text} & {mask.text})", outer.dims | mask.dims, self.level_of(outer, mask))
+        inner = (
+            mask
+            if outer is None
+            else self.bind(f"({outer.text} & {mask.text})", outer.dims | mask.dims, self.level_of(outer, mask))
+        )
         self.masks.append(inner)
         found = self.evaluate(expr)
         self.masks.pop()
@@ -440,7 +470,9 @@ class Emitter:
         extent = self.index(self.flat(expr.extent))
         level = self.level_of(value, extent)
         if expr.wrap:
-            value = self.bind(f"tl.where({value.text} < 0, {value.text} + {extent.text}, {value.text})", value.dims, level)
+            value = self.bind(
+                f"tl.where({value.text} < 0, {value.text} + {extent.text}, {value.text})", value.dims, level
+            )
         mask = self.mask_text(value.dims)[0]
         self.checks = True
         condition = f"({value.text} >= 0) & ({value.text} < {extent.text})"
@@ -456,7 +488,9 @@ class Emitter:
 
     def mask_text(self, dims: frozenset[str], guarded: bool = True) -> tuple[str, frozenset[str], int]:
         """(mask of the positions that exist along `dims` and are guarded now, its dimensions, its level)."""
-        parts: list[Value] = [self.locals[f"{name}_mask"] for name in "xy" if name in dims and f"{name}_mask" in self.locals]
+        parts: list[Value] = [
+            self.locals[f"{name}_mask"] for name in "xy" if name in dims and f"{name}_mask" in self.locals
+        ]
         if "r" in dims and self.row_mask is not None:
             parts.append(self.row_mask)
         if guarded and self.masks:
@@ -477,7 +511,9 @@ class Emitter:
     def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> None:
         for symbol, expr in bindings:
             value = self.evaluate(expr)
-            self.bound[symbol] = value if self.wide else self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level)
+            self.bound[symbol] = (
+                value if self.wide else self.bind(f"{value.text}.to(tl.int32)", value.dims, value.level)
+            )
 
     def _address(self, buffer: str, index: Dim) -> Value:
         """The flat index of an access; into a spilled row, that of this program's part."""
@@ -491,7 +527,11 @@ class Emitter:
         buffer = expr.buffer
         if buffer in self.scalars:
             text = self.names[buffer]
-            return self.bind(f"({text} != 0)", indices.NOTHING, 0) if expr.dtype is torch.bool else Value(text, indices.NOTHING)
+            return (
+                self.bind(f"({text} != 0)", indices.NOTHING, 0)
+                if expr.dtype is torch.bool
+                else Value(text, indices.NOTHING)
+            )
         self._bindings(expr.bindings)
         flat = self.flat(expr.index)
         if not expr.bindings:

@@ -1,7 +1,9 @@
-"""What generated kernels call beside Triton's own language: elementary functions, PyTorch's division rules, combining functions.
+"""What generated kernels call beside Triton's own language: elementary functions, PyTorch's division rules, combining
+functions.
 
-Takes and gives Triton tensors. Imported only where Triton is (a compiler process, or a test under the interpreter); it imports nothing of
-fusewright, so that a compiler process needs no PyTorch. Always holds: a function means what the ATen operator of its name means.
+Takes and gives Triton tensors. Imported only where Triton is (a compiler process, or a test under the interpreter); it
+imports nothing of fusewright, so that a compiler process needs no PyTorch. Always holds: a function means what the ATen
+operator of its name means.
 """
 
 from typing import Any
@@ -11,8 +13,10 @@ import triton.language as tl
 from triton import knobs
 
 _ELEMENTARY = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh",
-    "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "pow", "fmod", "hypot", "copysign", "nextafter", "trunc", "rint", "rsqrt",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
+    "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "pow", "fmod", "hypot", "copysign", "nextafter",
+    "trunc", "rint", "rsqrt",
 )  # fmt: skip
 
 
@@ -45,7 +49,8 @@ def _interpreted_quotient(a: Any, b: Any) -> Any:
 
 _find = _interpreted if knobs.runtime.interpret else _from_libdevice
 (
-    exp, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, asin, acos, atan, atan2, sinh, cosh, tanh, asinh, acosh, atanh, erf, erfc,
+    exp, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, asin, acos, atan, atan2, sinh, cosh, tanh, asinh, acosh,
+    atanh, erf, erfc,
     erfinv, lgamma, pow, fmod, hypot, copysign, nextafter, trunc, rint, rsqrt,
 ) = map(_find, _ELEMENTARY)  # fmt: skip
 
@@ -64,8 +69,9 @@ def fast_sigmoid(x):
 
 @triton.jit
 def fast_one_plus_erf(x):
-    """1 + erf(x), within 1e-5 of its value also where it is small: erfc(z) = exp(-z * z) * p(t), t = 1 / (1 + 0.425 z), for z >= 0, with
-    p a polynomial of ours, fitted to the least relative error over 0 to 10. A third of libdevice's instructions."""
+    """1 + erf(x), within 1e-5 of its value also where it is small: erfc(z) = exp(-z * z) * p(t), t = 1 / (1 + 0.425 z),
+    for z >= 0, with p a polynomial of ours, fitted to the least relative error over 0 to 10. A third of libdevice's
+    instructions."""
     z = tl.abs(x)
     t = fast_quotient(1.0, 1.0 + 0.425 * z)
     p = -0.15383076558776613 * t + 0.4279629103740401
@@ -87,7 +93,8 @@ def sign_of_integer(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
-# --- division: PyTorch's rules; a zero divisor of integers gives 0 ----------------------------------------------------------
+# --- division: PyTorch's rules; a zero divisor of integers gives 0
+# ----------------------------------------------------------
 
 
 @triton.jit
@@ -179,7 +186,8 @@ def shift_right_unsigned(a, n, BITS: tl.constexpr):
     return tl.where(good, a >> tl.where(good, n, 0).to(n.dtype), 0).to(a.dtype)
 
 
-# --- combining functions of reductions and scans ----------------------------------------------------------------------------
+# --- combining functions of reductions and scans
+# ----------------------------------------------------------------------------
 
 
 @triton.jit

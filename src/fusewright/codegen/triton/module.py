@@ -1,7 +1,7 @@
 """All kernels of a graph as Triton text: equal ones once.
 
-Takes the scheduled kernels of one GPU and the graph's buffers; gives a `DeviceKernel` each. Always holds: kernels with one key have the
-same text, parameters and block sizes, so that they share machine code.
+Takes the scheduled kernels of one GPU and the graph's buffers; gives a `DeviceKernel` each. Always holds: kernels with
+one key have the same text, parameters and block sizes, so that they share machine code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from fusewright.codegen.triton import library as lib
 def generate(
     kernels: Sequence[Kernel], buffers: Mapping[str, Buffer], processor: Processor, tiles: Tiles = NO_TILES
 ) -> dict[str, DeviceKernel]:
-    """By kernel name. tiles: of kernels whose blocks were chosen already (each that has a product, and others). Raises Unsupported."""
+    """By kernel name. tiles: of kernels whose blocks were chosen already (each that has a product, and others). Raises
+    Unsupported."""
     made: dict[Hashable, DeviceKernel] = {}
     found: dict[str, DeviceKernel] = {}
     for kernel in kernels:
@@ -51,7 +52,8 @@ def generate(
         if first is None:
             first = made[structure] = _generate(kernel, processor, scalars, wide, aligned, tile)
         found[kernel.name] = DeviceKernel(
-            kernel.name, first.key, first.symbol, first.text, first.signature, first.aligned, kernel.buffers, first.scalars, first.spills,
+            kernel.name, first.key, first.symbol, first.text, first.signature, first.aligned, kernel.buffers,
+            first.scalars, first.spills,
             kernel.sizes, first.grid, first.warps, first.stages, first.checks, kernel.locations, kernel.origins,
             first.scratch,
         )  # fmt: skip
@@ -83,11 +85,21 @@ def _is_wide(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
     for stage in kernel.stages:
         total = points * sizes.product(axis.extent for axis in stage.axes)
         values = [expr.index for expr in walk(values_of(stage)) if isinstance(expr, IndexValue)]
-        spans = [*spans, total, *(bound if bound is None else abs(bound) for value in values for bound in sizes.bounds(value))]
+        spans = [
+            *spans,
+            total,
+            *(bound if bound is None else abs(bound) for value in values for bound in sizes.bounds(value)),
+        ]
     for operand in () if kernel.product is None else (kernel.product.left, kernel.product.right):
         if operand.value is not None:  # it may count the elements of what it stands for
-            values = [operand.outer + operand.inner, *(expr.index for expr in walk([operand.value]) if isinstance(expr, IndexValue))]
-            spans = [*spans, *(bound if bound is None else abs(bound) for value in values for bound in sizes.bounds(value))]
+            values = [
+                operand.outer + operand.inner,
+                *(expr.index for expr in walk([operand.value]) if isinstance(expr, IndexValue)),
+            ]
+            spans = [
+                *spans,
+                *(bound if bound is None else abs(bound) for value in values for bound in sizes.bounds(value)),
+            ]
     for scratch in kernel.scratch:
         spans = [*spans, points * scratch.size]
     slack = 1 << 20  # a block may reach beyond the end before its mask cuts it off
@@ -95,12 +107,18 @@ def _is_wide(kernel: Kernel, buffers: Mapping[str, Buffer]) -> bool:
 
 
 def _is_aligned(buffer: Buffer) -> bool:
-    """Whether memory starts at a multiple of 16 bytes: what PyTorch allocates does; the runtime sees to it for the caller's tensors."""
+    """Whether memory starts at a multiple of 16 bytes: what PyTorch allocates does; the runtime sees to it for the
+    caller's tensors."""
     return True
 
 
 def _generate(
-    kernel: Kernel, processor: Processor, scalars: frozenset[int], wide: bool, aligned: Sequence[bool], tile: Tile | ProductTile | None
+    kernel: Kernel,
+    processor: Processor,
+    scalars: frozenset[int],
+    wide: bool,
+    aligned: Sequence[bool],
+    tile: Tile | ProductTile | None,
 ) -> DeviceKernel:
     stages = STAGES
     if isinstance(tile, ProductTile):
@@ -114,13 +132,24 @@ def _generate(
     pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))
     types += ["i64" if wide else "i32"] * len(kernel.sizes)
     body = "\n".join(f"    {line}" for line in made.body)
-    facts = (body, made.parameters, tuple(types), pointers, made.tile.warps, stages, processor.arch, made.checks, made.scratch)
+    facts = (
+        body,
+        made.parameters,
+        tuple(types),
+        pointers,
+        made.tile.warps,
+        stages,
+        processor.arch,
+        made.checks,
+        made.scratch,
+    )
     key = hashlib.sha256(repr(facts).encode()).hexdigest()
     symbol = f"fw_{re.sub('[^0-9a-zA-Z_]', '_', kernel.name)[:60]}_{key[:8]}"
     comments = "\n".join(f"    # {line}" for line in _comments(kernel, made))
     text = f"{HEADER}\n\n@triton.jit\ndef {symbol}({', '.join(made.parameters)}):\n{comments}\n{body}\n"
     return DeviceKernel(
-        kernel.name, key, symbol, text, tuple(types), pointers, kernel.buffers, scalars, made.spills, kernel.sizes, made.grid,
+        kernel.name, key, symbol, text, tuple(types), pointers, kernel.buffers, scalars, made.spills, kernel.sizes,
+        made.grid,
         made.tile.warps, stages, made.checks, kernel.locations, kernel.origins, made.scratch,
     )  # fmt: skip
 

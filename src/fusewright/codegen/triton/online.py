@@ -1,8 +1,9 @@
 """The maximum of a long row and the sum of exponentials beside it, in one loop instead of two (an online softmax).
 
-Takes the stages of a kernel; gives which pairs of them are one loop, and emits that loop's body. Always holds: the sum is what the two
-loops give, but for the order of rounding: after each block of the row it is scaled by exp(old maximum - new maximum), which is at most 1. A
-row of negative infinities has the sum NaN, as it has in two loops, and so has one with a positive infinity or a NaN.
+Takes the stages of a kernel; gives which pairs of them are one loop, and emits that loop's body. Always holds: the sum
+is what the two loops give, but for the order of rounding: after each block of the row it is scaled by exp(old maximum -
+new maximum), which is at most 1. A row of negative infinities has the sum NaN, as it has in two loops, and so has one
+with a positive infinity or a NaN.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from fusewright.codegen.triton.values import Emitter
 
 STEP = 4096
-"""Elements of the row in one step of the loop; with 32 of them a thread, and three steps of loads on their way, a row of 32,768 bfloat16
-goes at 92% of a copy's speed (two loops: 75%)."""
+"""Elements of the row in one step of the loop; with 32 of them a thread, and three steps of loads on their way, a row
+of 32,768 bfloat16 goes at 92% of a copy's speed (two loops: 75%)."""
 ELEMENTS_A_THREAD = 32
 STAGES = 3
 
@@ -40,8 +41,8 @@ class Pair:
 
 
 def pairs_of(shape: Shape) -> tuple[Pair, ...]:
-    """The stages that make one loop: a maximum of some value over a row, then the sum of exp(value - maximum) over the same row, with
-    nothing in between that the second reads."""
+    """The stages that make one loop: a maximum of some value over a row, then the sum of exp(value - maximum) over the
+    same row, with nothing in between that the second reads."""
     found: list[Pair] = []
     for first, view in enumerate(shape.views):
         maximum = _only_reduction(view, "max")
@@ -51,7 +52,11 @@ def pairs_of(shape: Shape) -> tuple[Pair, ...]:
         for second in range(first + 1, len(shape.views)):
             later = shape.views[second]
             total = _only_reduction(later, "sum")
-            if total is not None and _same_row(view, later) and _is_shifted(_inlined(later, total.value), value, maximum.local):
+            if (
+                total is not None
+                and _same_row(view, later)
+                and _is_shifted(_inlined(later, total.value), value, maximum.local)
+            ):
                 if not _reads_what_is_written(shape, first, second):
                     found.append(Pair(first, second, maximum, total))
                 break

@@ -1,8 +1,9 @@
 """Elementwise operations as Triton text: one row an operation, from operand texts to the text of the value.
 
-Takes an `Apply` node and the texts of its operands; gives an expression. Always holds: the value has the node's dtype, and means what the
-ATen operator of the name means. Where every float that a kernel stores is a half (`Style.fast`), division and the exponential may be
-approximate: their error (2 units of float32's last place) is far below a half's rounding. So is that of 1 + erf(x) (1e-5 of its value).
+Takes an `Apply` node and the texts of its operands; gives an expression. Always holds: the value has the node's dtype,
+and means what the ATen operator of the name means. Where every float that a kernel stores is a half (`Style.fast`),
+division and the exponential may be approximate: their error (2 units of float32's last place) is far below a half's
+rounding. So is that of 1 + erf(x) (1e-5 of its value).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from fusewright.codegen.device_kernel import Unsupported
 from fusewright.loops.ir import Apply, Constant, Expression
 
 TYPES: dict[torch.dtype, str] = {
-    torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
-    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
+    torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32",
+    torch.uint64: "u64",
     torch.bool: "i1",
 }  # fmt: skip
 """In a kernel's signature."""
@@ -59,7 +62,8 @@ def rounded(roots: Sequence[Expression]) -> frozenset[Expression]:
 
 
 def literal(node: Constant) -> str | None:
-    """The constant written in place, where Triton gives it the other operand's type exactly; None where it needs a type of its own."""
+    """The constant written in place, where Triton gives it the other operand's type exactly; None where it needs a type
+    of its own."""
     value = node.value
     if node.dtype is torch.float64 or node.dtype is torch.bool:
         return None
@@ -111,7 +115,9 @@ def _library(name: str) -> Emitter:
 
 
 def _either(fast: Emitter, exact: Emitter) -> Emitter:
-    return lambda node, args, style: (fast if style.fast and _source(node) is torch.float32 else exact)(node, args, style)
+    return lambda node, args, style: (fast if style.fast and _source(node) is torch.float32 else exact)(
+        node, args, style
+    )
 
 
 def _text(template: str) -> Emitter:
@@ -129,7 +135,9 @@ def _by_kind(on_float: str, on_int: str, on_bool: str | None = None, on_unsigned
             return on_bool.format(*args)
         if dtype.is_floating_point:
             return on_float.format(*args)
-        return (on_unsigned if on_unsigned is not None and dtype in UNSIGNED else on_int).format(*args, bits=dtype.itemsize * 8)
+        return (on_unsigned if on_unsigned is not None and dtype in UNSIGNED else on_int).format(
+            *args, bits=dtype.itemsize * 8
+        )
 
     return emit
 
@@ -166,7 +174,8 @@ def _power(node: Apply, args: list[str], style: Style) -> str:
 
 
 def cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
-    """PyTorch's conversion: floats truncate towards integers, narrow ones by way of int32; anything to bool is `!= 0`."""
+    """PyTorch's conversion: floats truncate towards integers, narrow ones by way of int32; anything to bool is
+    `!= 0`."""
     if source is target:
         return text
     if target is torch.bool:
@@ -204,7 +213,8 @@ def _sign_bit(node: Apply, args: list[str], style: Style) -> str:
 
 _PROPAGATE = ", propagate_nan=tl.PropagateNan.ALL"
 ELEMENTARY = (
-    "exp2", "expm1", "log2", "log10", "log1p", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh",
+    "exp2", "expm1", "log2", "log10", "log1p", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh",
+    "cosh", "tanh",
     "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "copysign", "hypot", "nextafter",
 )  # fmt: skip
 
@@ -217,7 +227,8 @@ OPERATIONS: dict[str, Emitter] = {
         "lib.float_floor_quotient({0}, {1})", "lib.floor_quotient({0}, {1})", None, "lib.truncating_quotient({0}, {1})"
     ),
     "trunc_divide": _by_kind("lib.trunc({0} / {1})", "lib.truncating_quotient({0}, {1})"),
-    "remainder": _by_kind("lib.float_remainder({0}, {1})", "lib.floor_remainder({0}, {1})", None, "lib.truncating_remainder({0}, {1})"),
+    "remainder": _by_kind("lib.float_remainder({0}, {1})", "lib.floor_remainder({0}, "
+                                                           "{1})", None, "lib.truncating_remainder({0}, {1})"),
     "fmod": _by_kind("lib.fmod({0}, {1})", "lib.truncating_remainder({0}, {1})"),
     "neg": _by_kind("({0} * -1.0)", "(0 - {0})"),
     "abs": _by_kind("tl.abs({0})", "tl.abs({0})", None, "{0}"),
@@ -243,7 +254,8 @@ OPERATIONS: dict[str, Emitter] = {
     "bitwise_xor": _infix("^", "^"),
     "bitwise_not": _by_kind("", "(~{0})", "({0} == 0)"),
     "shift_left": _by_kind("", "lib.shift_left({0}, {1}, {bits})"),
-    "shift_right": _by_kind("", "lib.shift_right({0}, {1}, {bits})", None, "lib.shift_right_unsigned({0}, {1}, {bits})"),
+    "shift_right": _by_kind("", "lib.shift_right({0}, {1}, "
+                                "{bits})", None, "lib.shift_right_unsigned({0}, {1}, {bits})"),
     "where": _text("tl.where({0}, {1}, {2})"),
     "cast": _cast,
     "bitcast": _bitcast,
@@ -276,8 +288,10 @@ def one_plus_erf(node: Apply) -> Expression | None:
 
 
 TYPED_OPERANDS = frozenset({
-    "div", "fma", "where", "cast", "bitcast", "minimum", "maximum", "fmin", "fmax", "abs", "pow", "floor_divide", "trunc_divide",
-    "remainder", "fmod", "shift_left", "shift_right", "sqrt", "reciprocal", "floor", "ceil", "round", "trunc", "frac", "sign", "signbit",
+    "div", "fma", "where", "cast", "bitcast", "minimum", "maximum", "fmin", "fmax", "abs", "pow", "floor_divide",
+    "trunc_divide",
+    "remainder", "fmod", "shift_left", "shift_right", "sqrt", "reciprocal", "floor", "ceil", "round", "trunc", "frac",
+    "sign", "signbit",
     "exp", "log", "sigmoid", *ELEMENTARY,
 })  # fmt: skip
 """Operations whose constant operands must carry a type."""

@@ -1,7 +1,8 @@
 """Reductions and scans of a stage as Triton text.
 
-Takes the emitter's state and a statement; emits lines. Always holds: positions that do not exist contribute the identity; a reduction of a
-row that is one block has its result at once, one that is a loop keeps a block of accumulators and is closed after the loop.
+Takes the emitter's state and a statement; emits lines. Always holds: positions that do not exist contribute the
+identity; a reduction of a row that is one block has its result at once, one that is a loop keeps a block of
+accumulators and is closed after the loop.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _combine(kind: str, dtype: torch.dtype, a: str, b: str) -> str:
     if dtype is torch.bool:
         return f"({a} & {b})" if kind in ("all", "min") else f"({a} | {b})"
     return {
-        "sum": f"({a} + {b})", "prod": f"({a} * {b})", "xor_sum": f"({a} ^ {b})", "max": f"lib.{_extreme_name('max', dtype)}({a}, {b})",
+        "sum": f"({a} + {b})", "prod": f"({a} * {b})", "xor_sum": f"({a} ^ {b})",
+        "max": f"lib.{_extreme_name('max', dtype)}({a}, {b})",
         "min": f"lib.{_extreme_name('min', dtype)}({a}, {b})", "logaddexp": f"lib.log_add_exp({a}, {b})",
     }[kind]  # fmt: skip
 
@@ -97,7 +99,11 @@ def reduce(e: Emitter, statement: Reduce) -> Value | None:
         )
     masked = value
     if row_mask is not None:
-        masked = e.bind(f"tl.where({row_mask.text}, {value.text}, {neutral}).to({type_name})", value.dims, e.level_of(value, row_mask))
+        masked = e.bind(
+            f"tl.where({row_mask.text}, {value.text}, {neutral}).to({type_name})",
+            value.dims,
+            e.level_of(value, row_mask),
+        )
     position_type, last = ("tl.int64", _LAST_WIDE) if e.wide else ("tl.int32", _LAST)  # of a position along the row
     position = f"tl.broadcast_to({row.text}, {e.shape_text(frozenset('xr'))})"
     if e.level == 0:
@@ -115,7 +121,9 @@ def reduce(e: Emitter, statement: Reduce) -> Value | None:
         where = position
         if row_mask is not None:
             where = f"tl.where({row_mask.text}, {position}, {last})"
-        e.lines[1].append(f"{name}, {name}_position = {_function(kind)}({name}, {name}_position, {masked.text}, {where})")
+        e.lines[1].append(
+            f"{name}, {name}_position = {_function(kind)}({name}, {name}_position, {masked.text}, {where})"
+        )
     else:
         e.lines[1].append(f"{name} = {_combine(kind, dtype, name, masked.text)}")
     e.locals[f"{statement.local} so far"] = Value(name, frozenset("xr"), 0)
@@ -130,7 +138,9 @@ def close(e: Emitter, statement: Reduce) -> Value:
         e.count += 1
         e.lines[0].append(f"_, {position} = tl.reduce(({name}, {name}_position), 1, {_function(statement.kind)})")
         return e.bind(f"{position}[:, None].to(tl.int64)", frozenset("x"), 0)
-    return e.bind(_collapse(statement.kind, statement.value.dtype, name, language_type(statement.value.dtype)), frozenset("x"), 0)
+    return e.bind(
+        _collapse(statement.kind, statement.value.dtype, name, language_type(statement.value.dtype)), frozenset("x"), 0
+    )
 
 
 _SCANS = {"sum": "lib.add", "prod": "lib.multiply", "logaddexp": "lib.log_add_exp"}
@@ -143,7 +153,9 @@ def scan(e: Emitter, statement: ScanStep) -> None:
     if e.row is None:
         e.locals[statement.local] = e.evaluate(statement.value)
         if statement.position is not None:
-            e.locals[statement.position] = e.bind(f"tl.zeros({e.shape_text(frozenset('x'))}, tl.int64)", frozenset("x"), 0)
+            e.locals[statement.position] = e.bind(
+                f"tl.zeros({e.shape_text(frozenset('x'))}, tl.int64)", frozenset("x"), 0
+            )
         return
     if dtype is torch.bool:
         raise Unsupported("a running extreme of bools")

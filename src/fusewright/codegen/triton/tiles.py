@@ -1,10 +1,12 @@
-"""Block sizes and warps of a kernel, from a cost model of bytes in flight, registers and occupancy. Nothing is measured.
+"""Block sizes and warps of a kernel, from a cost model of bytes in flight, registers and occupancy. Nothing is
+measured.
 
-Takes a normalised kernel (`Shape`) and a `Processor`; gives a `Tile`. Always holds: blocks are powers of two; a persistent tile holds a
-whole row.
+Takes a normalised kernel (`Shape`) and a `Processor`; gives a `Tile`. Always holds: blocks are powers of two; a
+persistent tile holds a whole row.
 
-Three kinds. "flat": pointwise work, the outer axes as one. "square": pointwise work whose accesses are contiguous along different axes,
-in tiles of both. "rows": outer points times the inner axes; persistent when a row fits registers, else walked in steps.
+Three kinds. "flat": pointwise work, the outer axes as one. "square": pointwise work whose accesses are contiguous along
+different axes, in tiles of both. "rows": outer points times the inner axes; persistent when a row fits registers, else
+walked in steps.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from fusewright.sizes.expressions import Dim
 UNKNOWN = 1024  # what a symbolic extent is taken for
 PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most
 PERSISTENT_COLUMNS = 1024  # rows of a persistent tile whose neighbouring elements lie along the outer axes
-COLUMN_STEP = 2048  # elements of a step down a block of columns (four times as many down LONG_COLUMNS: 95% of a copy instead of 50%)
+# elements of a step down a block of columns (four times as many down LONG_COLUMNS: 95% of a copy instead of 50%)
+COLUMN_STEP = 2048
 LONG_COLUMNS = 2048
 NEAR = 4 << 20
-"""Bytes that are likely still in the cache from the kernel before: there, more blocks of fewer columns cost no memory traffic."""
+"""Bytes that are likely still in the cache from the kernel before: there, more blocks of fewer columns cost no memory
+traffic."""
 LONG = 16 * 1024
 SCAN = 8 * 1024
 MOST_POINTS = 32 * 1024
@@ -82,7 +86,9 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 def unit_axis(access: Access, axes: Iterable[Axis]) -> Axis | None:
     """The axis along which the access walks neighbouring elements."""
-    return next((axis for axis in axes if sizes.coefficient(access.index, axis.symbol) == 1 and estimate(axis.extent) > 1), None)
+    return next(
+        (axis for axis in axes if sizes.coefficient(access.index, axis.symbol) == 1 and estimate(axis.extent) > 1), None
+    )
 
 
 def _width(shape: Shape) -> int:
@@ -101,7 +107,8 @@ def choose(shape: Shape, processor: Processor) -> Tile:
     return _rows(shape, processor)
 
 
-# --- pointwise --------------------------------------------------------------------------------------------------------------
+# --- pointwise
+# --------------------------------------------------------------------------------------------------------------
 
 
 def _pointwise(shape: Shape, processor: Processor) -> Tile:
@@ -144,7 +151,8 @@ def _crossing_axes(shape: Shape) -> tuple[Axis, Axis] | None:
     return None
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------------
+# --- rows
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def _rows(shape: Shape, processor: Processor) -> Tile:
@@ -176,11 +184,16 @@ def _length(view: StageView) -> Dim:
 
 
 def _worth_holding(shape: Shape, longest: int) -> bool:
-    """Several stages over one row share what they load; a single one may as well walk a long row. A very long row leaves room for one block
-    a multiprocessor, which then waits for memory: where nothing of its length is stored, it is quicker read again from the cache."""
+    """Several stages over one row share what they load; a single one may as well walk a long row. A very long row
+    leaves room for one block a multiprocessor, which then waits for memory: where nothing of its length is stored, it
+    is quicker read again from the cache."""
     if longest > LONG and not shape.kernel.scratch and not any(_stores_rows(view) for view in shape.views):
         return False
-    return longest <= 2048 or sum(1 for view in shape.views if view.axes) > 1 or any(scans_of(view.stage) for view in shape.views)
+    return (
+        longest <= 2048
+        or sum(1 for view in shape.views if view.axes) > 1
+        or any(scans_of(view.stage) for view in shape.views)
+    )
 
 
 def _stores_rows(view: StageView) -> bool:
@@ -193,8 +206,8 @@ def _persistent(shape: Shape, processor: Processor, outer: int, longest: int) ->
     while x * row < 1024 and x < 128 and outer // (2 * x) >= 2 * processor.units:
         x *= 2
     tensors = len(shape.kernel.buffers)
-    # Elements a thread holds of every live value. Half as many warps at twice the elements wait less for each other (a layer norm of rows
-    # of 8192: 94% of a copy's bandwidth instead of 88%), as long as the registers last.
+    # Elements a thread holds of every live value. Half as many warps at twice the elements wait less for each other (a
+    # layer norm of rows of 8192: 94% of a copy's bandwidth instead of 88%), as long as the registers last.
     each = 8 if tensors > 8 else 32 if x * row >= 8 * 1024 and tensors <= 6 else 16
     warps = _clamp(power_of_two(x * row // (32 * each)), 1, 16)
     if row >= 16 * 1024:
@@ -237,7 +250,8 @@ def _columns(shape: Shape, processor: Processor, outer: int, longest: int, stati
     return Tile("rows", x, step, _clamp(x * step // 512, 1, 8), tuple(shape.outer))
 
 
-# --- neighbours ---------------------------------------------------------------------------------------------------------------
+# --- neighbours
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def neighbours(shape: Shape, tile: Tile) -> list[Tile]:
@@ -245,13 +259,19 @@ def neighbours(shape: Shape, tile: Tile) -> list[Tile]:
     found: dict[Tile, None] = {}
     longest = power_of_two(points(tile.x_axes))
     for x, y, r, warps in (
-        (1, 1, 1, 2), (1, 1, 1, 0.5), (2, 1, 1, 1), (0.5, 1, 1, 1), (2, 1, 1, 2), (0.5, 1, 1, 0.5), (1, 2, 1, 1), (1, 0.5, 1, 1),
+        (1, 1, 1, 2), (1, 1, 1, 0.5), (2, 1, 1, 1), (0.5, 1, 1, 1), (2, 1, 1, 2), (0.5, 1, 1, 0.5), (1, 2, 1, 1),
+        (1, 0.5, 1, 1),
         (1, 1, 2, 1), (1, 1, 0.5, 1), (1, 1, 2, 2),
     ):  # fmt: skip
         changed = replace(tile, x=int(tile.x * x), y=int(tile.y * y), r=int(tile.r * r), warps=int(tile.warps * warps))
         if (tile.kind != "square" and y != 1) or ((tile.kind != "rows" or tile.persistent) and r != 1):
             continue
-        if not 1 <= changed.warps <= 32 or not 1 <= changed.x <= max(longest, tile.x) or changed.y < 1 or changed.r < 16 <= tile.r:
+        if (
+            not 1 <= changed.warps <= 32
+            or not 1 <= changed.x <= max(longest, tile.x)
+            or changed.y < 1
+            or changed.r < 16 <= tile.r
+        ):
             continue
         if changed.x * changed.y * changed.r <= MOST_POINTS * max(1, changed.warps // 8) and changed != tile:
             found[changed] = None

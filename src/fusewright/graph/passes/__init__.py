@@ -1,7 +1,7 @@
 """The passes over ATen graphs, in the order in which they run.
 
-`run(graph)` takes a recorded graph and gives a functional, cleaned one: pure operators, random operators in order, and epilogue copies
-into mutated inputs.
+`run(graph)` takes a recorded graph and gives a functional, cleaned one: pure operators, random operators in order, and
+epilogue copies into mutated inputs.
 """
 
 from __future__ import annotations
@@ -79,18 +79,24 @@ BACKWARD: list[tuple[Pass, str]] = [(embedding_gradients, "Adds rows of embeddin
 
 PACKING: list[tuple[Pass, str]] = [
     (merge_linear, "Makes one product of linear layers that read one input."),
-    (pack, "Gives linear layers and convolutions by parameters to library operators, with packed weights and folded normalisation."),
+    (
+        pack,
+        "Gives linear layers and convolutions by parameters to library operators, with packed weights and folded "
+        "normalisation.",
+    ),
     (quick_products, "Gives other large products in float32 to oneDNN where it is much quicker than eager's library."),
     (dce, "Removes what that left unused."),
 ]
 
 
 def run(graph: torch.fx.Graph, context: PassContext | None = None) -> torch.fx.Graph:
-    """Run PIPELINE. Raises CannotFunctionalise when a mutation has no pure equivalent (the graph must then run eagerly)."""
+    """Run PIPELINE. Raises CannotFunctionalise when a mutation has no pure equivalent (the graph must then run
+    eagerly)."""
     return run_passes(graph, PIPELINE, context or PassContext())
 
 
 __all__ = [
-    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise", "Pass",
+    "ATTENTION", "BACKWARD", "LAYOUT", "LIBRARY", "PACKING", "PADDING", "PIPELINE", "PRECISION", "CannotFunctionalise",
+    "Pass",
     "PassContext", "PassReport", "may_pad", "may_widen", "may_write_out", "run", "run_passes", "split_preparation",
 ]  # fmt: skip

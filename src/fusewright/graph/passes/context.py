@@ -13,7 +13,8 @@ from fusewright.graph.passes.library.linear_paths import Choose, FewRows, Linear
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did. `before` and `after` are printed graphs; `seconds` is the pass alone; `last` describes the last rewrite."""
+    """What one pass did. `before` and `after` are printed graphs; `seconds` is the pass alone; `last` describes the
+    last rewrite."""
 
     name: str
     sentence: str
@@ -29,10 +30,11 @@ Observer = Callable[[PassReport], None]
 
 @dataclass(slots=True)
 class PassContext:
-    """rewrites: one budget over all lists of passes. observer: hears of each pass. keeps_parameters: what depends on parameters alone is
-    computed once, beforehand. choose: which of the library's ways a linear layer takes. few_rows: whether a generated kernel stands beside
-    it. takes_generated: whether a generated kernel, which multiplies halves as they are, computes a product. has_quick_onednn: whether
-    oneDNN's products in float32 are much quicker than eager's."""
+    """rewrites: one budget over all lists of passes. observer: hears of each pass. keeps_parameters: what depends on
+    parameters alone is computed once, beforehand. choose: which of the library's ways a linear layer takes. few_rows:
+    whether a generated kernel stands beside it. takes_generated: whether a generated kernel, which multiplies halves as
+    they are, computes a product. has_quick_onednn: whether oneDNN's products in float32 are much quicker than
+    eager's."""
 
     rewrites: Rewrites = field(default_factory=Rewrites)
     observer: Observer | None = None

@@ -1,8 +1,8 @@
 """The pass runner: the one place that prints, verifies, times and counts.
 
 Takes a recorded graph and a pipeline, a literal list of (pass, one sentence); gives the graph after the last pass.
-Always holds: a changed graph is verified after the last pass, and after every pass that changed it when somebody watches; with a budget of
-n rewrites exactly the first n are done, over all pipelines that share the context.
+Always holds: a changed graph is verified after the last pass, and after every pass that changed it when somebody
+watches; with a budget of n rewrites exactly the first n are done, over all pipelines that share the context.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fusewright.graph.verify import verify
 
 
 def run_passes(graph: torch.fx.Graph, pipeline: Sequence[tuple[Pass, str]], context: PassContext) -> torch.fx.Graph:
-    """Run the pipeline. The context's observer is called after each pass; printing costs nothing when there is none. A graph that no pass
-    changed is not verified again."""
+    """Run the pipeline. The context's observer is called after each pass; printing costs nothing when there is none. A
+    graph that no pass changed is not verified again."""
     given = graph
     rewrites, observer = context.rewrites, context.observer
     before_all = rewrites.done
@@ -34,7 +34,17 @@ def run_passes(graph: torch.fx.Graph, pipeline: Sequence[tuple[Pass, str]], cont
             verify(graph, functional=True)
             verified = graph
         if observer is not None:
-            observer(PassReport(function.__name__, sentence, before, print_graph(graph), rewrites.done - done, seconds, rewrites.last))
+            observer(
+                PassReport(
+                    function.__name__,
+                    sentence,
+                    before,
+                    print_graph(graph),
+                    rewrites.done - done,
+                    seconds,
+                    rewrites.last,
+                )
+            )
     if observer is None and (graph is not given or rewrites.done != before_all):
         verify(graph, functional=True)
     return graph

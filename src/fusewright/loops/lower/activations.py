@@ -1,7 +1,7 @@
 """Activation functions and their gradients, with ATen's formulas.
 
-Takes operands that broadcast; gives lazy values computed in float32 for half inputs. Always holds: the selection (which side of a kink,
-what a NaN does) is ATen's CPU kernel's.
+Takes operands that broadcast; gives lazy values computed in float32 for half inputs. Always holds: the selection (which
+side of a kink, what a NaN does) is ATen's CPU kernel's.
 """
 
 from __future__ import annotations
@@ -170,7 +170,9 @@ def sigmoid_backward(call: Call, grad_output: Value, output: Value) -> Value:
 
 @lowers("tanh_backward")
 def tanh_backward(call: Call, grad_output: Value, output: Value) -> Value:
-    return elementwise(call, lambda g, y: ex.mul(g, ex.sub(ir.constant(1, y.dtype), ex.mul(y, y))), (grad_output, output))
+    return elementwise(
+        call, lambda g, y: ex.mul(g, ex.sub(ir.constant(1, y.dtype), ex.mul(y, y))), (grad_output, output)
+    )
 
 
 @lowers("gelu_backward")
@@ -201,7 +203,13 @@ def silu_backward(call: Call, grad_output: Value, self: Value) -> Value:
 
 @lowers("elu_backward")
 def elu_backward(
-    call: Call, grad_output: Value, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Value
+    call: Call,
+    grad_output: Value,
+    alpha: float,
+    scale: float,
+    input_scale: float,
+    is_result: bool,
+    self_or_result: Value,
 ) -> Value:
     def compute(g: Expression, x: Expression) -> Expression:
         if is_result:
@@ -215,8 +223,12 @@ def elu_backward(
 
 
 @lowers("leaky_relu_backward")
-def leaky_relu_backward(call: Call, grad_output: Value, self: Value, negative_slope: float, self_is_result: bool) -> Value:
-    return elementwise(call, lambda g, x: ex.where(ex.gt(x, 0), g, ex.mul(g, float(negative_slope))), (grad_output, self))
+def leaky_relu_backward(
+    call: Call, grad_output: Value, self: Value, negative_slope: float, self_is_result: bool
+) -> Value:
+    return elementwise(
+        call, lambda g, x: ex.where(ex.gt(x, 0), g, ex.mul(g, float(negative_slope))), (grad_output, self)
+    )
 
 
 @lowers("hardtanh_backward")
@@ -229,7 +241,8 @@ def hardtanh_backward(call: Call, grad_output: Value, self: Value, min_val: floa
 
 
 def _stops_at_nan(call: Call) -> bool:
-    """Whether a NaN gets no gradient: so the CPU's vectorised kernels decide (all but the last few elements); a GPU's let it pass."""
+    """Whether a NaN gets no gradient: so the CPU's vectorised kernels decide (all but the last few elements); a GPU's
+    let it pass."""
     return call.type.device.type == "cpu"
 
 

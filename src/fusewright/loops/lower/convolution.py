@@ -1,8 +1,9 @@
 """Depthwise convolution as loops: each channel of a channels-last image with its own small window.
 
-Takes what `graph/passes/parameters/pack.py` leaves as `aten.convolution`: weights whose channels lie side by side. Gives a sum over the
-window's places, so that padding and activation before it, and activation and residual behind it, are computed in the same kernel. Always
-holds: products are summed in float32; what lies outside the image is not multiplied.
+Takes what `graph/passes/parameters/pack.py` leaves as `aten.convolution`: weights whose channels lie side by side.
+Gives a sum over the window's places, so that padding and activation before it, and activation and residual behind it,
+are computed in the same kernel. Always holds: products are summed in float32; what lies outside the image is not
+multiplied.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ WRITTEN_OUT = 9
 """Windows of so many places are written out; larger ones are loops."""
 
 REPEATED_WORK = 12
-"""What is computed from one load with so much work is computed again for each place of the window, rather than stored."""
+"""What is computed from one load with so much work is computed again for each place of the window, rather than
+stored."""
 
 
 def is_depthwise(images: Any, weight: Any, result: Any, transposed: bool, groups: int) -> bool:
@@ -88,4 +90,6 @@ def depthwise_convolution(
     symbols = [0 if size == 1 else loop_symbol(f"k{k}", size) for k, size in enumerate(kernel)]
     axes = tuple(Axis(symbol, size) for symbol, size in zip(symbols, kernel) if not isinstance(symbol, int))
     total = ex.accumulator(torch.float32)
-    return low.reduce("sum", call.type, call.axes, axes, term(*symbols), total if first is None else ex.add(total, first))
+    return low.reduce(
+        "sum", call.type, call.axes, axes, term(*symbols), total if first is None else ex.add(total, first)
+    )

@@ -1,9 +1,10 @@
 """The walk over the graph: every node becomes an expression, a realised buffer, or an extern call.
 
-Takes a functionalised `torch.fx.Graph` of ATen calls whose nodes carry `meta["type"]` (a TensorType, a Dim, or a tuple of them for
-several results) and gives a `LoopProgram`. Pointwise operators and views compose lazily; a value is *realised* (stored into a buffer by
-a loop of its own) when memory must hold it: it is returned, a library operator reads it, or recomputing it for each of its readers
-costs more than a store and a load. The scheduler fuses the loops again and drops the buffers that turn out to be local.
+Takes a functionalised `torch.fx.Graph` of ATen calls whose nodes carry `meta["type"]` (a TensorType, a Dim, or a tuple
+of them for several results) and gives a `LoopProgram`. Pointwise operators and views compose lazily; a value is
+*realised* (stored into a buffer by a loop of its own) when memory must hold it: it is returned, a library operator
+reads it, or recomputing it for each of its readers costs more than a store and a load. The scheduler fuses the loops
+again and drops the buffers that turn out to be local.
 
 Always holds: nothing fails for want of a row: such a call becomes an `Extern` with eager's semantics.
 """
@@ -22,7 +23,18 @@ from fusewright.base.location import Location
 from fusewright.base.records import dataclass, replace
 from fusewright.graph.nodes import written
 from fusewright.loops import ir
-from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, LoopProgram, Operation, Output, Pointwise, Reduction, Store
+from fusewright.loops.ir import (
+    Buffer,
+    BufferRef,
+    Expression,
+    Extern,
+    LoopProgram,
+    Operation,
+    Output,
+    Pointwise,
+    Reduction,
+    Store,
+)
 from fusewright.loops.lower import expressions as ex, registry
 from fusewright.loops.lower.extern import call_extern
 from fusewright.loops.lower.liveness import drop_dead_operations
@@ -60,9 +72,9 @@ MAX_LOCATIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a row knows about the call that it lowers: the lowering, the operator, the type of the result(s), and whether memory must
-    hold the (single) result anyway. `written`: arguments that the operator updates in place (private copies): the row gives them their
-    new expression."""
+    """What a row knows about the call that it lowers: the lowering, the operator, the type of the result(s), and
+    whether memory must hold the (single) result anyway. `written`: arguments that the operator updates in place
+    (private copies): the row gives them their new expression."""
 
     lowering: Lowering
     target: Any
@@ -153,7 +165,13 @@ class Lowering:
         return tuple(self.environment[arg] for arg in node.all_input_nodes if arg.meta.get("private"))
 
     def call(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, in_memory: bool = True, written: tuple[Value, ...] = ()
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kind: Any,
+        in_memory: bool = True,
+        written: tuple[Value, ...] = (),
     ) -> Any:
         """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
         row = registry.find(target)
@@ -163,7 +181,9 @@ class Lowering:
             except Fallback:
                 pass
             else:
-                if not row.view or all(value.dtype in COMPUTABLE or window(value) is not None for value in tensors_in(result)):
+                if not row.view or all(
+                    value.dtype in COMPUTABLE or window(value) is not None for value in tensors_in(result)
+                ):
                     return result
         return call_extern(self, target, args, kwargs, kind, tuple(self.owned(value) for value in written))
 
@@ -175,7 +195,8 @@ class Lowering:
         return value
 
     def computable(self, args: Any, kwargs: Any, kind: Any) -> bool:
-        """Whether loops can express the call at all: known dtypes, one device, no certainly empty tensor among the arguments."""
+        """Whether loops can express the call at all: known dtypes, one device, no certainly empty tensor among the
+        arguments."""
         results = [t for t in (kind if isinstance(kind, (tuple, list)) else (kind,)) if isinstance(t, TensorType)]
         arguments = [value.type for value in tensors_in((args, kwargs))]
         return (
@@ -226,11 +247,14 @@ class Lowering:
         return len(node.users) > 1 and not is_cheap(price)
 
     def needs_memory(self, node: Node) -> bool:
-        """Whether the node's elements are read from memory: by the caller or by a library operator, directly or through views."""
+        """Whether the node's elements are read from memory: by the caller or by a library operator, directly or through
+        views."""
         found = self._memory_readers.get(node)
         if found is None:
             self._memory_readers[node] = False
-            found = any(self._reads_memory(user) for user in node.users if user.target is not written or user.args[0] is node)
+            found = any(
+                self._reads_memory(user) for user in node.users if user.target is not written or user.args[0] is node
+            )
             self._memory_readers[node] = found
         return found
 
@@ -249,7 +273,8 @@ class Lowering:
     # --- values ------------------------------------------------------------------------------------------------------
 
     def value(self, type_: TensorType, expression: Expression) -> Value:
-        """A lazy value of this type. The expression is over `axis_symbols(type_.shape)`, in the type's dtype or its compute dtype."""
+        """A lazy value of this type. The expression is over `axis_symbols(type_.shape)`, in the type's dtype or its
+        compute dtype."""
         if is_empty(type_.shape):
             expression = ir.constant(0, ex.compute_dtype(type_.dtype))
         elif expression.dtype != type_.dtype and expression.dtype != ex.compute_dtype(type_.dtype):
@@ -263,7 +288,11 @@ class Lowering:
 
     def at(self, value: Value, indices: Sequence[Dim]) -> Expression:
         """The element at `indices`, as stored (half types are not widened)."""
-        mapping = {sym: index for sym, index in zip(axis_symbols(value.shape), indices) if isinstance(sym, Expr) and sym is not index}
+        mapping = {
+            sym: index
+            for sym, index in zip(axis_symbols(value.shape), indices)
+            if isinstance(sym, Expr) and sym is not index
+        }
         return ex.substitute_expression(value.expression, mapping, self.binder)
 
     def read(self, value: Value, indices: Sequence[Dim], dtype: torch.dtype | None = None) -> Expression:
@@ -272,8 +301,8 @@ class Lowering:
         return ex.widen(found) if dtype is None else ir.cast(ex.widen(found), dtype)
 
     def broadcast(self, value: Value, shape: Shape, symbols: Sequence[Dim]) -> tuple[Dim, ...]:
-        """The indices into `value` at the point `symbols` of an iteration space of `shape`, by PyTorch's broadcasting rules.
-        A value that is dear to compute is realised first if it would be computed several times."""
+        """The indices into `value` at the point `symbols` of an iteration space of `shape`, by PyTorch's broadcasting
+        rules. A value that is dear to compute is realised first if it would be computed several times."""
         skipped = len(shape) - value.ndim
         repeated = any(not is_one(size) for size in shape[:skipped])
         indices: list[Dim] = []
@@ -306,9 +335,14 @@ class Lowering:
         return stem if count == 0 else f"{stem}_{count}"
 
     def new_buffer(self, type_: TensorType, role: Any = "temporary", exact: bool = False) -> Buffer:
-        """A buffer laid out as the type says; densely where that would make elements share memory, unless an operator does so (`exact`)."""
+        """A buffer laid out as the type says; densely where that would make elements share memory, unless an operator
+        does so (`exact`)."""
         name = f"buf{len(self.program.buffers)}"
-        stride = type_.stride if exact or is_non_overlapping(type_.shape, type_.stride) else dense_strides_like(type_.shape, type_.stride)
+        stride = (
+            type_.stride
+            if exact or is_non_overlapping(type_.shape, type_.stride)
+            else dense_strides_like(type_.shape, type_.stride)
+        )
         buffer = Buffer(name, type_.shape, stride, type_.dtype, type_.device, role)
         self.program.buffers[name] = buffer
         self.program.makers[name] = self._node_name
@@ -322,7 +356,8 @@ class Lowering:
         return self.new_name(self._node_name)
 
     def realize(self, value: Value) -> str:
-        """Stores the value into a buffer of its own, with its type's strides; `value` is a load from now on. Returns the buffer."""
+        """Stores the value into a buffer of its own, with its type's strides; `value` is a load from now on. Returns
+        the buffer."""
         buffer = self.new_buffer(value.type)
         symbols = axis_symbols(value.shape)
         index = flat_index(symbols, buffer.stride)
@@ -355,20 +390,28 @@ class Lowering:
         expression: Expression,
         finish: Expression | None = None,
     ) -> Value:
-        """A realised reduction. `axes`: the loop variable of each dimension of the result (0 where its size is 1); `expression`: the
-        value to accumulate, over `axes` and the symbols of `reduced`; `finish`: over `ex.accumulator(...)`, the identity if not given."""
+        """A realised reduction. `axes`: the loop variable of each dimension of the result (0 where its size is 1);
+        `expression`: the value to accumulate, over `axes` and the symbols of `reduced`; `finish`: over
+        `ex.accumulator(...)`, the identity if not given."""
         result_dtype = torch.int64 if kind in ("argmax", "argmin") else expression.dtype
         final = ex.accumulator(result_dtype) if finish is None else finish
         if not reduced:  # of one element
             only = ir.constant(0, torch.int64) if kind in ("argmax", "argmin") else expression
-            mapping = {sym: new for sym, new in zip(axes, axis_symbols(type_.shape)) if isinstance(sym, Expr) and sym is not new}
-            return self.value(type_, ex.substitute_expression(ex.replace_accumulator(final, only), mapping, self.binder))
+            mapping = {
+                sym: new
+                for sym, new in zip(axes, axis_symbols(type_.shape))
+                if isinstance(sym, Expr) and sym is not new
+            }
+            return self.value(
+                type_, ex.substitute_expression(ex.replace_accumulator(final, only), mapping, self.binder)
+            )
         buffer = self.new_buffer(type_)
         final = ir.cast(final, type_.dtype)
         loops = axes_of(axes, type_.shape)
         self.emit(
             Reduction(
-                self.operation_name(), loops, tuple(reduced), kind, expression, buffer.name, flat_index(axes, buffer.stride), final,
+                self.operation_name(), loops, tuple(reduced), kind, expression, buffer.name,
+                flat_index(axes, buffer.stride), final,
                 self.locations,
             )
         )  # fmt: skip
@@ -393,7 +436,8 @@ class Lowering:
         return ir.checked_index(value, extent, wrap)
 
     def bind(self, value: Expression, extent: Dim | None) -> tuple[Dim, ex.Bindings]:
-        """(index, bindings) for an int64 expression known to lie in 0 .. extent - 1: a plain index if it is one, else a bound symbol."""
+        """(index, bindings) for an int64 expression known to lie in 0 .. extent - 1: a plain index if it is one, else a
+        bound symbol."""
         index = ex.index_of(value)
         if index is not None:
             return index, ()
@@ -423,18 +467,23 @@ class Lowering:
 
     def constant_tensor(self, tensor: torch.Tensor, kind: TensorType | None) -> Value:
         if kind is None:
-            kind = TensorType(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, offset=int(tensor.storage_offset()))
+            kind = TensorType(
+                tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, offset=int(tensor.storage_offset())
+            )
         position = len(self._constants)
         self._constants.append(tensor)
         name = f"const{position}"
-        return self.outside_tensor(Buffer(name, kind.shape, kind.stride, kind.dtype, kind.device, "constant", position, kind.offset), kind)
+        return self.outside_tensor(
+            Buffer(name, kind.shape, kind.stride, kind.dtype, kind.device, "constant", position, kind.offset), kind
+        )
 
     def outside_tensor(self, buffer: Buffer, kind: TensorType) -> Value:
         self.program.buffers[buffer.name] = buffer
         return Value(kind, strided_load(buffer.name, kind.shape, kind.stride, 0, kind.dtype))
 
     def output_values(self, node: Node) -> list[Any]:
-        """What is returned, flat. A value that is computed is realised; a view is a window already, unless its base is not in memory."""
+        """What is returned, flat. A value that is computed is realised; a view is a window already, unless its base is
+        not in memory."""
         self._node_name = "output"
         values = flatten(self.resolve(node.args))
         for value in values:
@@ -450,7 +499,9 @@ class Lowering:
             if not isinstance(node, Node) or not isinstance(value, Value) or is_empty(value.shape):
                 continue
             root = memory_of(node)
-            if getattr(root.meta.get("type"), "dtype", None) == value.dtype:  # the functionalise pass refuses other dtypes
+            if (
+                getattr(root.meta.get("type"), "dtype", None) == value.dtype
+            ):  # the functionalise pass refuses other dtypes
                 shared.setdefault(root, set()).add(self.reference(value).buffer)
         for root, buffers in shared.items():
             stored = self.environment[root]
@@ -473,7 +524,8 @@ class Lowering:
     # --- updates of inputs -------------------------------------------------------------------------------------------
 
     def update_inputs(self, updates: Sequence[Node]) -> None:
-        """The epilogue `copy_(input, value)`: every source is brought out of reach of the updates first, then the inputs are written."""
+        """The epilogue `copy_(input, value)`: every source is brought out of reach of the updates first, then the
+        inputs are written."""
         pairs: list[tuple[Node, Value, Value]] = []
         for node in updates:
             target, source = self.resolve(node.args[0]), self.resolve(node.args[1])
@@ -495,10 +547,15 @@ class Lowering:
 
     def store_into(self, target: Value, source: Value) -> None:
         ref = window(target)
-        if ref is None or not is_non_overlapping(ref.shape, ref.stride) or not self.computable((target, source), {}, target.type):
+        if (
+            ref is None
+            or not is_non_overlapping(ref.shape, ref.stride)
+            or not self.computable((target, source), {}, target.type)
+        ):
             self.emit(
                 Extern(
-                    self.operation_name(), torch.ops.aten.copy_.default, (self.reference(target), self.reference(source)), (), (None,),
+                    self.operation_name(), torch.ops.aten.copy_.default,
+                    (self.reference(target), self.reference(source)), (), (None,),
                     mutates=tuple(sorted(ex.loaded_buffers(target.expression))), ordered=True, locations=self.locations,
                 )
             )  # fmt: skip
@@ -524,7 +581,11 @@ def memory_of(node: Node) -> Node:
         target = source.target  # type: ignore[union-attr]
         if not isinstance(target, torch._ops.OpOverload) or not source.args or source.meta.get("lazy_view"):  # type: ignore[union-attr]
             break
-        place = list_of_views(target) if source is not node else next((a[1] for a in facts(target).returned if a and a[0] == "view"), None)
+        place = (
+            list_of_views(target)
+            if source is not node
+            else next((a[1] for a in facts(target).returned if a and a[0] == "view"), None)
+        )
         if place != 0:
             break
         node = source.args[0]  # type: ignore[union-attr, assignment]
@@ -533,7 +594,8 @@ def memory_of(node: Node) -> Node:
 
 # Operators that PyTorch refuses, or computes by other means, for integers and bool.
 _FOR_FLOATS = frozenset({
-    "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "_softmax", "_safe_softmax", "softmax", "_log_softmax",
+    "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "_softmax", "_safe_softmax", "softmax",
+    "_log_softmax",
     "log_softmax", "logsumexp", "native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm",
     "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "upsample_linear1d", "upsample_bilinear2d",
@@ -541,7 +603,8 @@ _FOR_FLOATS = frozenset({
 
 
 def _for_floats(target: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the call is left to the operator itself because its first argument holds no floats: it says what is wrong."""
+    """Whether the call is left to the operator itself because its first argument holds no floats: it says what is
+    wrong."""
     first = next(iter(tensors_in(args[:1])), None)
     if first is None or first.dtype.is_floating_point or not isinstance(target, torch._ops.OpOverload):
         return False
@@ -549,7 +612,11 @@ def _for_floats(target: Any, args: tuple[Any, ...]) -> bool:
 
 
 def is_input_update(node: Node) -> bool:
-    return node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], Node) and node.args[0].op in ("placeholder", "get_attr")
+    return (
+        node.target is torch.ops.aten.copy_.default
+        and isinstance(node.args[0], Node)
+        and node.args[0].op in ("placeholder", "get_attr")
+    )
 
 
 def is_cheap(price: ex.Cost) -> bool:
@@ -590,5 +657,6 @@ def lazy_locations(tree: Any) -> tuple[Location, ...]:
 
 
 def lower(graph: Graph, constants: Mapping[str, torch.Tensor]) -> LoopProgram:
-    """The loops of `graph`. `constants`: the tensor of each get_attr node's target. Raises TypeError for a node that is no ATen call."""
+    """The loops of `graph`. `constants`: the tensor of each get_attr node's target. Raises TypeError for a node that is
+    no ATen call."""
     return Lowering(graph, constants).run()

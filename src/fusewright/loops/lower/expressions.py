@@ -1,7 +1,7 @@
 """Tools on loop expressions: terse constructors, index substitution, and what an expression costs to recompute.
 
-Takes and gives `loops.ir` expressions. Always holds: walks memoise by identity (an expression is a DAG), and a symbol that is bound
-inside a `Load` stands for one expression only, however often the load is rewritten (see `Binder`).
+Takes and gives `loops.ir` expressions. Always holds: walks memoise by identity (an expression is a DAG), and a symbol
+that is bound inside a `Load` stands for one expression only, however often the load is rewritten (see `Binder`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ _INDEX_QUESTIONS: dict[str, Callable[[Dim, Dim], bool | None]] = {
 
 
 def apply(op: str, *args: Expression, dtype: torch.dtype) -> Expression:
-    """`ir.apply`, folded where the result is an index or a truth that is known: masks and positions are mostly arithmetic on indices."""
+    """`ir.apply`, folded where the result is an index or a truth that is known: masks and positions are mostly
+    arithmetic on indices."""
     folded = _fold(op, args)
     return ir.apply(op, *args, dtype=dtype) if folded is None else folded
 
@@ -194,7 +195,8 @@ def all_of(conditions: list[Expression]) -> Expression | None:
 
 
 class Binder:
-    """Hands out the symbols of indirect indices: one symbol for each (expression, upper bound), and never one for two."""
+    """Hands out the symbols of indirect indices: one symbol for each (expression, upper bound), and never one for
+    two."""
 
     __slots__ = ("_symbols",)
 
@@ -202,7 +204,8 @@ class Binder:
         self._symbols: dict[tuple[Expression, Dim | None], Expr] = {}
 
     def bind(self, value: Expression, extent: Dim | None) -> Expr:
-        """The symbol that stands for `value`, an int64 expression known to lie in 0 .. extent - 1 (any value if extent is None)."""
+        """The symbol that stands for `value`, an int64 expression known to lie in 0 .. extent - 1 (any value if extent
+        is None)."""
         key = (value, extent)
         found = self._symbols.get(key)
         if found is None:
@@ -303,7 +306,8 @@ def loaded_buffers(expression: Expression) -> set[str]:
 
 FREE_OPERATIONS = frozenset({"cast", "bitcast"})
 EXPENSIVE_OPERATIONS = frozenset(
-    "pow exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh sigmoid erf erfc "
+    "pow exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
+    "sigmoid erf erfc "
     "erfinv lgamma digamma hypot fmod remainder floor_divide trunc_divide".split()
 )
 MODERATE_OPERATIONS = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "nextafter"})
@@ -330,7 +334,15 @@ def cost(expression: Expression) -> Cost:
             loads += 1
         elif isinstance(node, Apply):
             op = node.op
-            work += 0 if op in FREE_OPERATIONS else 16 if op in EXPENSIVE_OPERATIONS else 4 if op in MODERATE_OPERATIONS else 1
+            work += (
+                0
+                if op in FREE_OPERATIONS
+                else 16
+                if op in EXPENSIVE_OPERATIONS
+                else 4
+                if op in MODERATE_OPERATIONS
+                else 1
+            )
         elif isinstance(node, (Masked, CheckedIndex)):
             work += 1
     return Cost(loads, nodes, work)

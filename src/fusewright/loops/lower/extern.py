@@ -1,6 +1,7 @@
 """Calls of library operators: what has no loops, or is better served by a tuned library.
 
-Takes resolved arguments; emits an `Extern` whose tensor arguments are strided windows on buffers, and gives the results as values.
+Takes resolved arguments; emits an `Extern` whose tensor arguments are strided windows on buffers, and gives the results
+    as values.
 Always holds: the call means what eager means, and its results are buffers of their own (never an alias of an argument).
 """
 
@@ -24,7 +25,7 @@ class Lowering(Protocol):
 
     locations: tuple[Location, ...]
 
-    def new_buffer(self, type_: TensorType, role: Any='temporary', exact: bool=False) -> Buffer: ...
+    def new_buffer(self, type_: TensorType, role: Any = "temporary", exact: bool = False) -> Buffer: ...
 
     def emit(self, operation: Operation) -> None: ...
 
@@ -36,10 +37,15 @@ class Lowering(Protocol):
 
 
 def call_extern(
-    lowering: Lowering, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, written: Sequence[Value] = ()
+    lowering: Lowering,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kind: Any,
+    written: Sequence[Value] = (),
 ) -> Any:
-    """Emits the call. `kind`: the type(s) of the result(s); an output that is no tensor is what its type says. `written`: arguments that
-    the operator writes to though its schema may not say so."""
+    """Emits the call. `kind`: the type(s) of the result(s); an output that is no tensor is what its type says.
+    `written`: arguments that the operator writes to though its schema may not say so."""
     target = without_alias(target)
     arguments = references(lowering, args)
     keywords = tuple((name, references(lowering, value)) for name, value in kwargs.items())
@@ -58,8 +64,11 @@ def call_extern(
     lowering.emit(
         Extern(
             lowering.operation_name(), target, arguments, keywords, tuple(outputs),
-            placement=externs.placement(target, (arguments, keywords)) if len(outputs) == 1 and not mutates else "returned",
-            mutates=mutates, ordered=bool(mutates) or is_ordered(target, args, kwargs, outputs), locations=lowering.locations,
+            placement=(
+                externs.placement(target, (arguments, keywords)) if len(outputs) == 1 and not mutates else "returned"
+            ),
+            mutates=mutates, ordered=bool(mutates) or is_ordered(target, args, kwargs, outputs),
+            locations=lowering.locations,
         )
     )  # fmt: skip
     if not isinstance(kind, (tuple, list)):
@@ -121,5 +130,7 @@ def is_ordered(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
         return False
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":  # attention without dropout draws no numbers
-            return bool((args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)) != 0)
+            return bool(
+                (args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)) != 0
+            )
     return True

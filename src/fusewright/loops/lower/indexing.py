@@ -1,7 +1,8 @@
 """Indirect indexing: gathers (embedding, index, gather, take) and scatters (index_put, scatter, index_add, index_copy).
 
-Takes tensors and integer index tensors; gathers give lazy values, scatters a realised copy of their input with one more loop that stores
-into it. Always holds: every index that comes from a tensor is checked at run time (`CheckedIndex`), with eager's rule for negative values.
+Takes tensors and integer index tensors; gathers give lazy values, scatters a realised copy of their input with one more
+loop that stores into it. Always holds: every index that comes from a tensor is checked at run time (`CheckedIndex`),
+with eager's rule for negative values.
 """
 
 from __future__ import annotations
@@ -16,28 +17,44 @@ from fusewright.loops.ir import Buffer, Store
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.driver import Call, Lowering
 from fusewright.loops.lower.registry import Fallback, lowers
-from fusewright.loops.lower.values import Value, axes_of, axis_symbols, flat_index, is_one, normalize_dim, numel, same_size
+from fusewright.loops.lower.values import (
+    Value,
+    axes_of,
+    axis_symbols,
+    flat_index,
+    is_one,
+    normalize_dim,
+    numel,
+    same_size,
+)
 from fusewright.sizes.expressions import Dim, free_symbols
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def indirect(low: Lowering, value: Value, indices: Sequence[Dim], extent: Dim, wrap: bool = False) -> tuple[Dim, ex.Bindings]:
+def indirect(
+    low: Lowering, value: Value, indices: Sequence[Dim], extent: Dim, wrap: bool = False
+) -> tuple[Dim, ex.Bindings]:
     """(index, bindings) of the index that `value` holds at `indices`, checked against `extent`."""
     if value.dtype not in INDEX_DTYPES:
         raise Fallback(f"an index of dtype {value.dtype}")
     return low.bind(low.checked(low.read(value, indices), extent, wrap), extent)
 
 
-def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: ex.Bindings, few: bool = False) -> ir.Expression:
-    """The element of `source` at run-time indices. The source is put in memory, behind one plain load; but where only `few` of its elements
-    are read (one a row), each is computed from what the source is computed from, if that can be indexed as well."""
+def gathered(
+    low: Lowering, source: Value, indices: Sequence[Dim], bindings: ex.Bindings, few: bool = False
+) -> ir.Expression:
+    """The element of `source` at run-time indices. The source is put in memory, behind one plain load; but where only
+    `few` of its elements are read (one a row), each is computed from what the source is computed from, if that can be
+    indexed as well."""
     if not bindings:
         return low.at(source, indices)
     if few and not isinstance(source.expression, ir.Load):
         plain = low.at(source, indices)
         found = _computed_at(plain, bindings)
-        if found is not None and found is not plain:  # a source of one class does not depend on its number, which is checked all the same
+        if (
+            found is not None and found is not plain
+        ):  # a source of one class does not depend on its number, which is checked all the same
             return found
     if not isinstance(source.expression, ir.Load) or source.expression.bindings:
         low.realize(source)
@@ -47,7 +64,8 @@ def gathered(low: Lowering, source: Value, indices: Sequence[Dim], bindings: ex.
 
 
 def _computed_at(expression: ir.Expression, bindings: ex.Bindings) -> ir.Expression | None:
-    """The expression with `bindings` on the loads that need them; None where something else than plain loads depends on them."""
+    """The expression with `bindings` on the loads that need them; None where something else than plain loads depends on
+    them."""
     symbols = {symbol for symbol, _ in bindings}
     memo: dict[ir.Expression, ir.Expression | None] = {}
 
@@ -65,7 +83,11 @@ def _computed_at(expression: ir.Expression, bindings: ex.Bindings) -> ir.Express
             case ir.Load():
                 if node.bindings:
                     return None
-                return node if symbols.isdisjoint(free_symbols(node.index)) else ir.load(node.buffer, node.index, node.dtype, bindings)
+                return (
+                    node
+                    if symbols.isdisjoint(free_symbols(node.index))
+                    else ir.load(node.buffer, node.index, node.dtype, bindings)
+                )
             case ir.Apply():
                 args = [visit(arg) for arg in node.args]
                 found = [arg for arg in args if arg is not None]
@@ -80,7 +102,12 @@ def _computed_at(expression: ir.Expression, bindings: ex.Bindings) -> ir.Express
 
 @lowers("embedding")
 def embedding(
-    call: Call, weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    call: Call,
+    weight: Value,
+    indices: Value,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Value:
     row, bindings = indirect(call.lowering, indices, call.axes[:-1], weight.shape[0])
     return call.result(gathered(call.lowering, weight, (row, call.axes[-1]), bindings))
@@ -121,7 +148,8 @@ def take(call: Call, self: Value, index: Value) -> Value:
 
 
 class Advanced:
-    """`x[indices]` with tensors (or None for a full slice) per dimension: the shape of the result and where each element comes from."""
+    """`x[indices]` with tensors (or None for a full slice) per dimension: the shape of the result and where each
+    element comes from."""
 
     def __init__(self, low: Lowering, shape: Sequence[Dim], indices: Sequence[Value | None]) -> None:
         self.low = low
@@ -212,7 +240,12 @@ def scattered(
 
 @lowers("index_put", "_unsafe_index_put", "_index_put_impl")
 def index_put(
-    call: Call, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
+    call: Call,
+    self: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+    unsafe: bool = False,
 ) -> Value:
     low = call.lowering
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype in (torch.bool, torch.uint8):
@@ -266,7 +299,9 @@ def scatter_add(call: Call, self: Value, dim: int, index: Value, src: Value) -> 
 
 
 @lowers("scatter_reduce.two")
-def scatter_reduce(call: Call, self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
+def scatter_reduce(
+    call: Call, self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
     mode = {"sum": "add", "amax": "max", "amin": "min"}.get(reduce)
     if mode is None or not include_self or self.dtype is torch.bool or self.dtype in ex.HALF:
         raise Fallback(f"scatter_reduce by {reduce}")
@@ -276,8 +311,8 @@ def scatter_reduce(call: Call, self: Value, dim: int, index: Value, src: Value, 
 def along_dim(
     call: Call, self: Value, dim: int, index: Value, wrap: bool = False
 ) -> tuple[tuple[Dim, ...], tuple[Dim, ...], list[Dim], ex.Bindings]:
-    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place, bindings).
-    `wrap`: negative indices count from the end."""
+    """The loops over `self` with dimension `dim` replaced by the positions of a 1-d index: (shape, symbols, place,
+    bindings). `wrap`: negative indices count from the end."""
     if self.ndim == 0 or index.ndim == 0:
         raise Fallback("an index into a scalar")
     shape = (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :])

@@ -1,8 +1,9 @@
 """Resampling: nearest, (bi)linear and bicubic.
 
-Takes a tensor of shape (N, C, *spatial) with static spatial sizes (the result's may be symbolic, but for nearest); gives lazy values.
-Always holds: source positions are computed in the float arithmetic of ATen's kernels, once, at compile time where they reduce to a
-division, else in the loop.
+Takes a tensor of shape (N, C, *spatial) with static spatial sizes (the result's may be symbolic, but for nearest);
+    gives lazy values.
+Always holds: source positions are computed in the float arithmetic of ATen's kernels, once, at compile time where they
+reduce to a division, else in the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ Bound = tuple[Dim, ex.Bindings]
 
 def source_scale(size: int, out: int, scale: float | None) -> float:
     """ATen's compute_scales_value: 1 / scale_factor when given, else size / out, in float32."""
-    ratio = torch.tensor(1.0 / scale, dtype=torch.float32) if scale else torch.tensor(float(size)) / torch.tensor(float(out))
+    ratio = (
+        torch.tensor(1.0 / scale, dtype=torch.float32)
+        if scale
+        else torch.tensor(float(size)) / torch.tensor(float(out))
+    )
     return float(ratio)
 
 
@@ -143,7 +148,8 @@ def linear(call: Call, self: Value, output_size: Any, align_corners: bool, *scal
 
 
 def _sum_of_neighbours(call: Call, self: Value, sides: Sequence[tuple[list[Bound], list[Expression]]]) -> Expression:
-    """Every combination of one place in each dimension, times its weights. `sides`: places and weights of each dimension."""
+    """Every combination of one place in each dimension, times its weights. `sides`: places and weights of each
+    dimension."""
     corners: list[tuple[list[Dim], ex.Bindings, Expression | None]] = [(list(call.axes[:2]), (), None)]
     for indices, weights in sides:
         corners = [
@@ -183,7 +189,9 @@ def cubic(call: Call, self: Value, output_size: Any, align_corners: bool, *scale
     if not self.dtype.is_floating_point or self.dtype is torch.float64:
         raise Fallback("cubic resampling of integers or doubles")
     if self.type.stride[1] != 1:
-        raise Fallback("cubic resampling of rows")  # 256 channels of 8x8: 0.51 ms, loops 0.93; with channels side by side 0.42 and 0.03
+        raise Fallback(
+            "cubic resampling of rows"
+        )  # 256 channels of 8x8: 0.51 ms, loops 0.93; with channels side by side 0.42 and 0.03
     sides: list[tuple[list[Bound], list[Expression]]] = []
     for axis, (size, out), scale in zip(call.axes[2:], sizes_of(call, self, 2), scales_of(2, scales)):
         source = source_of(axis, size, out, align_corners, scale)

@@ -1,6 +1,7 @@
 """Removes operations whose results nobody reads.
 
-Takes a finished `LoopProgram`, changes it in place. Always holds: what writes an input, or has an effect beyond its results, stays.
+Takes a finished `LoopProgram`, changes it in place. Always holds: what writes an input, or has an effect beyond its
+    results, stays.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def drop_dead_operations(program: LoopProgram) -> None:
         if effect or writes(operation) & live:
             if isinstance(operation, Extern) and operation.placement == "returned":
                 # A result that nobody reads may be missing (the workspace of an LSTM layer in inference).
-                operation = replace(operation, outputs=tuple(name if name in live else None for name in operation.outputs))
+                operation = replace(
+                    operation, outputs=tuple(name if name in live else None for name in operation.outputs)
+                )
             kept.append(operation)
             live |= reads(operation)
     program.operations = kept[::-1]

@@ -1,7 +1,7 @@
 """Losses and their gradients.
 
-Takes predictions and targets; gives lazy values, or reduced ones for "mean" (1) and "sum" (2). Always holds: class numbers are
-checked at run time, except those equal to `ignore_index`, which are not used at all.
+Takes predictions and targets; gives lazy values, or reduced ones for "mean" (1) and "sum" (2). Always holds: class
+numbers are checked at run time, except those equal to `ignore_index`, which are not used at all.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ def reduced_loss(call: Call, like: Value, term: Expression, reduction: int) -> V
     return call.lowering.reduce("sum", call.type, (), space.reduced, term, finish)
 
 
-def elementwise_loss(call: Call, self: Value, target: Value, reduction: int, compute: Callable[..., Expression]) -> Value:
+def elementwise_loss(
+    call: Call, self: Value, target: Value, reduction: int, compute: Callable[..., Expression]
+) -> Value:
     if not same_shape(self.shape, target.shape):
         raise Fallback("a loss of operands that broadcast")
     dtype = computing((self, target))
     symbols = axis_symbols(self.shape)
     low = call.lowering
-    return reduced_loss(call, self, compute(low.read(self, symbols, dtype), low.read(target, symbols, dtype)), reduction)
+    return reduced_loss(
+        call, self, compute(low.read(self, symbols, dtype), low.read(target, symbols, dtype)), reduction
+    )
 
 
 def averaged(call: Call, self: Value, grad: Expression, reduction: int) -> Expression:
@@ -69,7 +73,9 @@ def mse_loss_backward(call: Call, grad_output: Value, self: Value, target: Value
 def smooth_l1_loss(call: Call, self: Value, target: Value, reduction: int = MEAN, beta: float = 1.0) -> Value:
     def compute(x: Expression, y: Expression) -> Expression:
         d = ex.absolute(ex.sub(x, y))
-        return ex.where(ex.lt(d, beta), ex.div(ex.mul(ex.mul(d, 0.5), d), beta), ex.sub(d, 0.5 * beta)) if beta > 0 else d
+        return (
+            ex.where(ex.lt(d, beta), ex.div(ex.mul(ex.mul(d, 0.5), d), beta), ex.sub(d, 0.5 * beta)) if beta > 0 else d
+        )
 
     return elementwise_loss(call, self, target, reduction, compute)
 
@@ -85,7 +91,12 @@ def huber_loss(call: Call, self: Value, target: Value, reduction: int = MEAN, de
 
 @lowers("binary_cross_entropy_with_logits")
 def bce_with_logits(
-    call: Call, self: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None, reduction: int = MEAN
+    call: Call,
+    self: Value,
+    target: Value,
+    weight: Value | None = None,
+    pos_weight: Value | None = None,
+    reduction: int = MEAN,
 ) -> Value:
     """(1 - y) * x + w * (log(1 + exp(-|x|)) + max(-x, 0)), w = 1 + (pos_weight - 1) * y."""
     low = call.lowering
@@ -106,10 +117,17 @@ def bce_with_logits(
 
 
 class Classes:
-    """For each point of a target: the class number, whether it counts, the log-probability's place and the class's weight."""
+    """For each point of a target: the class number, whether it counts, the log-probability's place and the class's
+    weight."""
 
     def __init__(
-        self, call: Call, log_probs: Value, target: Value, weight: Value | None, ignore_index: int, symbols: tuple[Dim, ...]
+        self,
+        call: Call,
+        log_probs: Value,
+        target: Value,
+        weight: Value | None,
+        ignore_index: int,
+        symbols: tuple[Dim, ...],
     ) -> None:
         low = call.lowering
         if target.dtype is not torch.int64 or log_probs.ndim not in (1, 2, 4):
@@ -129,7 +147,9 @@ class Classes:
 
 
 @lowers("nll_loss_forward", "nll_loss2d_forward")
-def nll_loss(call: Call, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> tuple[Value, Value]:
+def nll_loss(
+    call: Call, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
+) -> tuple[Value, Value]:
     low = call.lowering
     out_type, total_type = call.type
     symbols = axis_symbols(target.shape)
@@ -158,7 +178,8 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Value,
 ) -> Value:
-    """-w[t] * g at the target's class (divided by the total weight for a mean), 0 elsewhere: a comparison, no scatter."""
+    """-w[t] * g at the target's class (divided by the total weight for a mean), 0 elsewhere: a comparison, no
+    scatter."""
     low = call.lowering
     if self.ndim not in (1, 2, 4):
         raise Fallback("an unusual target")

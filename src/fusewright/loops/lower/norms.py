@@ -1,7 +1,8 @@
 """Layer, RMS, group and batch normalisation, and their gradients.
 
-Takes the operators' arguments; gives their tuples of results. Always holds: statistics are computed in float32 for half inputs, the
-variance in a second pass over (x - mean)^2, and each reduction reads its input from memory when computing it is dear.
+Takes the operators' arguments; gives their tuples of results. Always holds: statistics are computed in float32 for half
+inputs, the variance in a second pass over (x - mean)^2, and each reduction reads its input from memory when computing
+it is dear.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from fusewright.sizes.expressions import Dim
 from fusewright.sizes.tensor_type import TensorType
 
 
-def over(low: Lowering, value: Value | None, space: Space, working: torch.dtype, dims: Sequence[int] | None = None) -> Expression | None:
+def over(
+    low: Lowering, value: Value | None, space: Space, working: torch.dtype, dims: Sequence[int] | None = None
+) -> Expression | None:
     """A parameter over the dimensions `dims` of a space (the trailing ones unless given), at the point of the space."""
     if value is None:
         return None
@@ -83,7 +86,8 @@ def layer_norm_backward(
     bias: Value | None,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:
-    """With n = (x - mean) * rstd and d = g * w:  dx = rstd * (d - mean(d) - n * mean(d * n)),  dw = sum(g * n),  db = sum(g)."""
+    """With n = (x - mean) * rstd and d = g * w:  dx = rstd * (d - mean(d) - n * mean(d * n)),  dw = sum(g * n),  db =
+    sum(g)."""
     low = call.lowering
     low.shared(grad_out)
     low.shared(input)
@@ -116,7 +120,9 @@ def normalized_gradient(
 
 
 @lowers("_fused_rms_norm")
-def rms_norm(call: Call, input: Value, normalized_shape: Sequence[Dim], weight: Value | None, eps: float | None) -> tuple[Value, Value]:
+def rms_norm(
+    call: Call, input: Value, normalized_shape: Sequence[Dim], weight: Value | None, eps: float | None
+) -> tuple[Value, Value]:
     low = call.lowering
     out_type, rstd_type = call.type
     low.shared(input)
@@ -124,7 +130,9 @@ def rms_norm(call: Call, input: Value, normalized_shape: Sequence[Dim], weight: 
     working = ex.compute_dtype(input.dtype)
     x = low.read(input, space.symbols, working)
     epsilon = torch.finfo(working).eps if eps is None else float(eps)
-    rstd = reduce_kept(low, "sum", space, ex.mul(x, x), input, reciprocal_root(space.count, epsilon, working)(ex.accumulator(working)))
+    rstd = reduce_kept(
+        low, "sum", space, ex.mul(x, x), input, reciprocal_root(space.count, epsilon, working)(ex.accumulator(working))
+    )
     normal = ex.mul(x, low.at(rstd, space.kept(True)))
     return (
         low.value(out_type, scaled(normal, over(low, weight, space, working), None)),
@@ -250,7 +258,13 @@ def channels(value: Value) -> Space:
 
 
 def normalize_channels(
-    low: Lowering, input: Value, mean: Expression, rstd: Expression, weight: Value | None, bias: Value | None, working: torch.dtype
+    low: Lowering,
+    input: Value,
+    mean: Expression,
+    rstd: Expression,
+    weight: Value | None,
+    bias: Value | None,
+    working: torch.dtype,
 ) -> Expression:
     """x * alpha + beta with alpha = rstd * w and beta = b - mean * alpha, which depend on the channel alone."""
     space = space_of(input, ())
@@ -262,7 +276,9 @@ def normalize_channels(
     return ex.add(ex.mul(low.read(input, space.symbols, working), scale), shift)
 
 
-def inference(call: Call, input: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float) -> Expression:
+def inference(
+    call: Call, input: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float
+) -> Expression:
     low = call.lowering
     working = ex.compute_dtype(input.dtype)
     space = space_of(input, ())
@@ -274,7 +290,8 @@ def inference(call: Call, input: Value, weight: Value | None, bias: Value | None
 
 
 def inference_statistics(call: Call, input: Value, mean: Value, var: Value, eps: float) -> list[Value]:
-    """The saved statistics of inference, which no gradient reads: nothing on a CPU (meta kernels claim one for each channel)."""
+    """The saved statistics of inference, which no gradient reads: nothing on a CPU (meta kernels claim one for each
+    channel)."""
     low = call.lowering
     types = call.type[1:3]
     if any(not isinstance(type_, TensorType) for type_ in types):
@@ -288,7 +305,14 @@ def inference_statistics(call: Call, input: Value, mean: Value, var: Value, eps:
 
 @lowers("_native_batch_norm_legit_no_training")
 def batch_norm_inference(
-    call: Call, input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, momentum: float, eps: float
+    call: Call,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
 ) -> tuple[Value, ...]:
     saved = inference_statistics(call, input, running_mean, running_var, eps)
     result = inference(call, input, weight, bias, running_mean, running_var, eps)
@@ -297,7 +321,8 @@ def batch_norm_inference(
 
 @lowers("native_batch_norm", "_native_batch_norm_legit.no_stats", "_batch_norm_no_update")
 def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | None, *rest: Any) -> tuple[Value, ...]:
-    """`rest` is (running_mean, running_var,) (training,) momentum, eps: only the forms that change no running statistics."""
+    """`rest` is (running_mean, running_var,) (training,) momentum, eps: only the forms that change no running
+    statistics."""
     training = True
     running: tuple[Any, ...] = (None, None)
     *head, momentum, eps = rest
@@ -367,7 +392,9 @@ def batch_norm_functional(
     if not training:
         saved = inference_statistics(call, input, running_mean, running_var, eps)
         result = low.value(call.type[0], inference(call, input, weight, bias, running_mean, running_var, eps))
-        unchanged = [low.value(value.type, low.at(value, axis_symbols(value.shape))) for value in (running_mean, running_var)]
+        unchanged = [
+            low.value(value.type, low.at(value, axis_symbols(value.shape))) for value in (running_mean, running_var)
+        ]
         return (result, *saved, *unchanged)
     outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
     updates = updated_statistics(low, input, (running_mean, running_var), average, squares, space, momentum)
@@ -385,7 +412,11 @@ def updated_statistics(
         fresh = low.at(total, channel_place(value.type, input.ndim))
         fresh = fresh if divisor is None else ex.div(fresh, divisor)
         old = low.read(value, axis_symbols(value.shape), working)
-        updates.append(ir.cast(ex.add(ex.mul(fresh, float(momentum)), ex.mul(old, 1 - float(momentum))), ex.compute_dtype(value.dtype)))
+        updates.append(
+            ir.cast(
+                ex.add(ex.mul(fresh, float(momentum)), ex.mul(old, 1 - float(momentum))), ex.compute_dtype(value.dtype)
+            )
+        )
     return updates
 
 
@@ -403,7 +434,8 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:
-    """With n = (x - mean) * rstd: training dx = w * rstd * (g - mean(g) - n * mean(g * n)); inference dx = w * rstd * g."""
+    """With n = (x - mean) * rstd: training dx = w * rstd * (g - mean(g) - n * mean(g * n)); inference dx = w * rstd *
+    g."""
     low = call.lowering
     working = ex.compute_dtype(input.dtype)
     space = channels(input)

@@ -1,7 +1,7 @@
 """Elementwise arithmetic, comparison, logic, rounding and conversion.
 
-Takes operands that broadcast; gives lazy values. Always holds: an operator computes in the promoted dtype of its operands, as
-TensorIterator does (half types in float32), and the result's dtype is the one that its type says.
+Takes operands that broadcast; gives lazy values. Always holds: an operator computes in the promoted dtype of its
+operands, as TensorIterator does (half types in float32), and the result's dtype is the one that its type says.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def operand(call: Call, value: Any, dtype: torch.dtype) -> Expression:
     return ir.constant(value, dtype)
 
 
-def elementwise(call: Call, compute: Callable[..., Expression], operands: Sequence[Any], as_float: bool = False) -> Value:
+def elementwise(
+    call: Call, compute: Callable[..., Expression], operands: Sequence[Any], as_float: bool = False
+) -> Value:
     dtype = computing(operands, as_float)
     return call.result(compute(*(operand(call, value, dtype) for value in operands)))
 
@@ -51,7 +53,8 @@ def _applied(op: str, result: torch.dtype | None = None) -> Callable[..., Expres
 # --- one argument ----------------------------------------------------------------------------------------------------
 
 FLOAT_UNARY = (
-    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+    "atanh "
     "sigmoid erf erfc erfinv lgamma digamma"
 ).split()
 """Operators that make a float of an integer."""
@@ -79,7 +82,9 @@ _register_unary()
 
 @lowers("bitwise_not")
 def bitwise_not(call: Call, self: Value) -> Value:
-    return elementwise(call, lambda x: ex.invert(x) if x.dtype is torch.bool else ex.apply("bitwise_not", x, dtype=x.dtype), (self,))
+    return elementwise(
+        call, lambda x: ex.invert(x) if x.dtype is torch.bool else ex.apply("bitwise_not", x, dtype=x.dtype), (self,)
+    )
 
 
 @lowers("frac")
@@ -145,7 +150,9 @@ def classify(call: Call, self: Value) -> Value:
 @lowers("isposinf", "isneginf")
 def signed_infinity(call: Call, self: Value) -> Value:
     bound = float("inf") if "posinf" in call.target._schema.name else float("-inf")
-    return elementwise(call, lambda x: ex.eq(x, bound) if x.dtype.is_floating_point else ir.constant(False, torch.bool), (self,))
+    return elementwise(
+        call, lambda x: ex.eq(x, bound) if x.dtype.is_floating_point else ir.constant(False, torch.bool), (self,)
+    )
 
 
 @lowers("signbit")
@@ -159,7 +166,9 @@ def signbit(call: Call, self: Value) -> Value:
 
 
 @lowers("nan_to_num")
-def nan_to_num(call: Call, self: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Value:
+def nan_to_num(
+    call: Call, self: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
     limits = torch.finfo(self.dtype) if self.dtype.is_floating_point else None
 
     def compute(x: Expression) -> Expression:
@@ -374,7 +383,9 @@ def compare(call: Call, self: Value, other: Any) -> Value:
 @lowers("logical_and", "logical_or", "logical_xor")
 def logical(call: Call, self: Value, other: Value) -> Value:
     name = call.target._schema.name.partition("::")[2]
-    return call.result(ex.apply(name, operand(call, self, torch.bool), operand(call, other, torch.bool), dtype=torch.bool))
+    return call.result(
+        ex.apply(name, operand(call, self, torch.bool), operand(call, other, torch.bool), dtype=torch.bool)
+    )
 
 
 @lowers(*(f"bitwise_{name}.{kind}" for name in ("and", "or", "xor") for kind in ("Tensor", "Scalar", "Scalar_Tensor")))
@@ -388,7 +399,13 @@ def bitwise(call: Call, self: Any, other: Any) -> Value:
     return elementwise(call, compute, (self, other))
 
 
-@lowers(*(f"bitwise_{side}_shift.{kind}" for side in ("left", "right") for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
+@lowers(
+    *(
+        f"bitwise_{side}_shift.{kind}"
+        for side in ("left", "right")
+        for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    )
+)
 @lowers("__lshift__.Tensor", "__lshift__.Scalar", "__rshift__.Tensor", "__rshift__.Scalar")
 def shift(call: Call, self: Any, other: Any) -> Value:
     """Shifts by 0 .. bits - 1; ATen's rule for other amounts: 0 for left shifts, the sign for right shifts."""
@@ -403,7 +420,9 @@ def shift(call: Call, self: Any, other: Any) -> Value:
     amount = ex.where(outside, 0, b)
     if left:
         return call.result(ex.where(outside, 0, ex.apply("shift_left", a, amount, dtype=dtype)))
-    limit = ex.apply("shift_right", a, ir.constant(last, dtype), dtype=dtype) if dtype.is_signed else ir.constant(0, dtype)
+    limit = (
+        ex.apply("shift_right", a, ir.constant(last, dtype), dtype=dtype) if dtype.is_signed else ir.constant(0, dtype)
+    )
     return call.result(ex.where(outside, limit, ex.apply("shift_right", a, amount, dtype=dtype)))
 
 
@@ -420,7 +439,13 @@ def masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
     if isinstance(value, float) and not dtype.is_floating_point:
         value = int(value)
     return call.result(
-        ex.apply("where", operand(call, mask, torch.bool), operand(call, value, dtype), operand(call, self, dtype), dtype=dtype)
+        ex.apply(
+            "where",
+            operand(call, mask, torch.bool),
+            operand(call, value, dtype),
+            operand(call, self, dtype),
+            dtype=dtype,
+        )
     )
 
 

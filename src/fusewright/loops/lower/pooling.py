@@ -1,7 +1,7 @@
 """Pooling: windows unrolled when they are small, else reduced.
 
-Takes a tensor of shape (N, C, *spatial) or (C, *spatial); gives lazy values. Always holds: the input, whose elements several windows
-read, is in memory unless it is trivially cheap to compute; elements in the border are never loaded.
+Takes a tensor of shape (N, C, *spatial) or (C, *spatial); gives lazy values. Always holds: the input, whose elements
+several windows read, is in memory unless it is trivially cheap to compute; elements in the border are never loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def per_dimension(value: Any, count: int, default: Any = None) -> tuple[int, ...
 class Windows:
     """Sliding windows over the trailing dimensions: where each element lies, and whether it lies inside the input."""
 
-    def __init__(self, self_: Value, axes: Sequence[Dim], kernel: Sequence[int], stride: Any, padding: Any, dilation: Any = (1,)) -> None:
+    def __init__(
+        self, self_: Value, axes: Sequence[Dim], kernel: Sequence[int], stride: Any, padding: Any, dilation: Any = (1,)
+    ) -> None:
         count = len(kernel)
         self.shape = self_.shape[self_.ndim - count :]
         self.lead = list(axes[: len(axes) - count])
@@ -59,13 +61,17 @@ class Windows:
                 conditions.append(ex.ge(ir.index_value(index), 0))
             if known_lt(index, size) is not True:
                 conditions.append(ex.lt(ir.index_value(index), ir.index_value(size)))
-        return [*self.lead, *(0 if is_one(size) else index for index, size in zip(indices, self.shape))], ex.all_of(conditions)
+        return [*self.lead, *(0 if is_one(size) else index for index, size in zip(indices, self.shape))], ex.all_of(
+            conditions
+        )
 
     def offsets(self) -> list[tuple[int, ...]]:
         return list(itertools.product(*(range(size) for size in self.kernel)))
 
 
-def loaded(call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float, dtype: torch.dtype) -> Expression:
+def loaded(
+    call: Call, self: Value, place: Sequence[Dim], inside: Expression | None, outside: float, dtype: torch.dtype
+) -> Expression:
     body = call.lowering.read(self, place, dtype)
     return body if inside is None else ex.masked(inside, body, ir.constant(outside, dtype))
 
@@ -81,9 +87,16 @@ def lowest(dtype: torch.dtype) -> float | int:
 
 @lowers("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool_with_indices(
-    call: Call, self: Value, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+    call: Call,
+    self: Value,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    """The position is that of the first greatest element of the window (of the last NaN, if any) in the flattened spatial dimensions."""
+    """The position is that of the first greatest element of the window (of the last NaN, if any) in the flattened
+    spatial dimensions."""
     low = call.lowering
     count = 2 if "2d" in call.target._schema.name else 3
     kernel = per_dimension(kernel_size, count)
@@ -132,7 +145,8 @@ def max_pool_gradient(
     ceil_mode: bool,
     indices: Value,
 ) -> Value:
-    """Each input element collects the gradients of the windows that chose it: as a gather over the windows that can contain it."""
+    """Each input element collects the gradients of the windows that chose it: as a gather over the windows that can
+    contain it."""
     low = call.lowering
     kernel = per_dimension(kernel_size, 2)
     steps = per_dimension(stride, 2, kernel)
@@ -228,7 +242,9 @@ def adaptive_avg_pool(call: Call, self: Value, output_size: Sequence[int]) -> Va
     offsets = [0 if width == 1 else loop_symbol(f"r{k}", width) for k, width in enumerate(widths)]
     reduced = tuple(Axis(sym, width) for sym, width in zip(offsets, widths) if not isinstance(sym, int))
     place = [start + offset for start, offset in zip(starts, offsets)]
-    inside = ex.all_of([ex.lt(ir.index_value(i), ir.index_value(end)) for i, end in zip(place, ends) if known_lt(i, end) is not True])
+    inside = ex.all_of(
+        [ex.lt(ir.index_value(i), ir.index_value(end)) for i, end in zip(place, ends) if known_lt(i, end) is not True]
+    )
     indices = [*lead, *(0 if is_one(size) else i for size, i in zip(sizes, place))]
     x = loaded(call, self, indices, inside, 0, dtype)
     if not isinstance(area, int):

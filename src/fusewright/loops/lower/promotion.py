@@ -1,7 +1,8 @@
 """In which dtype an elementwise operator computes: PyTorch's type promotion, on values and Python numbers.
 
-Takes operands; gives a dtype. The rule (docs "tensor attributes", `c10::ResultTypeState`): tensors with dimensions decide, tensors without
-dimensions only if they are of a higher category (bool < int < float), Python numbers likewise below them.
+Takes operands; gives a dtype. The rule (docs "tensor attributes", `c10::ResultTypeState`): tensors with dimensions
+decide, tensors without dimensions only if they are of a higher category (bool < int < float), Python numbers likewise
+below them.
 """
 
 from __future__ import annotations

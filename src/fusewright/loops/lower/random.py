@@ -1,7 +1,7 @@
 """Random truths as arithmetic on an element's position: the generator of `operators/philox.py`, in int64 expressions.
 
-Takes the seed and the draw; gives a lazy value. Always holds: bit for bit the operator's own result on tensors; words are kept in int64
-without their upper halves, so that a product of two is a 32-bit multiplication to the machine.
+Takes the seed and the draw; gives a lazy value. Always holds: bit for bit the operator's own result on tensors; words
+are kept in int64 without their upper halves, so that a product of two is a 32-bit multiplication to the machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reductions: sums, extremes, products, statistics, norms and softmax.
 
-Takes one tensor and dimensions; gives realised values (one `Reduction` each), or lazy ones on top of them. Always holds: half inputs
-accumulate in float32; what two loops read and is dear to compute is realised before the first of them.
+Takes one tensor and dimensions; gives realised values (one `Reduction` each), or lazy ones on top of them. Always
+holds: half inputs accumulate in float32; what two loops read and is dear to compute is realised before the first of
+them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,12 @@ def space_of(value: Value, dims: int | Sequence[int] | None) -> Space:
 
 
 def reduce_kept(
-    low: Lowering, kind: ReductionKind, space: Space, expression: Expression, like: Value, finish: Expression | None = None
+    low: Lowering,
+    kind: ReductionKind,
+    space: Space,
+    expression: Expression,
+    like: Value,
+    finish: Expression | None = None,
 ) -> Value:
     """A reduction with the reduced dimensions kept as 1, row-major, in the accumulator's (or finish's) dtype."""
     shape = space.kept_shape()
@@ -65,7 +71,12 @@ def reduce_kept(
 
 
 def reduce_into(
-    call: Call, kind: ReductionKind, space: Space, expression: Expression, keepdim: bool, finish: Expression | None = None
+    call: Call,
+    kind: ReductionKind,
+    space: Space,
+    expression: Expression,
+    keepdim: bool,
+    finish: Expression | None = None,
 ) -> Value:
     return call.lowering.reduce(kind, call.type, space.kept(keepdim), space.reduced, expression, finish)
 
@@ -90,11 +101,15 @@ def mean(call: Call, self: Value, dim: Any = None, keepdim: bool = False, *, dty
     space = space_of(self, dim)
     working = ex.compute_dtype(call.type.dtype)
     x = call.lowering.read(self, space.symbols, working)
-    return reduce_into(call, "sum", space, x, keepdim, ex.div(ex.accumulator(working), ex.index_as(space.count, working)))
+    return reduce_into(
+        call, "sum", space, x, keepdim, ex.div(ex.accumulator(working), ex.index_as(space.count, working))
+    )
 
 
 @lowers("prod", "prod.dim_int")
-def prod(call: Call, self: Value, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+def prod(
+    call: Call, self: Value, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     space = space_of(self, dim)
     working = ex.compute_dtype(call.type.dtype)
     if working is torch.bool:
@@ -162,17 +177,23 @@ def aminmax(call: Call, self: Value, *, dim: int | None = None, keepdim: bool = 
     space = space_of(self, dim)
     x = comparable(call, self, space)
     axes = space.kept(keepdim)
-    return low.reduce("min", call.type[0], axes, space.reduced, x), low.reduce("max", call.type[1], axes, space.reduced, x)
+    return low.reduce("min", call.type[0], axes, space.reduced, x), low.reduce(
+        "max", call.type[1], axes, space.reduced, x
+    )
 
 
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-def mean_and_squares(low: Lowering, self: Value, space: Space, working: torch.dtype, finish: Any = None) -> tuple[Value, Value]:
+def mean_and_squares(
+    low: Lowering, self: Value, space: Space, working: torch.dtype, finish: Any = None
+) -> tuple[Value, Value]:
     """(mean, finish(sum of squared deviations from it)), both with the reduced dimensions kept as 1."""
     low.shared(self)
     x = low.read(self, space.symbols, working)
-    average = reduce_kept(low, "sum", space, x, self, ex.div(ex.accumulator(working), ex.index_as(space.count, working)))
+    average = reduce_kept(
+        low, "sum", space, x, self, ex.div(ex.accumulator(working), ex.index_as(space.count, working))
+    )
     deviation = ex.sub(x, low.at(average, space.kept(True)))
     squares = ex.mul(deviation, deviation)
     final = None if finish is None else finish(ex.accumulator(working))
@@ -208,7 +229,9 @@ def reshaped(low: Lowering, value: Value, space: Space, type_: TensorType, keepd
 
 
 @lowers("var.correction", "std.correction")
-def variance(call: Call, self: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Value:
+def variance(
+    call: Call, self: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Value:
     _, spread = _deviation(call, self, dim, correction, call.target._schema.name == "aten::std")
     return reshaped(call.lowering, spread, space_of(self, dim), call.type, keepdim)
 
@@ -246,7 +269,9 @@ def vector_norm(
 
 
 @lowers("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim_dtype")
-def norm(call: Call, self: Value, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+def norm(
+    call: Call, self: Value, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     return _norm(call, self, 2.0 if p is None else float(p), dim, keepdim)
 
 
@@ -284,11 +309,14 @@ def _shifted(low: Lowering, self: Value, space: Space, working: torch.dtype, saf
 
 
 def _exponentials(low: Lowering, self: Value, space: Space, shifted: Expression) -> tuple[Value, Value]:
-    """(exp(shifted), kept in memory for its second reader; the reciprocal of its sum, which is 1 or more, with dimensions kept)."""
+    """(exp(shifted), kept in memory for its second reader; the reciprocal of its sum, which is 1 or more, with
+    dimensions kept)."""
     powers = low.make(self.shape, ex.exp(shifted), self.type, shifted.dtype)
     if space.reduced:
         low.realize(powers)
-    return powers, reduce_kept(low, "sum", space, low.at(powers, space.symbols), self, ex.reciprocal(ex.accumulator(shifted.dtype)))
+    return powers, reduce_kept(
+        low, "sum", space, low.at(powers, space.symbols), self, ex.reciprocal(ex.accumulator(shifted.dtype))
+    )
 
 
 @lowers("_softmax", "_safe_softmax", "softmax.int")

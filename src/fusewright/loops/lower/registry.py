@@ -1,7 +1,8 @@
 """The table of operators: which function says how an ATen operator is expressed as loops.
 
-Takes the rows that the operator files of this package register on import; gives `find(target)`. An operator without a row becomes
-an extern call with eager's semantics; a row that meets a case it does not express raises `Fallback`, with the same outcome.
+Takes the rows that the operator files of this package register on import; gives `find(target)`. An operator without a
+row becomes an extern call with eager's semantics; a row that meets a case it does not express raises `Fallback`, with
+the same outcome.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Fallback(Exception):
 class Row:
     """`function(call, *args, **kwargs)` gives a Value (or a tuple of them, None for an output that does not exist).
 
-    view: the result aliases the first argument, as a pure index map. accepts: for a row that leaves most calls to the operator (by
-    `Fallback`), whether it takes the call of this node.
+    view: the result aliases the first argument, as a pure index map. accepts: for a row that leaves most calls to the
+    operator (by `Fallback`), whether it takes the call of this node.
     """
 
     function: Callable[..., Any]
@@ -34,7 +35,8 @@ class Row:
 
 _ROWS: dict[torch._ops.OpOverload, Row] = {}
 MISSING: list[str] = []
-"""Names that this version of PyTorch does not have (a test pins that there are none in the version we develop against)."""
+"""Names that this version of PyTorch does not have (a test pins that there are none in the version we develop
+against)."""
 
 
 def operator(name: str) -> torch._ops.OpOverload | None:

@@ -1,7 +1,7 @@
 """Running accumulations along one dimension: cumsum, cumprod, cummax, cummin, logcumsumexp.
 
-Takes a tensor and a dimension; gives realised values, one `Scan` each. Always holds: on a CPU float32 sums and products accumulate in
-double precision and halves in float32, as ATen's do.
+Takes a tensor and a dimension; gives realised values, one `Scan` each. Always holds: on a CPU float32 sums and products
+accumulate in double precision and halves in float32, as ATen's do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ KINDS = {
 }  # fmt: skip
 
 
-def run_along(call: Call, self: Value, dim: int, working: torch.dtype, result_type: object, position_type: object = None) -> list[Value]:
+def run_along(
+    call: Call, self: Value, dim: int, working: torch.dtype, result_type: object, position_type: object = None
+) -> list[Value]:
     low = call.lowering
     if self.ndim == 0:
         raise Fallback("a scan of a scalar")

@@ -1,7 +1,7 @@
 """Operators that rearrange elements: concatenation, padding, repetition, flips, triangles.
 
-Takes tensors; gives lazy values, except that a concatenation which memory must hold is written piece by piece into one buffer. Always
-holds: an element outside a piece or a border is not loaded (`Masked`).
+Takes tensors; gives lazy values, except that a concatenation which memory must hold is written piece by piece into one
+buffer. Always holds: an element outside a piece or a border is not loaded (`Masked`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def stack(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 def joined(call: Call, tensors: Sequence[Value], dim: int, sizes: Sequence[Dim], stacked: bool) -> Value:
-    """Pieces one after the other along `dim`. stacked: the pieces lack the dimension, and each takes one place in it."""
+    """Pieces one after the other along `dim`. stacked: the pieces lack the dimension, and each takes one place in
+    it."""
     low = call.lowering
     dear = any(ex.cost(value.expression).expensive for value in tensors)
     if call.in_memory or len(tensors) > MAX_LAZY_PIECES or dear:
@@ -146,10 +147,14 @@ def repeat(call: Call, self: Value, repeats: Sequence[Dim]) -> Value:
 
 
 @lowers("repeat_interleave.self_int")
-def repeat_interleave(call: Call, self: Value, repeats: Dim, dim: int | None = None, *, output_size: Any = None) -> Value:
+def repeat_interleave(
+    call: Call, self: Value, repeats: Dim, dim: int | None = None, *, output_size: Any = None
+) -> Value:
     if dim is None:
         flat = call.axes[0] // repeats if call.axes else 0
-        return call.result(call.lowering.at(self, reshape_indices(self.shape, (call.type.shape[0] // repeats,), (flat,))))
+        return call.result(
+            call.lowering.at(self, reshape_indices(self.shape, (call.type.shape[0] // repeats,), (flat,)))
+        )
     dim = normalize_dim(dim, self.ndim)
     place = list(call.axes)
     place[dim] = 0 if is_one(self.shape[dim]) else place[dim] // repeats

@@ -1,4 +1,5 @@
-"""Matrix products with a second way for few rows (graph/skinny_gemm.py): the extern that makes the product is told of it.
+"""Matrix products with a second way for few rows (graph/skinny_gemm.py): the extern that makes the product is told of
+it.
 
 Takes and gives the product. Always holds: the product's operator is the one that was emitted last, or nothing happens.
 """

@@ -1,8 +1,9 @@
 """Tensors during lowering: a type and the expression of one element over canonical loop variables.
 
-Takes sizes; gives `Value`s. Always holds: the expression of a value of shape (n0, n1, ...) is over `axis_symbols(shape)`: i0 < n0,
-i1 < n1, ..., where a dimension of size 1 has the index 0. So values of one shape compose without any substitution.
-A value of a half dtype may carry a float32 expression: rounding happens where it is stored.
+Takes sizes; gives `Value`s. Always holds: the expression of a value of shape (n0, n1, ...) is over
+`axis_symbols(shape)`: i0 < n0, i1 < n1, ..., where a dimension of size 1 has the index 0. So values of one shape
+compose without any substitution. A value of a half dtype may carry a float32 expression: rounding happens where it is
+stored.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def normalize_dims(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
 
 
 def window(value: Value) -> BufferRef | None:
-    """The value as a strided window on one buffer, or None if it is not one (computed, wrapped or reversed elements)."""
+    """The value as a strided window on one buffer, or None if it is not one (computed, wrapped or reversed
+    elements)."""
     load = value.expression
     if not isinstance(load, Load) or load.bindings or load.dtype != value.dtype:
         return None
@@ -139,8 +141,9 @@ def _is_forward(stride: Dim, shape: Shape) -> bool:
 
 @lru_cache(maxsize=4096)
 def _affine(index: Dim, shape: Shape, natural: Shape) -> tuple[tuple[Dim | None, ...], Dim] | None:
-    """(strides, None where the size is 1; offset) of an index over the canonical loop variables of `shape`, if it is affine in them and
-    never steps backwards. `natural`: the strides of the value's type, which no tensor has below 0."""
+    """(strides, None where the size is 1; offset) of an index over the canonical loop variables of `shape`, if it is
+    affine in them and never steps backwards. `natural`: the strides of the value's type, which no tensor has below
+    0."""
     symbols = axis_symbols(shape)
     loops = frozenset(sym for sym in symbols if isinstance(sym, Expr))
     strides: list[Dim | None] = []
@@ -150,7 +153,11 @@ def _affine(index: Dim, shape: Shape, natural: Shape) -> tuple[tuple[Dim | None,
             strides.append(None)
             continue
         stride = coefficient(index, sym)
-        if stride is None or not (stride == usual or _is_forward(stride, shape)) or not loops.isdisjoint(free_symbols(stride)):
+        if (
+            stride is None
+            or not (stride == usual or _is_forward(stride, shape))
+            or not loops.isdisjoint(free_symbols(stride))
+        ):
             return None
         strides.append(stride)
         zeros[sym] = 0
@@ -162,7 +169,8 @@ def strided_load(buffer: str, shape: Shape, stride: Sequence[Dim], offset: Dim, 
 
 
 def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
-    """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those before."""
+    """Whether no two elements certainly share a place: sorted by stride, each dimension steps over the extent of those
+    before."""
     dims = [(step, size) for size, step in zip(shape, stride) if not is_one(size)]
     if all(isinstance(step, int) for step, _ in dims):
         dims.sort(key=lambda pair: (-pair[0], str(pair[1])))
@@ -170,8 +178,8 @@ def is_non_overlapping(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
 
 
 def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
-    """Whether each step is the product of the sizes inside of it: true for any sizes, also those that may be 0 (PyTorch counts them as 1
-    in strides), which no comparison tells."""
+    """Whether each step is the product of the sizes inside of it: true for any sizes, also those that may be 0 (PyTorch
+    counts them as 1 in strides), which no comparison tells."""
     expected: tuple[Dim, ...] = (1,)
     while dims:
         at = next((at for at, (step, _) in enumerate(dims) if step in expected), None)
@@ -183,8 +191,9 @@ def _is_dense(dims: list[tuple[Dim, Dim]]) -> bool:
 
 
 def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim) -> bool:
-    """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over `extent` and those before it.
-    Symbolic steps have no order of their own: another one is tried where the first does not lead to the end."""
+    """Whether the dimensions, innermost last as a rule, can be put in an order in which each steps over `extent` and
+    those before it. Symbolic steps have no order of their own: another one is tried where the first does not lead to
+    the end."""
     return not dims or any(
         known_le(extent, step) is True and _can_be_stacked(dims[:at] + dims[at + 1 :], (size - 1) * step + extent)
         for at, (step, size) in reversed(list(enumerate(dims)))

@@ -1,7 +1,8 @@
 """Views: index maps from the result's elements to the argument's, without any work at run time.
 
-Takes a value; gives a value of another shape over the same elements. Always holds: a view of a realised buffer whose map is affine is
-still a window on that buffer (`values.window`), so library operators and callers receive it without a copy.
+Takes a value; gives a value of another shape over the same elements. Always holds: a view of a realised buffer whose
+map is affine is still a window on that buffer (`values.window`), so library operators and callers receive it without a
+copy.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def view(call: Call, self: Value, size: Sequence[Dim], *stride: Any) -> Value:
 
 
 def _view_in_memory(call: Call, self: Value) -> Value | None:
-    """A view whose rows end elsewhere than the old ones: (8, 5) as (5, 8). Its strides are those that PyTorch found for memory laid out as
-    the type of `self` says; None when `self` lies otherwise, or nowhere."""
+    """A view whose rows end elsewhere than the old ones: (8, 5) as (5, 8). Its strides are those that PyTorch found for
+    memory laid out as the type of `self` says; None when `self` lies otherwise, or nowhere."""
     found = window(self)
     if found is None or is_empty(self.shape):
         return None
@@ -127,7 +128,9 @@ BITCASTABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torc
 
 
 def reshape_indices(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim]) -> tuple[Dim, ...]:
-    if any(isinstance(size, int) and size == 0 for size in new):  # no element, so any index is right; and nothing can be divided
+    if any(
+        isinstance(size, int) and size == 0 for size in new
+    ):  # no element, so any index is right; and nothing can be divided
         return (0,) * len(old)
     return _reshape_indices(tuple(old), tuple(new), tuple(axes))
 
@@ -136,7 +139,8 @@ def reshape_indices(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim])
 def _reshape_indices(old: Shape, new: Shape, axes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Where the element at `axes` of shape `new` stands in shape `old`, both row-major over the same elements.
 
-    Runs of dimensions with equal products are matched from the left, so that divisions appear only where dimensions are split."""
+    Runs of dimensions with equal products are matched from the left, so that divisions appear only where dimensions are
+    split."""
     result: list[Dim] = [0] * len(old)
     i = j = 0
     while i < len(old) or j < len(new):
@@ -187,7 +191,9 @@ def _split(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim], result: 
 
 
 @lowers("slice.Tensor", view=True)
-def slice_(call: Call, self: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1) -> Value:
+def slice_(
+    call: Call, self: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1
+) -> Value:
     dim = normalize_dim(dim, self.ndim)
     first = slice_start(start, self.shape[dim], call.type.shape[dim])
     source = list(call.axes)
@@ -196,8 +202,9 @@ def slice_(call: Call, self: Value, dim: int = 0, start: Dim | None = None, end:
 
 
 def slice_start(start: Dim | None, size: Dim, length: Dim) -> Dim:
-    """The first index of a slice of `length`: negative values count from the end, what is out of range is clamped. Only a slice without
-    elements can start beyond the end: how capture typed it says whether it does (of a size s - 1 nothing here tells that it is not -1)."""
+    """The first index of a slice of `length`: negative values count from the end, what is out of range is clamped. Only
+    a slice without elements can start beyond the end: how capture typed it says whether it does (of a size s - 1
+    nothing here tells that it is not -1)."""
     if start is None:
         return 0
     low, high = bounds(start)
@@ -275,7 +282,9 @@ def unfold(call: Call, self: Value, dimension: int, size: int, step: int) -> Val
 
 
 @lowers("as_strided", view=True)
-def as_strided(call: Call, self: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None) -> Value:
+def as_strided(
+    call: Call, self: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> Value:
     """Addresses the storage below `self`: so `self` must be a window with the layout that its type tells of."""
     low = call.lowering
     if window(self) is None:
@@ -297,7 +306,8 @@ def _laid_out_as_typed(self: Value, ref: ir.BufferRef) -> bool:
     return same_strides
 
 
-# --- writing into a part: the functional forms of assignments to views -------------------------------------------------
+# --- writing into a part: the functional forms of assignments to views
+# -------------------------------------------------
 
 
 @lowers("slice_scatter")
@@ -352,11 +362,14 @@ def diagonal_scatter(call: Call, self: Value, src: Value, offset: int = 0, dim1:
     return call.result(ex.masked(inside, low.read(src, source, dtype), low.read(self, axes, dtype)))
 
 
-# --- gradients of views ------------------------------------------------------------------------------------------------
+# --- gradients of views
+# ------------------------------------------------------------------------------------------------
 
 
 @lowers("slice_backward")
-def slice_backward(call: Call, grad_output: Value, input_sizes: Sequence[Dim], dim: int, start: Dim, end: Dim, step: int) -> Value:
+def slice_backward(
+    call: Call, grad_output: Value, input_sizes: Sequence[Dim], dim: int, start: Dim, end: Dim, step: int
+) -> Value:
     return slice_scatter(call, zeros(call, input_sizes, grad_output), grad_output, dim, start, end, step)
 
 
@@ -366,7 +379,9 @@ def select_backward(call: Call, grad_output: Value, input_sizes: Sequence[Dim], 
 
 
 @lowers("diagonal_backward")
-def diagonal_backward(call: Call, grad_output: Value, input_sizes: Sequence[Dim], offset: int, dim1: int, dim2: int) -> Value:
+def diagonal_backward(
+    call: Call, grad_output: Value, input_sizes: Sequence[Dim], offset: int, dim1: int, dim2: int
+) -> Value:
     return diagonal_scatter(call, zeros(call, input_sizes, grad_output), grad_output, offset, dim1, dim2)
 
 
@@ -376,12 +391,14 @@ def zeros(call: Call, shape: Sequence[Dim], like: Value) -> Value:
     return call.lowering.value(type_, ir.constant(0, dtype))
 
 
-# --- views that are asked to be copies ---------------------------------------------------------------------------------
+# --- views that are asked to be copies
+# ---------------------------------------------------------------------------------
 
 
 def _register_copies() -> None:
     names = (
-        "permute transpose.int t expand unsqueeze squeeze squeeze.dim squeeze.dims view view.dtype _reshape_alias slice.Tensor select.int "
+        "permute transpose.int t expand unsqueeze squeeze squeeze.dim squeeze.dims view view.dtype _reshape_alias "
+        "slice.Tensor select.int "
         "split.Tensor split_with_sizes unbind.int diagonal unfold alias detach"
     ).split()
     for name in names:

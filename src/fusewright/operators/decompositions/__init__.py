@@ -1,7 +1,7 @@
 """Functions and operators that are recorded as other operators: one table for each place where they are met.
 
-FUNCTIONS: a torch function that the program calls. A row takes the recorder, a function that calls and records another one, and the call's
-arguments; it gives the result, or None where the function is recorded as it comes.
+FUNCTIONS: a torch function that the program calls. A row takes the recorder, a function that calls and records another
+one, and the call's arguments; it gives the result, or None where the function is recorded as it comes.
 OPERATORS: an operator that reaches the recorder. A row takes the recorder and the operator's arguments.
 INTERPRETED: a function that stands for Python code, which capture interprets in its place.
 """

@@ -1,7 +1,8 @@
-"""What PyTorch's operators behind the modules of attention compute, written out; capture interprets these functions in their place.
-And attention itself, with a mask that its kernels take.
+"""What PyTorch's operators behind the modules of attention compute, written out; capture interprets these functions in
+their place. And attention itself, with a mask that its kernels take.
 
-Takes what `torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd` take, for dense tensors; gives what they give.
+Takes what `torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd` take, for dense tensors;
+    gives what they give.
 Always holds: they are only for modules in inference, as PyTorch calls them.
 """
 
@@ -18,8 +19,8 @@ from fusewright.sizes.interfaces import Recorder
 
 
 def with_dense_mask(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A mask that does not vary along its last dimension (transformers expands such ones) keeps attention off every fused kernel of a GPU:
-    it is written out."""
+    """A mask that does not vary along its last dimension (transformers expands such ones) keeps attention off every
+    fused kernel of a GPU: it is written out."""
     mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
     if not isinstance(mask, torch.Tensor) or mask.device.type != "cuda" or recorder.level != "aten":
         return None
@@ -32,11 +33,12 @@ def with_dense_mask(recorder: Recorder, call: Callable[..., Any], args: tuple[An
 
 
 def _multi_head(
-    x: Any, width: int, heads: int, qkv_weight: Any, qkv_bias: Any, out_weight: Any, out_bias: Any, mask: Any, mask_type: Any,
+    x: Any, width: int, heads: int, qkv_weight: Any, qkv_bias: Any, out_weight: Any, out_bias: Any, mask: Any,
+    mask_type: Any,
     weights: bool, average: bool,
 ) -> Any:  # fmt: skip
-    """Attention of `x` to itself. mask_type: 0 (query, key), 1 (batch, key), 2 (batch, head, query, key); where `mask` is not zero, a key
-    is left out; a query without keys gives NaN (`scaled_dot_product_attention` gives zeros)."""
+    """Attention of `x` to itself. mask_type: 0 (query, key), 1 (batch, key), 2 (batch, head, query, key); where `mask`
+    is not zero, a key is left out; a query without keys gives NaN (`scaled_dot_product_attention` gives zeros)."""
     size = width // heads
     q, k, v = F.linear(x, qkv_weight, qkv_bias).unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4).unbind()
     kept = shares = None
@@ -58,23 +60,42 @@ def _multi_head(
 
 
 def native_multi_head_attention(
-    query: Any, key: Any, value: Any, embed_dim: int, num_head: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any,
+    query: Any, key: Any, value: Any, embed_dim: int, num_head: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any,
+    proj_bias: Any,
     mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True, mask_type: Any = None,
 ) -> Any:  # fmt: skip
-    """torch._native_multi_head_attention of one tensor (nn.MultiheadAttention calls it with query, key and value the same)."""
+    """torch._native_multi_head_attention of one tensor (nn.MultiheadAttention calls it with query, key and value the
+    same)."""
     return _multi_head(
-        query, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, mask_type, need_weights, average_attn_weights
+        query,
+        embed_dim,
+        num_head,
+        qkv_weight,
+        qkv_bias,
+        proj_weight,
+        proj_bias,
+        mask,
+        mask_type,
+        need_weights,
+        average_attn_weights,
     )
 
 
 def transformer_encoder_layer(
-    src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any, use_gelu: bool,
-    norm_first: bool, eps: float, norm_weight_1: Any, norm_bias_1: Any, norm_weight_2: Any, norm_bias_2: Any, ffn_weight_1: Any,
+    src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any,
+    use_gelu: bool,
+    norm_first: bool, eps: float, norm_weight_1: Any, norm_bias_1: Any, norm_weight_2: Any, norm_bias_2: Any,
+    ffn_weight_1: Any,
     ffn_bias_1: Any, ffn_weight_2: Any, ffn_bias_2: Any, mask: Any = None, mask_type: Any = None,
 ) -> Any:  # fmt: skip
     """torch._transformer_encoder_layer_fwd of a dense tensor."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
-    x = src + _multi_head(x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, mask_type, False, False)[0]
+    x = (
+        src
+        + _multi_head(
+            x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, mask_type, False, False
+        )[0]
+    )
     if not norm_first:
         x = F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
     y = F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps) if norm_first else x
@@ -84,17 +105,25 @@ def transformer_encoder_layer(
 
 
 def padded_zeros(encoder: Any, layer: Any, src: Any, output: Any, mask: Any, padding: Any) -> Any:
-    """What `layer` of an nn.TransformerEncoder gives, (batch, sequence, width), with zeros at padded places where eager has them.
+    """What `layer` of an nn.TransformerEncoder gives, (batch, sequence, width), with zeros at padded places where eager
+    has them.
 
-    Eager packs the sequences into a nested tensor, and unpacks it behind the last layer, if nothing in the encoder's `forward` speaks
-    against it: above all, padding comes last in every sequence. padding: (batch, sequence), other than 0 at padded places, or None.
+    Eager packs the sequences into a nested tensor, and unpacks it behind the last layer, if nothing in the encoder's
+    `forward` speaks against it: above all, padding comes last in every sequence. padding: (batch, sequence), other than
+    0 at padded places, or None.
     """
     first = encoder.layers[0]
     if layer is not encoder.layers[-1] or padding is None or mask is not None or src.dim() != 3 or first.training:
         return output
-    if not getattr(encoder, "use_nested_tensor", False) or torch.is_autocast_enabled() or not torch.backends.mha.get_fastpath_enabled():
+    if (
+        not getattr(encoder, "use_nested_tensor", False)
+        or torch.is_autocast_enabled()
+        or not torch.backends.mha.get_fastpath_enabled()
+    ):
         return output
-    if torch.is_grad_enabled() and (src.requires_grad or any(parameter.requires_grad for parameter in first.parameters())):
+    if torch.is_grad_enabled() and (
+        src.requires_grad or any(parameter.requires_grad for parameter in first.parameters())
+    ):
         return output
     padded = padding != 0
     aligned = ~(padded[:, :-1] & ~padded[:, 1:]).any()

@@ -1,7 +1,8 @@
 """The updates of PyTorch's fused optimizers: one operator over lists of tensors, as the operators that it is made of.
 
-Takes the arguments of `aten._fused_adam_` and its kin; records each parameter's update, which scheduling joins again. Always holds: as in
-eager's kernels, values are computed in float32 (float64 for doubles) and rounded once, what depends on the step count alone in float64.
+Takes the arguments of `aten._fused_adam_` and its kin; records each parameter's update, which scheduling joins again.
+Always holds: as in eager's kernels, values are computed in float32 (float64 for doubles) and rounded once, what depends
+    on the step count alone in float64.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def _sgd(run: Run, values: dict[str, Any], step: Any, options: dict[str, Any]) -
             kept = _times(run, values["momentum_buffer_list"], options["momentum"])
             buffer = run(aten.add.Tensor, kept, _times(run, gradient, 1 - options["dampening"]))
         values["momentum_buffer_list"] = buffer
-        gradient = run(aten.add.Tensor, gradient, _times(run, buffer, options["momentum"])) if options["nesterov"] else buffer
+        gradient = (
+            run(aten.add.Tensor, gradient, _times(run, buffer, options["momentum"])) if options["nesterov"] else buffer
+        )
     values["self"] = run(aten.sub.Tensor, values["self"], _times(run, gradient, options["lr"]))
 
 
@@ -77,13 +80,17 @@ def _times(run: Run, tensor: Any, *factors: Any) -> Any:
     return tensor
 
 
-def _operator(func: OpOverload, update: Callable[..., None]) -> Callable[[Recorder, tuple[Any, ...], dict[str, Any]], None]:
+def _operator(
+    func: OpOverload, update: Callable[..., None]
+) -> Callable[[Recorder, tuple[Any, ...], dict[str, Any]], None]:
     def record(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | kwargs
         if named.pop("grad_scale", None) is not None or named.pop("found_inf", None) is not None:
             raise GraphBreak("operator-failed", f"{func} unscales gradients")
         if update is _sgd and any(tensor.dtype in _HALF for tensor in named["self"]):
-            raise GraphBreak("operator-failed", f"{func} of half types, where PyTorch's kernel for a CPU computes something else")
+            raise GraphBreak(
+                "operator-failed", f"{func} of half types, where PyTorch's kernel for a CPU computes something else"
+            )
         lists = {name: value for name, value in named.items() if isinstance(value, (list, tuple))}
         options = {name: value for name, value in named.items() if name not in lists}
         run: Run = lambda op, *operands: recorder.dispatch(op, operands, {})  # noqa: E731

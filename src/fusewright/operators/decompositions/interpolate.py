@@ -1,8 +1,8 @@
 """torch.nn.functional.interpolate over symbolic sizes, as one operator.
 
-Takes the call's arguments; gives the recorded result. PyTorch's C++ for it needs numbers for sizes, and its Python version for symbolic
-ones writes an interpolation as thirty operators. Always holds: what this file does not know, arguments that are wrong included, runs
-natively.
+Takes the call's arguments; gives the recorded result. PyTorch's C++ for it needs numbers for sizes, and its Python
+version for symbolic ones writes an interpolation as thirty operators. Always holds: what this file does not know,
+arguments that are wrong included, runs natively.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ def _operator_call(recorder: Recorder, given: dict[str, Any]) -> tuple[OpOverloa
     rank = x.dim() - 2
     operator = _OPERATORS.get((mode, rank)) if type(mode) is str else None
     nearest = type(mode) is str and mode.startswith("nearest")
-    if operator is None or (corners is not None if nearest else type(corners) not in (bool, type(None))) or not x.is_cpu:
+    if (
+        operator is None
+        or (corners is not None if nearest else type(corners) not in (bool, type(None)))
+        or not x.is_cpu
+    ):
         return None
     sizes = _each(given["size"], rank, (int, torch.SymInt))
     scales = _each(given["scale_factor"], rank, (int, float))

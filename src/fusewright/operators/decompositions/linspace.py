@@ -1,7 +1,8 @@
 """torch.linspace over a symbolic number of steps, whose operator needs the number.
 
-Takes the call's arguments; gives the recorded result, or None for what this file does not know. Always holds: as in eager's kernel, the
-first half counts up from the start and the second half down from the end, so that both ends are exact.
+Takes the call's arguments; gives the recorded result, or None for what this file does not know. Always holds: as in
+eager's kernel, the first half counts up from the start and the second half down from the end, so that both ends are
+exact.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def linspace(recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...]
     start: Any = given.get("start")
     end: Any = given.get("end")
     steps: Any = given.get("steps")
-    options = {name: value for name, value in given.items() if name not in ("start", "end", "steps") and value is not None}
+    options = {
+        name: value for name, value in given.items() if name not in ("start", "end", "steps") and value is not None
+    }
     dtype = options.get("dtype", torch.get_default_dtype())
     if len(args) > 3 or type(steps) is not torch.SymInt or recorder.level != "aten" or dtype not in _DTYPES:
         return None

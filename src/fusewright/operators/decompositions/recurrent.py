@@ -1,8 +1,9 @@
-"""Recurrent layers over a length that varies, as one operator: PyTorch's own would fix the length and write out each step.
+"""Recurrent layers over a length that varies, as one operator: PyTorch's own would fix the length and write out each
+step.
 
-Takes what `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None where they are recorded as they come:
-over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always holds: the operator computes what they do,
-by calling them.
+Takes what `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` take; gives the recorded result, or None where they are
+recorded as they come: over lengths that are numbers, of packed sequences, with dropout, autocast or gradients. Always
+holds: the operator computes what they do, by calling them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fusewright.sizes.interfaces import Recorder
 
 _LIBRARY = torch.library.Library("fusewright", "FRAGMENT")
 _LIBRARY.define(
-    "recurrent(Tensor input, Tensor state, Tensor[] params, bool has_biases, int num_layers, bool bidirectional, bool batch_first, "
+    "recurrent(Tensor input, Tensor state, Tensor[] params, bool has_biases, int num_layers, bool bidirectional, bool "
+    "batch_first, "
     "str kind) -> (Tensor, Tensor)"
 )
 RECURRENT = torch.ops.fusewright.recurrent.default
@@ -63,7 +65,13 @@ def recurrent(
     kind: str, recorder: Recorder, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The result of `torch.<kind>(*args, **kwargs)`, or None."""
-    if len(args) != _ARGUMENTS or kwargs or recorder.level != "aten" or not recorder.symbolic or not isinstance(args[2], list | tuple):
+    if (
+        len(args) != _ARGUMENTS
+        or kwargs
+        or recorder.level != "aten"
+        or not recorder.symbolic
+        or not isinstance(args[2], list | tuple)
+    ):
         return None
     x, state, params, biases, layers, dropout, train, bidirectional, batch_first = args
     tensors = (x, state, *params)

@@ -1,7 +1,7 @@
 """Gradient unscaling of mixed precision: one operator over a list of tensors, as the operators that it is made of.
 
-Takes the arguments of `aten._amp_foreach_non_finite_check_and_unscale_`; records the products and the check. Always holds: as in eager,
-`found_inf` becomes 1 if any element of any tensor is infinite or NaN, and is left alone otherwise.
+Takes the arguments of `aten._amp_foreach_non_finite_check_and_unscale_`; records the products and the check. Always
+holds: as in eager, `found_inf` becomes 1 if any element of any tensor is infinite or NaN, and is left alone otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def check_and_unscale(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[st
     for tensor in tensors:
         finite = run(aten.lt.Scalar, (run(aten.abs.default, (tensor,), {}), float("inf")), {})
         bad = run(aten.any.default, (run(aten.logical_not.default, (finite,), {}),), {})
-        bad = run(aten.reshape.default, (run(aten._to_copy.default, (bad,), {"dtype": found.dtype}), list(found.shape)), {})
+        bad = run(
+            aten.reshape.default, (run(aten._to_copy.default, (bad,), {"dtype": found.dtype}), list(found.shape)), {}
+        )
         worst = run(aten.maximum.default, (worst, bad), {})
         run(aten.mul_.Tensor, (tensor, inverse), {})
     if worst is not found:

@@ -1,6 +1,8 @@
-"""What the shape rules share: questions about sizes and strides, broadcasting, type promotion, and TensorIterator's output layout.
+"""What the shape rules share: questions about sizes and strides, broadcasting, type promotion, and TensorIterator's
+output layout.
 
-Always holds: a question that symbolic sizes leave open raises `Undecided`, which `shape_rules` turns into "ask the meta kernel".
+Always holds: a question that symbolic sizes leave open raises `Undecided`, which `shape_rules` turns into "ask the meta
+    kernel".
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def fresh(shape: Sequence[Dim], like: TensorType, dtype: torch.dtype | None = No
     return TensorType(tuple(shape), contiguous_strides(tuple(shape)), dtype or like.dtype, like.device)
 
 
-# --- layouts -----------------------------------------------------------------------------------------------------------------
+# --- layouts
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def is_contiguous(t: TensorType) -> bool:
@@ -106,7 +109,9 @@ def is_channels_last(t: TensorType) -> bool:
         return False
     if any(size == 0 for size in t.shape):
         return True
-    return all(size == 1 or same(a, b) for size, a, b in zip(t.shape, t.stride, channels_last_strides(t.shape), strict=True))
+    return all(
+        size == 1 or same(a, b) for size, a, b in zip(t.shape, t.stride, channels_last_strides(t.shape), strict=True)
+    )
 
 
 def is_dense(t: TensorType) -> bool:
@@ -126,7 +131,8 @@ def is_dense(t: TensorType) -> bool:
 
 
 def sort_axes(shape: Sequence[Dim], operands: Sequence[Sequence[Dim]]) -> list[int]:
-    """The axes from innermost to outermost, as TensorIteratorBase::reorder_dimensions orders them (ATen/native/TensorIterator.cpp)."""
+    """The axes from innermost to outermost, as TensorIteratorBase::reorder_dimensions orders them
+    (ATen/native/TensorIterator.cpp)."""
     order = list(range(len(shape) - 1, -1, -1))
 
     def should_swap(a: int, b: int) -> int:
@@ -164,7 +170,9 @@ def dense_in_order(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...
     return tuple(strides)
 
 
-def iterator_strides(shape: tuple[Dim, ...], operands: Sequence[TensorType], has_number: bool = False) -> tuple[Dim, ...]:
+def iterator_strides(
+    shape: tuple[Dim, ...], operands: Sequence[TensorType], has_number: bool = False
+) -> tuple[Dim, ...]:
     """The strides that TensorIterator gives a new output over these operands (in the iterator's order)."""
     first = operands[0]
     if len(operands) == 1 or all(t.shape == first.shape for t in operands):
@@ -192,7 +200,8 @@ def _spread(t: TensorType, shape: tuple[Dim, ...]) -> list[Dim]:
 
 
 def preserved_strides(t: TensorType) -> tuple[Dim, ...]:
-    """The strides of empty_like(t) and clone(t): those of t when it is dense, else dense in the order of its strides."""
+    """The strides of empty_like(t) and clone(t): those of t when it is dense, else dense in the order of its
+    strides."""
     if is_dense(t):
         return t.stride
     return dense_in_order(t.shape, sort_axes(t.shape, [t.stride]))
@@ -204,7 +213,9 @@ def suggests_channels_last(t: TensorType) -> bool:
         return False
     channels = t.shape[1]
     if isinstance(channels, int) and channels > 1 and not all(isinstance(size, int) for size in t.shape):
-        if t.stride == contiguous_strides(t.shape):  # whatever the sizes: the innermost step is below that of several channels
+        if t.stride == contiguous_strides(
+            t.shape
+        ):  # whatever the sizes: the innermost step is below that of several channels
             return False
         if t.stride == channels_last_strides(t.shape):
             return True
@@ -223,7 +234,8 @@ def suggested_strides(t: TensorType, shape: Sequence[Dim] | None = None) -> tupl
     return channels_last_strides(shape) if suggests_channels_last(t) else contiguous_strides(shape)
 
 
-# --- dtypes ------------------------------------------------------------------------------------------------------------------
+# --- dtypes
+# ------------------------------------------------------------------------------------------------------------------
 
 _UNDEFINED = None
 

@@ -1,9 +1,10 @@
-"""Where PyTorch's meta kernels say something else than its CPU kernels do, and CPU operators that have no meta kernel at all.
+"""Where PyTorch's meta kernels say something else than its CPU kernels do, and CPU operators that have no meta kernel
+at all.
 
-Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said (TensorTypes on
-the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU gives. Always holds: a correction
-leaves the results of other devices alone. tests/operators/test_meta_kernels.py compares every operator of PyTorch's samples with the real
-one.
+Takes TensorTypes as every rule does. `RULES` are rules of the usual kind; `CORRECTIONS` takes what the meta kernel said
+(TensorTypes on the real device) with the operator's arguments by position, defaults filled in, and gives what the CPU
+gives. Always holds: a correction leaves the results of other devices alone. tests/operators/test_meta_kernels.py
+compares every operator of PyTorch's samples with the real one.
 """
 
 from __future__ import annotations
@@ -48,11 +49,15 @@ def _contiguous(t: TensorType) -> TensorType:
     return replace(t, stride=contiguous_strides(t.shape))
 
 
-# --- corrections ---------------------------------------------------------------------------------------------------------
+# --- corrections
+# ---------------------------------------------------------------------------------------------------------
 
 
-def _batch_norm(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
-    """Inference saves no statistics; they are of the input's dtype unless a parameter of another asks for more precision."""
+def _batch_norm(
+    said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
+) -> Any:
+    """Inference saves no statistics; they are of the input's dtype unless a parameter of another asks for more
+    precision."""
     given = [t for t in (weight, bias, mean, var) if t is not None]
     dtype = torch.float32 if any(t.dtype == torch.float32 for t in given) else input.dtype
     saved = [replace(t, dtype=dtype) for t in said[1:3]]
@@ -67,19 +72,25 @@ def _batch_norm_without_running(said: tuple[Any, ...], input: Any, weight: Any, 
     return _batch_norm(said, input, weight, bias, None, None, True)
 
 
-def _batch_norm_with_update(said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+def _batch_norm_with_update(
+    said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
+) -> Any:
     return _batch_norm(said, input, weight, bias, mean, var, True)
 
 
 def _embedding_bag(always_sized: bool) -> Correction:
-    """(output, the bag of each index, bag sizes, positions of maxima). Summing by the fast path needs no map from indices to bags, and
-    only a sum without gradient leaves the sizes as long as the offsets (ATen/native/EmbeddingBag.cpp, make_*_out)."""
+    """(output, the bag of each index, bag sizes, positions of maxima). Summing by the fast path needs no map from
+    indices to bags, and only a sum without gradient leaves the sizes as long as the offsets
+    (ATen/native/EmbeddingBag.cpp, make_*_out)."""
 
     def correction(
-        said: tuple[TensorType, ...], weight: TensorType, indices: TensorType, offsets: TensorType, scale: bool, mode: int, sparse: bool,
+        said: tuple[TensorType, ...], weight: TensorType, indices: TensorType, offsets: TensorType, scale: bool,
+        mode: int, sparse: bool,
         per_sample_weights: TensorType | None, include_last_offset: bool, padding_idx: int,
     ) -> Any:  # fmt: skip
-        fast = weight.dtype in (torch.float32, torch.float16, torch.bfloat16) and weight.stride[1] == 1 and padding_idx < 0
+        fast = (
+            weight.dtype in (torch.float32, torch.float16, torch.bfloat16) and weight.stride[1] == 1 and padding_idx < 0
+        )
         if per_sample_weights is not None:
             fast = fast and per_sample_weights.stride[0] == 1
         bags = offsets.shape[0] - include_last_offset if always_sized or mode != 0 else offsets.shape[0]
@@ -99,8 +110,8 @@ def _max_unpool2d(said: TensorType, input: TensorType, *rest: Any) -> TensorType
 
 
 def _fft_strides(input: TensorType, shape: tuple[Dim, ...], dims: Sequence[int]) -> tuple[Dim, ...]:
-    """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside, in the order of
-    the input's strides, the transformed ones inside, as listed."""
+    """Strides of an MKL transform of `dims` (ATen/native/mkl/SpectralOps.cpp, _exec_fft): the batch dimensions outside,
+    in the order of the input's strides, the transformed ones inside, as listed."""
     batch = sorted((axis for axis in range(input.ndim) if axis not in dims), key=lambda axis: -input.stride[axis])  # type: ignore[operator, arg-type, return-value]
     strides: list[Dim] = [0] * input.ndim
     running: Dim = 1
@@ -148,10 +159,16 @@ def _fft_c2r(said: TensorType, input: TensorType, dim: Sequence[int], *rest: Any
     return replace(said, stride=_fft_strides(input, said.shape, dims[-1:]))
 
 
-def _index_add(said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any) -> TensorType:
+def _index_add(
+    said: TensorType, self: TensorType, dim: int, index: TensorType, source: TensorType, *rest: Any
+) -> TensorType:
     """The meta kernel does not look at the source. (Symbolic sizes: operators/size_checks.py.)"""
-    others = [(self.shape[axis], source.shape[axis]) for axis in range(min(self.ndim, source.ndim)) if axis != dim % self.ndim]
-    if self.ndim and (source.ndim != self.ndim or any(a != b for a, b in others if isinstance(a, int) and isinstance(b, int))):
+    others = [
+        (self.shape[axis], source.shape[axis]) for axis in range(min(self.ndim, source.ndim)) if axis != dim % self.ndim
+    ]
+    if self.ndim and (
+        source.ndim != self.ndim or any(a != b for a, b in others if isinstance(a, int) and isinstance(b, int))
+    ):
         raise RuntimeError("index_add: the source's shape is not that of self")
     return said
 
@@ -201,8 +218,15 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     **dict.fromkeys(
         (
-            aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default, aten.logical_and.default,
-            aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default, aten.xlogy.Tensor,
+            aten.copysign.Tensor,
+            aten.heaviside.default,
+            aten.logaddexp.default,
+            aten.logaddexp2.default,
+            aten.logical_and.default,
+            aten.logical_or.default,
+            aten.logical_xor.default,
+            aten.special_xlog1py.default,
+            aten.xlogy.Tensor,
         ),
         _iterated,
     ),
@@ -218,7 +242,9 @@ CORRECTIONS: dict[OpOverload, Correction] = {
 }
 
 
-def corrected(op: OpOverload, said: object, args: Sequence[object], kwargs: dict[str, object], device: torch.device | None) -> object:
+def corrected(
+    op: OpOverload, said: object, args: Sequence[object], kwargs: dict[str, object], device: torch.device | None
+) -> object:
     """What `op` really gives where its meta kernel said `said`."""
     correction = CORRECTIONS.get(op)
     if correction is None or device is None or device.type != "cpu":
@@ -229,7 +255,8 @@ def corrected(op: OpOverload, said: object, args: Sequence[object], kwargs: dict
     return correction(said, *bound)
 
 
-# --- operators without a meta kernel, or with a slow one ---------------------------------------------------------------------
+# --- operators without a meta kernel, or with a slow one
+# ---------------------------------------------------------------------
 
 
 def _on_cpu(rule: Rule) -> Rule:
@@ -243,7 +270,9 @@ def _on_cpu(rule: Rule) -> Rule:
 def _geqrf(self: TensorType) -> object:
     if self.ndim < 2:
         return NotImplemented
-    return _as_column_major(fresh(self.shape, self)), fresh((*self.shape[:-2], minimum(self.shape[-2], self.shape[-1])), self)
+    return _as_column_major(fresh(self.shape, self)), fresh(
+        (*self.shape[:-2], minimum(self.shape[-2], self.shape[-1])), self
+    )
 
 
 def _like_input(gradient: TensorType, self: TensorType, *rest: Any) -> object:
@@ -275,11 +304,20 @@ def _histogramdd_from_bin_tensors(self: TensorType, bins: Sequence[TensorType], 
 
 
 def _is_histogramdd(self: TensorType, bins: Sequence[Any]) -> bool:
-    return self.ndim >= 2 and len(bins) == self.shape[-1] and all(not isinstance(count, int) or count > 0 for count in bins)
+    return (
+        self.ndim >= 2
+        and len(bins) == self.shape[-1]
+        and all(not isinstance(count, int) or count > 0 for count in bins)
+    )
 
 
 def _ctc_loss(
-    log_probs: TensorType, targets: TensorType, input_lengths: Sequence[Any], target_lengths: Sequence[Any], *options: Any, **more: Any
+    log_probs: TensorType,
+    targets: TensorType,
+    input_lengths: Sequence[Any],
+    target_lengths: Sequence[Any],
+    *options: Any,
+    **more: Any,
 ) -> object:
     """(loss of each sequence, log_alpha); the lengths are Python numbers, so nothing depends on data."""
     if log_probs.ndim != 3 or targets.ndim not in (1, 2) or not all(isinstance(n, int) for n in target_lengths):
@@ -295,17 +333,21 @@ def _ctc_loss_backward(gradient: TensorType, log_probs: TensorType, *rest: Any, 
 
 
 def _batch_norm_is_plain(input: TensorType, *given: TensorType | None) -> bool:
-    """Whether all is of one floating dtype, and the input in one of the two usual layouts: then the kernels' results follow it."""
+    """Whether all is of one floating dtype, and the input in one of the two usual layouts: then the kernels' results
+    follow it."""
     if input.ndim < 2 or not input.dtype.is_floating_point or 0 in input.shape:
         return False
     parameters = [t for t in given if t is not None]
-    if any(t.dtype != input.dtype or not same_shape(t.shape, input.shape[1:2]) or not is_contiguous(t) for t in parameters):
+    if any(
+        t.dtype != input.dtype or not same_shape(t.shape, input.shape[1:2]) or not is_contiguous(t) for t in parameters
+    ):
         return False
     return is_contiguous(input) or is_channels_last(input)
 
 
 def _normalised(input: TensorType) -> TensorType:
-    """A contiguous input makes a contiguous result, also where single channels or positions would let it pass for channels-last."""
+    """A contiguous input makes a contiguous result, also where single channels or positions would let it pass for
+    channels-last."""
     strides = contiguous_strides(input.shape) if is_contiguous(input) else suggested_strides(input)
     return TensorType(input.shape, strides, input.dtype, input.device)
 
@@ -313,7 +355,8 @@ def _normalised(input: TensorType) -> TensorType:
 def _batch_norm_rule(
     input: TensorType, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> object:
-    """A row of convolution networks, which have fifty of them. Their meta kernel takes 2 ms, and computes with sizes as floats."""
+    """A row of convolution networks, which have fifty of them. Their meta kernel takes 2 ms, and computes with sizes as
+    floats."""
     if not _batch_norm_is_plain(input, weight, bias, mean, var):
         return NotImplemented
     if training:
@@ -325,42 +368,61 @@ def _batch_norm_rule(
 
 
 def _batch_norm_functional(
-    input: TensorType, weight: Any, bias: Any, mean: TensorType, var: TensorType, training: bool, momentum: float, eps: float
+    input: TensorType,
+    weight: Any,
+    bias: Any,
+    mean: TensorType,
+    var: TensorType,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> object:
     found = _batch_norm_rule(input, weight, bias, mean, var, training, momentum, eps)
     return (*found, fresh(mean.shape, mean), fresh(var.shape, var)) if isinstance(found, tuple) else NotImplemented
 
 
-def _batch_norm_without_stats(input: TensorType, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> object:
+def _batch_norm_without_stats(
+    input: TensorType, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> object:
     return _batch_norm_rule(input, weight, bias, None, None, True, momentum, eps)
 
 
 def _batch_norm_backward(
-    grad_out: TensorType, input: TensorType, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_invstd: Any,
+    grad_out: TensorType, input: TensorType, weight: Any, running_mean: Any, running_var: Any, save_mean: Any,
+    save_invstd: Any,
     train: bool, eps: float, output_mask: Sequence[bool],
 ) -> object:  # fmt: skip
     """Gradients of the input, and of weight and bias."""
     if grad_out.dtype != input.dtype or not _batch_norm_is_plain(input, weight, running_mean, running_var):
         return NotImplemented
-    if is_contiguous(input) and suggests_channels_last(input):  # single channels or positions: the gradient's layout decides
+    if is_contiguous(input) and suggests_channels_last(
+        input
+    ):  # single channels or positions: the gradient's layout decides
         return NotImplemented
     channels = fresh(input.shape[1:2], input)
-    return tuple(made if wanted else None for made, wanted in zip((_normalised(input), channels, channels), output_mask, strict=True))
+    return tuple(
+        made if wanted else None
+        for made, wanted in zip((_normalised(input), channels, channels), output_mask, strict=True)
+    )
 
 
 def _upsample_backward(follows_layout: bool) -> Rule:
     """The gradient has the input's size, which is an argument; some kernels keep the layout of what arrives."""
 
-    def rule(grad_output: TensorType, output_size: Sequence[Dim], input_size: Sequence[Dim], *rest: Any, **named: Any) -> object:
-        strides = suggested_strides(grad_output, input_size) if follows_layout else contiguous_strides(tuple(input_size))
+    def rule(
+        grad_output: TensorType, output_size: Sequence[Dim], input_size: Sequence[Dim], *rest: Any, **named: Any
+    ) -> object:
+        strides = (
+            suggested_strides(grad_output, input_size) if follows_layout else contiguous_strides(tuple(input_size))
+        )
         return TensorType(tuple(input_size), strides, grad_output.dtype, grad_output.device)
 
     return rule
 
 
 def _upsample(spatial: int) -> Rule:
-    """The result has the size that is asked for, and the layout that the input suggests. That there is something to read and something to
-    write is a condition of operators/size_checks.py."""
+    """The result has the size that is asked for, and the layout that the input suggests. That there is something to
+    read and something to write is a condition of operators/size_checks.py."""
 
     def rule(self: TensorType, output_size: Sequence[Dim], *rest: Any, **named: Any) -> object:
         if self.ndim != spatial + 2 or len(output_size) != spatial or not self.dtype.is_floating_point:

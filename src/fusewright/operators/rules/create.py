@@ -24,7 +24,8 @@ aten = torch.ops.aten
 
 
 def exact_device(device: torch.device | str | None) -> torch.device:
-    """`device` with its index, as tensors on it report it; None is the CPU (a default device is set above the dispatcher)."""
+    """`device` with its index, as tensors on it report it; None is the CPU (a default device is set above the
+    dispatcher)."""
     device = torch.device("cpu") if device is None else torch.device(device)
     if device.type in ("cpu", "meta") or device.index is not None:
         return device
@@ -92,7 +93,9 @@ def _strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=N
 
 
 def _new_strided(self, size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):  # type: ignore[no-untyped-def]
-    return _strided(size, stride, dtype=dtype or self.dtype, layout=layout, device=self.device if device is None else device)
+    return _strided(
+        size, stride, dtype=dtype or self.dtype, layout=layout, device=self.device if device is None else device
+    )
 
 
 def _arange(start, end, step, dtype, layout, device):  # type: ignore[no-untyped-def]
@@ -156,7 +159,9 @@ def _dropout(input: TensorType, p: float, train: bool | None) -> object:
     if not input.dtype.is_floating_point:
         return NotImplemented
     strides = preserved_strides(input)
-    return TensorType(input.shape, strides, input.dtype, input.device), TensorType(input.shape, strides, torch.bool, input.device)
+    return TensorType(input.shape, strides, input.dtype, input.device), TensorType(
+        input.shape, strides, torch.bool, input.device
+    )
 
 
 RULES: dict[OpOverload, Rule] = {
@@ -187,5 +192,7 @@ RULES: dict[OpOverload, Rule] = {
     aten._to_copy.default: _to_copy,
     aten.bernoulli.p: _draw,
     aten.native_dropout.default: _dropout,
-    BERNOULLI: lambda seed, draw, p, size: TensorType(tuple(size), contiguous_strides(tuple(size)), torch.bool, seed.device),
+    BERNOULLI: lambda seed, draw, p, size: TensorType(
+        tuple(size), contiguous_strides(tuple(size)), torch.bool, seed.device
+    ),
 }

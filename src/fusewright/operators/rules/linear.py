@@ -48,7 +48,9 @@ def _bmm(self: TensorType, mat2: TensorType) -> object:
     return fresh((self.shape[0], self.shape[1], mat2.shape[2]), self)
 
 
-def _baddbmm(self: TensorType, batch1: TensorType, batch2: TensorType, *, beta: object = 1, alpha: object = 1) -> object:
+def _baddbmm(
+    self: TensorType, batch1: TensorType, batch2: TensorType, *, beta: object = 1, alpha: object = 1
+) -> object:
     found = _bmm(batch1, batch2)
     if not isinstance(found, TensorType) or self.dtype != batch1.dtype:
         return NotImplemented
@@ -73,8 +75,8 @@ def _spread(values: Sequence[int] | int, rank: int) -> list[int]:
 
 
 def _follows_arguments(input: TensorType) -> bool:
-    """Whether a 2-d convolution's results are channels-last where an argument is: on every CPU path (measured over dtypes, groups, sizes),
-    and by cuDNN, except in double precision."""
+    """Whether a 2-d convolution's results are channels-last where an argument is: on every CPU path (measured over
+    dtypes, groups, sizes), and by cuDNN, except in double precision."""
     return input.device.type == "cpu" or (input.device.type == "cuda" and input.dtype is not torch.float64)
 
 
@@ -132,14 +134,17 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> object:
-    """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups and kernels)."""
+    """Both gradients lie as the library computes, which the forward's arguments decide (measured over dtypes, groups
+    and kernels)."""
     if input.ndim != 4 or 0 in input.shape or not _follows_arguments(input):
         return NotImplemented
     last = suggests_channels_last(input) or suggests_channels_last(weight)
     found: list[TensorType | None] = []
     for wanted, like in zip(output_mask, (input, weight), strict=False):
         result = fresh(list(like.shape), like)
-        found.append(None if not wanted else replace(result, stride=channels_last_strides(like.shape)) if last else result)
+        found.append(
+            None if not wanted else replace(result, stride=channels_last_strides(like.shape)) if last else result
+        )
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     found.append(fresh([channels], input) if output_mask[2] else None)
     return tuple(found)
@@ -168,7 +173,10 @@ def _pooled(
         return None
     kernel, pad, gap = _spread(kernel_size, 2), _spread(padding, 2), _spread(dilation, 2)
     step = _spread(stride, 2) if stride else kernel
-    sizes = [_window(n, k, s, p, g, ceil_mode) for n, k, s, p, g in zip(input.shape[-2:], kernel, step, pad, gap, strict=True)]
+    sizes = [
+        _window(n, k, s, p, g, ceil_mode)
+        for n, k, s, p, g in zip(input.shape[-2:], kernel, step, pad, gap, strict=True)
+    ]
     if any(size is NotImplemented or (isinstance(size, int) and size <= 0) for size in sizes):
         return None
     if any(2 * p > k for p, k in zip(pad, kernel, strict=True)):
@@ -229,7 +237,11 @@ def _attention_cpu(
 
 
 def _embedding(
-    weight: TensorType, indices: TensorType, padding_idx: Dim = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    weight: TensorType,
+    indices: TensorType,
+    padding_idx: Dim = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> object:
     if weight.ndim != 2 or indices.dtype not in (torch.int64, torch.int32):
         return NotImplemented
@@ -244,7 +256,10 @@ def _embedding_backward(
 
 def _cat(tensors: Sequence[TensorType], dim: int = 0) -> object:
     first = tensors[0]
-    if any(t.dtype != first.dtype or t.ndim != first.ndim or t.device != first.device for t in tensors) or not first.shape:
+    if (
+        any(t.dtype != first.dtype or t.ndim != first.ndim or t.device != first.device for t in tensors)
+        or not first.shape
+    ):
         return NotImplemented
     axis = dim % first.ndim
     if any(t.shape == (0,) for t in tensors) or not -first.ndim <= dim < first.ndim:
@@ -287,8 +302,8 @@ def _is_dense(t: TensorType) -> bool:
 
 
 def _index(self: TensorType, indices: Sequence[TensorType | None]) -> object:
-    """Index tensors for the first dimensions, dense as all the rest is (strides of dimensions of 1 included): the iterator that eager walks
-    by then keeps the dimensions' order."""
+    """Index tensors for the first dimensions, dense as all the rest is (strides of dimensions of 1 included): the
+    iterator that eager walks by then keeps the dimensions' order."""
     places: list[TensorType] = []
     for place in indices:
         if place is None or place.dtype != torch.int64 or place.device != self.device or not _is_dense(place):

@@ -1,4 +1,5 @@
-"""Shape rules of pointwise operators: broadcasting, type promotion and TensorIterator's layout; and of their in-place forms."""
+"""Shape rules of pointwise operators: broadcasting, type promotion and TensorIterator's layout; and of their in-place
+forms."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ NUMBERS = (bool, int, float, complex, Expr)
 
 
 def iterate(operands: list[object], dtype: torch.dtype) -> TensorType:
-    """The result over these operands, in the order in which TensorIterator holds them; Python numbers are operands too."""
+    """The result over these operands, in the order in which TensorIterator holds them; Python numbers are operands
+    too."""
     tensors = [operand for operand in operands if isinstance(operand, TensorType)]
     shape = tensors[0].shape if len(tensors) == 1 else broadcast(*(t.shape for t in tensors))
     numbers = len(tensors) != len(operands)
@@ -35,10 +37,12 @@ def iterate(operands: list[object], dtype: torch.dtype) -> TensorType:
 
 
 def promoting(operands: list[object], dtype: torch.dtype, computed: torch.dtype | None = None) -> TensorType:
-    """As `iterate`, where a CPU converts operands of another dtype than `computed` (by default the result's) first: what has gaps or
-    expanded dimensions then lies densely."""
+    """As `iterate`, where a CPU converts operands of another dtype than `computed` (by default the result's) first:
+    what has gaps or expanded dimensions then lies densely."""
     wanted = dtype if computed is None else computed
-    return iterate([_converted(t, wanted) if isinstance(t, TensorType) and t.device.type == "cpu" else t for t in operands], dtype)
+    return iterate(
+        [_converted(t, wanted) if isinstance(t, TensorType) and t.device.type == "cpu" else t for t in operands], dtype
+    )
 
 
 def _converted(t: TensorType, dtype: torch.dtype) -> TensorType:
@@ -143,7 +147,8 @@ def _lerp(self: TensorType, end: TensorType, weight: object) -> object:
 
 
 def _backward(*tensors: object, **named: object) -> object:
-    """Gradients over tensors of one shape, dtype and layout (the order of the iterator's operands is then of no matter)."""
+    """Gradients over tensors of one shape, dtype and layout (the order of the iterator's operands is then of no
+    matter)."""
     given = [t for t in tensors if isinstance(t, TensorType)]
     first = given[0]
     if not all(t.dtype == first.dtype and t.stride == first.stride and same_shape(t.shape, first.shape) for t in given):
@@ -188,8 +193,8 @@ def _gelu(self: TensorType, *, approximate: str = "none") -> object:
 
 def _table() -> dict[OpOverload, Rule]:
     table: dict[OpOverload, Rule] = {}
-    floats = "acos acosh asin asinh atan atanh cos cosh erf erfc erfinv exp exp2 expm1 log log10 log1p log2 reciprocal rsqrt sigmoid sin"
-    floats += " sinh sqrt tan tanh digamma lgamma"
+    floats = "acos acosh asin asinh atan atanh cos cosh erf erfc erfinv exp exp2 expm1 log log10 log1p log2 reciprocal"
+    floats += " rsqrt sigmoid sin sinh sqrt tan tanh digamma lgamma"
     for name in floats.split():
         table[getattr(aten, name).default] = unary("float")
     for name in "ceil floor round trunc sign".split():

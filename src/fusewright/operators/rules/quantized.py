@@ -1,7 +1,8 @@
-"""Shape rules of linear layers with quantised weights (`torch.ao.quantization.quantize_dynamic`), whose weights are opaque.
+"""Shape rules of linear layers with quantised weights (`torch.ao.quantization.quantize_dynamic`), whose weights are
+opaque.
 
-Takes the input's TensorType and the packed weights; gives the result's type. Always holds: what the operator would refuse is left
-undecided.
+Takes the input's TensorType and the packed weights; gives the result's type. Always holds: what the operator would
+refuse is left undecided.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ def _weight_shape(packed: Any) -> tuple[int, ...]:
 
 
 def _linear_dynamic(x: TensorType, packed: Any, reduce_range: bool = False) -> object:
-    if not isinstance(packed, torch.ScriptObject) or x.ndim < 2 or x.dtype is not torch.float32 or x.device.type != "cpu":
+    if (
+        not isinstance(packed, torch.ScriptObject)
+        or x.ndim < 2
+        or x.dtype is not torch.float32
+        or x.device.type != "cpu"
+    ):
         return NotImplemented
     columns, inner = _weight_shape(packed)
     if not same(x.shape[-1], inner):

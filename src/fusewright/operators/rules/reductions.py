@@ -23,7 +23,9 @@ def reduced_shape(t: TensorType, dim: Sequence[int] | int | None, keepdim: bool)
     return tuple(1 if axis in gone else size for axis, size in enumerate(t.shape) if keepdim or axis not in gone)
 
 
-def _sum(self: TensorType, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorType:
+def _sum(
+    self: TensorType, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorType:
     kept = dtype or (torch.int64 if is_integral(self.dtype) else self.dtype)
     return fresh(reduced_shape(self, dim, keepdim), self, kept)
 
@@ -32,7 +34,9 @@ def _sum_all(self: TensorType, *, dtype: torch.dtype | None = None) -> TensorTyp
     return _sum(self, dtype=dtype)
 
 
-def _mean(self: TensorType, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> object:
+def _mean(
+    self: TensorType, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> object:
     kept = dtype or self.dtype
     return NotImplemented if is_integral(kept) else fresh(reduced_shape(self, dim, keepdim), self, kept)
 
@@ -70,11 +74,15 @@ def _truth(self: TensorType, dim: Sequence[int] | int | None = None, keepdim: bo
     return NotImplemented if self.dtype == torch.uint8 else fresh(reduced_shape(self, dim, keepdim), self, torch.bool)
 
 
-def _var(self: TensorType, dim: Sequence[int] | None = None, *, correction: object = None, keepdim: bool = False) -> object:
+def _var(
+    self: TensorType, dim: Sequence[int] | None = None, *, correction: object = None, keepdim: bool = False
+) -> object:
     return fresh(reduced_shape(self, dim, keepdim), self) if self.dtype.is_floating_point else NotImplemented
 
 
-def _var_mean(self: TensorType, dim: Sequence[int] | None = None, *, correction: object = None, keepdim: bool = False) -> object:
+def _var_mean(
+    self: TensorType, dim: Sequence[int] | None = None, *, correction: object = None, keepdim: bool = False
+) -> object:
     found = _var(self, dim, keepdim=keepdim)
     return (found, found) if isinstance(found, TensorType) else NotImplemented
 
@@ -144,7 +152,14 @@ def _layer_norm_backward(
 
 
 def _group_norm(
-    input: TensorType, weight: TensorType | None, bias: TensorType | None, N: Dim, C: Dim, HxW: Dim, group: int, eps: float
+    input: TensorType,
+    weight: TensorType | None,
+    bias: TensorType | None,
+    N: Dim,
+    C: Dim,
+    HxW: Dim,
+    group: int,
+    eps: float,
 ) -> object:
     given = [t for t in (weight, bias) if t is not None]
     if not is_contiguous(input) or not input.dtype.is_floating_point or any(t.dtype != input.dtype for t in given):
@@ -153,7 +168,9 @@ def _group_norm(
     return fresh(input.shape, input), statistic, statistic
 
 
-def _nll_loss(self: TensorType, target: TensorType, weight: TensorType | None, reduction: int, ignore_index: Dim) -> object:
+def _nll_loss(
+    self: TensorType, target: TensorType, weight: TensorType | None, reduction: int, ignore_index: Dim
+) -> object:
     if self.ndim not in (1, 2) or target.ndim != self.ndim - 1:
         return NotImplemented
     if target.ndim and not same_shape(target.shape, self.shape[:1]):

@@ -44,8 +44,8 @@ def full_shape(t: TensorType, size: Sequence[Dim]) -> tuple[Dim, ...]:
 def view_strides(
     t: TensorType, shape: Sequence[Dim], same: Callable[[Any, Any], Any] = same, less: Callable[[Any, Any], Any] = less
 ) -> tuple[Dim, ...] | None:
-    """Strides that show `t` as `shape` without a copy; None when there are none (ATen/TensorUtils.cpp, computeStride). `same`, `less`: who
-    compares sizes."""
+    """Strides that show `t` as `shape` without a copy; None when there are none (ATen/TensorUtils.cpp, computeStride).
+    `same`, `less`: who compares sizes."""
     if any(size == 0 for size in t.shape):
         if same_shape(t.shape, shape):
             return t.stride
@@ -176,7 +176,9 @@ def _select(self: TensorType, dim: int, index: Dim) -> TensorType:
     )
 
 
-def _slice(self: TensorType, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1) -> TensorType:
+def _slice(
+    self: TensorType, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1
+) -> TensorType:
     if not self.shape or isinstance(step, Expr) or step <= 0:
         raise Undecided
     axis = axis_of(dim, self.ndim)
@@ -231,7 +233,9 @@ def _unbind(self: TensorType, dim: int = 0) -> object:
     return tuple(_select(self, axis, index) for index in range(self.shape[axis]))  # type: ignore[arg-type]
 
 
-def _as_strided(self: TensorType, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None) -> object:
+def _as_strided(
+    self: TensorType, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> object:
     if len(size) != len(stride):
         return NotImplemented
     return _view(self, size, stride, storage_offset)

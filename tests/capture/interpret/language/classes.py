@@ -286,7 +286,19 @@ def dataclasses_of_all_kinds():
             k.a = 5
         except dataclasses.FrozenInstanceError as error:
             message = str(error)
-        return p.x + q.n, p, q.tags is p.tags, k, k < K(2), k == K(1), hash(k) == hash(K(1)), message, S(v=3), [f.name for f in dataclasses.fields(p)], repr(k)
+        return (
+            p.x + q.n,
+            p,
+            q.tags is p.tags,
+            k,
+            k < K(2),
+            k == K(1),
+            hash(k) == hash(K(1)),
+            message,
+            S(v=3),
+            [f.name for f in dataclasses.fields(p)],
+            repr(k),
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -384,7 +396,16 @@ def metaclass_used():
 
     def f(x):
         a = A(x)
-        return a.v + len(A) + A[3], a.made_by, A.label, 1 in A, list(A), isinstance("magic", A), isinstance(a, A), isinstance(3, A)
+        return (
+            a.v + len(A) + A[3],
+            a.made_by,
+            A.label,
+            1 in A,
+            list(A),
+            isinstance("magic", A),
+            isinstance(a, A),
+            isinstance(3, A),
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -484,7 +505,19 @@ def enums():
             y = x + c.value
         else:
             y = x - c.value
-        return y, c.pretty, Color["BLUE"], Color(1), [m.name for m in Color], Level.HIGH > 3, x * Level.HIGH, Flag.A | Flag.B, Flag.A in (Flag.A | Flag.B), len(Color), c in Color
+        return (
+            y,
+            c.pretty,
+            Color["BLUE"],
+            Color(1),
+            [m.name for m in Color],
+            Level.HIGH > 3,
+            x * Level.HIGH,
+            Flag.A | Flag.B,
+            Flag.A in (Flag.A | Flag.B),
+            len(Color),
+            c in Color,
+        )
 
     return f, [(x(), Color.RED), (x(), Color.BLUE), (x(), Color.RED)]
 
@@ -504,7 +537,18 @@ def named_tuples():
         t = T(x)
         a, b = t
         u = n._replace(u=x)
-        return t.total(), t, u, u.v, t[0] + b, n._asdict(), N._make([1, 2]), t == T(x) if False else t.b, isinstance(n, tuple), repr(N(1))
+        return (
+            t.total(),
+            t,
+            u,
+            u.v,
+            t[0] + b,
+            n._asdict(),
+            N._make([1, 2]),
+            t == T(x) if False else t.b,
+            isinstance(n, tuple),
+            repr(N(1)),
+        )
 
     return f, [(x(), N(1)), (x(), N(2, 3))]
 
@@ -649,7 +693,15 @@ def private_names_are_mangled():
 def type_calls_and_checks():
     def f(x):
         T = type("T", (), {"v": 4, "go": lambda self, y: y * self.v})
-        return T().go(x), type(3) is int, isinstance(True, int), issubclass(bool, (str, int)), isinstance(x, torch.Tensor), type(x).__name__, T.__name__
+        return (
+            T().go(x),
+            type(3) is int,
+            isinstance(True, int),
+            issubclass(bool, (str, int)),
+            isinstance(x, torch.Tensor),
+            type(x).__name__,
+            T.__name__,
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -689,7 +741,15 @@ def text_of_objects():
 
     def f(x):
         a = A(3)
-        return x + 1, f"{a} {a!r} {a!s:>9} {a:q}", str([a]), "%s %r" % (a, a), "{:z}".format(a), bytes(a), repr({"k": a})
+        return (
+            x + 1,
+            f"{a} {a!r} {a!s:>9} {a:q}",
+            str([a]),
+            "%s %r" % (a, a),
+            "{:z}".format(a),
+            bytes(a),
+            repr({"k": a}),
+        )
 
     return f, [(x(),), (x(),)]
 

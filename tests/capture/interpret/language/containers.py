@@ -43,7 +43,17 @@ def list_methods_of_numbers():
             l.remove(99)
         except ValueError as error:
             message = str(error)
-        return l, last, second, l.copy(), l.index(3), l.count(7), x + len(l), message, collections.deque([1, 2, 1]).count(1)
+        return (
+            l,
+            last,
+            second,
+            l.copy(),
+            l.index(3),
+            l.count(7),
+            x + len(l),
+            message,
+            collections.deque([1, 2, 1]).count(1),
+        )
 
     return f, [(x(), [3]), (x(), [7, 7])]
 
@@ -115,7 +125,19 @@ def dict_methods():
         item = d.popitem()
         got = d.get("n"), d.get("q"), d.get("q", 3)
         merged = d | {"n": 0}
-        return popped, missing, item, got, merged, list(d), list(d.values()), list(d.items()), dict.fromkeys("ab", 1), "v" in d, len(d)
+        return (
+            popped,
+            missing,
+            item,
+            got,
+            merged,
+            list(d),
+            list(d.values()),
+            list(d.items()),
+            dict.fromkeys("ab", 1),
+            "v" in d,
+            len(d),
+        )
 
     return f, [(x(), {"a": 1}), (x(), {"n": [0], "b": 2})]
 
@@ -220,7 +242,18 @@ def set_comprehension_and_dedup():
 def tuples():
     def f(x, t):
         a, *b = t
-        return t + (x,), t * 2, t[1:], t.index(2), t.count(2), b, (1, 2) < (1, 3), t == (1, 2, 2), hash((1, "a")) == hash((1, "a")), t
+        return (
+            t + (x,),
+            t * 2,
+            t[1:],
+            t.index(2),
+            t.count(2),
+            b,
+            (1, 2) < (1, 3),
+            t == (1, 2, 2),
+            hash((1, "a")) == hash((1, "a")),
+            t,
+        )
 
     return f, [(x(), (1, 2, 2)), (x(), (5, 2))]
 
@@ -431,7 +464,13 @@ def unpack_errors():
             return x, str(error)
         return x + a, b
 
-    return f, [(x(), [1, 2]), (x(), [1]), (x(), [1, 2, 3]), (x(), 5), (x(), {"k": 1, "l": 2}) if False else (x(), (3, 4))]
+    return f, [
+        (x(), [1, 2]),
+        (x(), [1]),
+        (x(), [1, 2, 3]),
+        (x(), 5),
+        (x(), {"k": 1, "l": 2}) if False else (x(), (3, 4)),
+    ]
 
 
 @program
@@ -600,7 +639,10 @@ def live_iterators_are_returned():
         next(r)
         return x + 1, it, e, r, l
 
-    return lambda x: (lambda t: (t[0], list(t[1]), list(t[2]), list(t[3]), t[4]))(g(x)) if False else f(x), [(x(),), (x(),)]
+    return lambda x: (lambda t: (t[0], list(t[1]), list(t[2]), list(t[3]), t[4]))(g(x)) if False else f(x), [
+        (x(),),
+        (x(),),
+    ]
 
 
 @program
@@ -610,6 +652,17 @@ def bytes_and_memory():
         a.append(65)
         a[0] = 66
         m = memoryview(b"hello")[1:3]
-        return a, bytes(a), b.hex(), b + b"z", b[0], b[1:], int.from_bytes(b, "big"), bytes(m), b.split(b"b"), x + len(a)
+        return (
+            a,
+            bytes(a),
+            b.hex(),
+            b + b"z",
+            b[0],
+            b[1:],
+            int.from_bytes(b, "big"),
+            bytes(m),
+            b.split(b"b"),
+            x + len(a),
+        )
 
     return f, [(x(), b"abc"), (x(), b"xbz")]

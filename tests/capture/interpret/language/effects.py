@@ -258,4 +258,7 @@ def many_effects_of_every_kind():
         return o.a0 + o.a1 + o.a2
 
     ns = types.SimpleNamespace
-    return f, [(x(), [], {}, set(), collections.deque(maxlen=2), ns()), (x(), [1], {0: 1}, {7}, collections.deque(), ns(a1=1))]
+    return f, [
+        (x(), [], {}, set(), collections.deque(maxlen=2), ns()),
+        (x(), [1], {0: 1}, {7}, collections.deque(), ns(a1=1)),
+    ]

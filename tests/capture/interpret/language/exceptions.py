@@ -401,7 +401,9 @@ def traceback_is_read():
         try:
             g()
         except ValueError as error:
-            return y, [(one.name, one.line) for one in traceback.extract_tb(error.__traceback__) if "language" in one.filename]
+            return y, [
+                (one.name, one.line) for one in traceback.extract_tb(error.__traceback__) if "language" in one.filename
+            ]
 
     return f, [(x(),), (x(),)]
 

@@ -20,7 +20,15 @@ atexit.register(LOOP.close)
 def consumed_by_builtins():
     def f(x):
         gen = lambda: (x * i for i in range(3))
-        return sum(gen()), list(gen()), tuple(gen()), [*gen()], dict(enumerate(gen())), max(i for i in range(5)), any(i > 3 for i in range(5))
+        return (
+            sum(gen()),
+            list(gen()),
+            tuple(gen()),
+            [*gen()],
+            dict(enumerate(gen())),
+            max(i for i in range(5)),
+            any(i > 3 for i in range(5)),
+        )
 
     return f, [(x(),), (x(),)]
 

@@ -80,7 +80,16 @@ def mappings():
             case _:
                 return x
 
-    return f, [(x(), v) for v in ({"op": "add", "value": 2}, {"op": "mul", "value": 3, "more": 1}, {"nested": {"k": [1, 2]}}, {"z": 0}, 3)]
+    return f, [
+        (x(), v)
+        for v in (
+            {"op": "add", "value": 2},
+            {"op": "mul", "value": 3, "more": 1},
+            {"nested": {"k": [1, 2]}},
+            {"z": 0},
+            3,
+        )
+    ]
 
 
 @program
@@ -102,7 +111,22 @@ def classes_and_captures():
             case (str() | bytes()) as s:
                 return "text", len(s)
 
-    return f, [(x(), v) for v in (Point(0, 3), Point(2, 2), Point(1, 2), Positional(1, 4), Positional(2, 4), 3, 2.5, [9, 8], "abc", b"ab", None)]
+    return f, [
+        (x(), v)
+        for v in (
+            Point(0, 3),
+            Point(2, 2),
+            Point(1, 2),
+            Positional(1, 4),
+            Positional(2, 4),
+            3,
+            2.5,
+            [9, 8],
+            "abc",
+            b"ab",
+            None,
+        )
+    ]
 
 
 @program

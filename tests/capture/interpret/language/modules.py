@@ -75,7 +75,9 @@ def register_in_forward():
     return m.forward, [(x(),), (x() + 1,), (x(),)], lambda: (m, m.state_dict())
 
 
-@program("tensor-address", "tensor-construction", "untraceable-call", "opaque-object", "cannot-rebuild", "class-creation")
+@program(
+    "tensor-address", "tensor-construction", "untraceable-call", "opaque-object", "cannot-rebuild", "class-creation"
+)
 def module_and_parameter_added_in_forward():
     class M(nn.Module):
         def forward(self, x):
@@ -140,7 +142,9 @@ def forward_hooks_with_kwargs():
             return x * scale
 
     m = M()
-    m.register_forward_pre_hook(lambda mod, args, kwargs: (args, {**kwargs, "scale": kwargs["scale"] + 1}), with_kwargs=True)
+    m.register_forward_pre_hook(
+        lambda mod, args, kwargs: (args, {**kwargs, "scale": kwargs["scale"] + 1}), with_kwargs=True
+    )
     m.register_forward_hook(lambda mod, args, kwargs, out: log.append(sorted(kwargs)) or out + 1, with_kwargs=True)
 
     def f(x, s):
@@ -168,7 +172,14 @@ def module_containers():
             x = x * self.pd["w"]
             names = [n for n, _ in self.heads.items()]
             first = self.layers[0](x) + self.layers[-1](x) + sum(l(x) for l in self.layers[1:])
-            return self.heads[head](self.seq(x)), names, len(self.layers), "a" in self.heads, first, list(self.pd.keys())
+            return (
+                self.heads[head](self.seq(x)),
+                names,
+                len(self.layers),
+                "a" in self.heads,
+                first,
+                list(self.pd.keys()),
+            )
 
     m = M()
 
@@ -247,7 +258,18 @@ def missing_attribute_of_a_module():
     return f, [(x(),), (x(),)]
 
 
-@program("unsupported-tensor", "untraceable-call", "opaque-object", "class-mutation", "tensor-construction", "inplace-metadata", "tensor-attribute", "frame-access", "cannot-rebuild", "function-mutation")
+@program(
+    "unsupported-tensor",
+    "untraceable-call",
+    "opaque-object",
+    "class-mutation",
+    "tensor-construction",
+    "inplace-metadata",
+    "tensor-attribute",
+    "frame-access",
+    "cannot-rebuild",
+    "function-mutation",
+)
 def lazy_modules():
     m = nn.Sequential(nn.LazyLinear(2), nn.ReLU())
 
@@ -494,6 +516,13 @@ def extra_repr_and_names():
     m = small(3, 2)
 
     def f(x):
-        return x + 1, m.extra_repr(), m._get_name(), m.training, isinstance(m, nn.Linear), "weight" in dict(m.named_parameters())
+        return (
+            x + 1,
+            m.extra_repr(),
+            m._get_name(),
+            m.training,
+            isinstance(m, nn.Linear),
+            "weight" in dict(m.named_parameters()),
+        )
 
     return f, [(x(),), (x(),)]

@@ -217,7 +217,12 @@ def name_is_main():
 @program
 def constants_of_modules():
     def f(x):
-        return x * math.e + math.inf * 0 if False else x * math.tau, sys.maxsize, sys.version_info >= (3, 11), torch.float32
+        return (
+            x * math.e + math.inf * 0 if False else x * math.tau,
+            sys.maxsize,
+            sys.version_info >= (3, 11),
+            torch.float32,
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -292,7 +297,13 @@ def annotations_written_as_expressions():
     def f(x):
         both = torch.jit.annotate(typing.List[torch.Tensor], [x, x + 1])
         pair = typing.cast(typing.Optional[typing.Tuple[int, ...]], (1, 2))
-        kinds = typing.Union[int, str], typing.Callable[[int], str], typing.Dict[str, T][int], typing.Literal["a", "b"], typing.Annotated[int, "m"]
+        kinds = (
+            typing.Union[int, str],
+            typing.Callable[[int], str],
+            typing.Dict[str, T][int],
+            typing.Literal["a", "b"],
+            typing.Annotated[int, "m"],
+        )
         return both[0] + both[1], pair, kinds, list[int], int | None
 
     return f, [(x(),), (x(),)]

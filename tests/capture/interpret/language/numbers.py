@@ -18,7 +18,28 @@ from tests.capture.interpret.language.support import program, x
 @program
 def integer_arithmetic():
     def f(x, n):
-        return x + n, n // 3, n % 3, -n // 3, -n % 3, n << 2, n >> 1, n & 6, n | 1, n ^ 3, ~n, n**3, n.bit_length(), (-n).__abs__(), n / 2, divmod(n, 4), int(7.9), 10**20 + n, n == 7.0, n.bit_count()
+        return (
+            x + n,
+            n // 3,
+            n % 3,
+            -n // 3,
+            -n % 3,
+            n << 2,
+            n >> 1,
+            n & 6,
+            n | 1,
+            n ^ 3,
+            ~n,
+            n**3,
+            n.bit_length(),
+            (-n).__abs__(),
+            n / 2,
+            divmod(n, 4),
+            int(7.9),
+            10**20 + n,
+            n == 7.0,
+            n.bit_count(),
+        )
 
     return f, [(x(), 7), (x(), 12), (x(), 7)]
 
@@ -26,7 +47,29 @@ def integer_arithmetic():
 @program
 def float_arithmetic():
     def f(x, v):
-        return x * v, v // 0.3, v % 0.3, round(v, 2), round(v), int(v), v.is_integer(), v.hex(), v.as_integer_ratio(), -v, v**0.5, v == v, math.isnan(v), math.floor(v), math.ceil(v), math.trunc(v), math.copysign(1, -v), repr(v), float("nan") != float("nan"), 0.1 + 0.2, -0.0
+        return (
+            x * v,
+            v // 0.3,
+            v % 0.3,
+            round(v, 2),
+            round(v),
+            int(v),
+            v.is_integer(),
+            v.hex(),
+            v.as_integer_ratio(),
+            -v,
+            v**0.5,
+            v == v,
+            math.isnan(v),
+            math.floor(v),
+            math.ceil(v),
+            math.trunc(v),
+            math.copysign(1, -v),
+            repr(v),
+            float("nan") != float("nan"),
+            0.1 + 0.2,
+            -0.0,
+        )
 
     return f, [(x(), 2.5), (x(), 3.75), (x(), 2.5)]
 
@@ -42,7 +85,19 @@ def complex_arithmetic():
 @program
 def booleans():
     def f(x, a, b):
-        return x + (a and not b), a & b, a | b, a ^ b, a + b, a == 1, not a, a is True, bool(a) and 5, (a or b) and "yes", ~5
+        return (
+            x + (a and not b),
+            a & b,
+            a | b,
+            a ^ b,
+            a + b,
+            a == 1,
+            not a,
+            a is True,
+            bool(a) and 5,
+            (a or b) and "yes",
+            ~5,
+        )
 
     return f, [(x(), True, False), (x(), False, False), (x(), True, True)]
 
@@ -59,7 +114,23 @@ def chained_comparisons():
 def sizes_as_numbers():
     def f(x):
         b, n = x.shape
-        return x.view(b * n), x + b / n, x.reshape(n, -1) * (b // 2 + n % 2), b, n, [0] * b, b * n == x.numel(), range(n), max(b, n), f"{b}x{n}", b > 1 and n > 1, x.new_zeros(b + 1), math.prod(x.shape), float(b), -b
+        return (
+            x.view(b * n),
+            x + b / n,
+            x.reshape(n, -1) * (b // 2 + n % 2),
+            b,
+            n,
+            [0] * b,
+            b * n == x.numel(),
+            range(n),
+            max(b, n),
+            f"{b}x{n}",
+            b > 1 and n > 1,
+            x.new_zeros(b + 1),
+            math.prod(x.shape),
+            float(b),
+            -b,
+        )
 
     return f, [(x(),), (torch.ones(4, 3),), (torch.ones(5, 3),), (torch.ones(6, 7),)]
 
@@ -214,7 +285,17 @@ def overflow_and_precision():
 def item_of_constant_tensor_and_numel():
     def f(x):
         n = x.numel()
-        return x.sum() / n, n, x.dim(), x.size(-1), len(x), x.nelement(), x.ndim, x.element_size(), x.is_floating_point()
+        return (
+            x.sum() / n,
+            n,
+            x.dim(),
+            x.size(-1),
+            len(x),
+            x.nelement(),
+            x.ndim,
+            x.element_size(),
+            x.is_floating_point(),
+        )
 
     return f, [(x(),), (torch.ones(3, 2),), (torch.ones(4, 2),)]
 
@@ -223,7 +304,21 @@ def item_of_constant_tensor_and_numel():
 def range_semantics():
     def f(x, n):
         r = range(1, n, 2)
-        return x + len(r), r[1], r[-1], 3 in r, r.index(3), list(r), r == range(1, n, 2), r.start, r.step, list(reversed(r)), r[:2], bool(range(0)), r
+        return (
+            x + len(r),
+            r[1],
+            r[-1],
+            3 in r,
+            r.index(3),
+            list(r),
+            r == range(1, n, 2),
+            r.start,
+            r.step,
+            list(reversed(r)),
+            r[:2],
+            bool(range(0)),
+            r,
+        )
 
     return f, [(x(), 9), (x(), 8)]
 

@@ -103,7 +103,21 @@ def operators_and_reflected():
             v * 2
         except TypeError as error:
             message = str(error)
-        return w.v, u is w, (3 * v).v, (-v).v, v @ 1, v**2, pow(v, 2, 3), divmod(v, 1), ~v, abs(v).v, [1, 2, 3][v], v(1, a=2), message
+        return (
+            w.v,
+            u is w,
+            (3 * v).v,
+            (-v).v,
+            v @ 1,
+            v**2,
+            pow(v, 2, 3),
+            divmod(v, 1),
+            ~v,
+            abs(v).v,
+            [1, 2, 3][v],
+            v(1, a=2),
+            message,
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -161,7 +175,19 @@ def comparisons_and_hash():
 
     def f(x):
         a, b, c = P(1), P(2), P(1)
-        return x + 1, a < b, a <= c, a >= b, a > b, a == c, a != b, len({a, b, c}), {a: "one"}[c], sorted([b, a])[0].n, max(a, b).n
+        return (
+            x + 1,
+            a < b,
+            a <= c,
+            a >= b,
+            a > b,
+            a == c,
+            a != b,
+            len({a, b, c}),
+            {a: "one"}[c],
+            sorted([b, a])[0].n,
+            max(a, b).n,
+        )
 
     return f, [(x(),), (x(),)]
 

@@ -87,7 +87,11 @@ class _Walk:
             return
         if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device)):
             self.tokens.append((kind.__name__, getattr(value, "__qualname__", None) or str(value)))
-            if isinstance(value, type) and value.__module__.startswith(__name__.rsplit(".", 1)[0]) and "<locals>" in value.__qualname__:
+            if (
+                isinstance(value, type)
+                and value.__module__.startswith(__name__.rsplit(".", 1)[0])
+                and "<locals>" in value.__qualname__
+            ):
                 self._once(value, lambda: self._class(value))
             return
         self._once(value, lambda: self._parts(value))
@@ -122,13 +126,21 @@ class _Walk:
             for name in vars(cls).get("__slots__", ()) if not isinstance(vars(cls).get("__slots__"), str) else ():
                 if name not in ("__dict__", "__weakref__") and cls.__module__.startswith("tests."):
                     self.tokens.append(name)
-                    self.describe(getattr(value, name.replace("__", f"_{cls.__name__}__", 1) if name.startswith("__") else name, "unset"))
+                    self.describe(
+                        getattr(
+                            value,
+                            name.replace("__", f"_{cls.__name__}__", 1) if name.startswith("__") else name,
+                            "unset",
+                        )
+                    )
         if not isinstance(value, types.FunctionType):
             for name, part in _namespace(value).items():
                 self.tokens.append(name)
                 # Handles of hooks are numbered through the process.
                 self.describe(
-                    list(part.values()) if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and part else part
+                    list(part.values())
+                    if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and part
+                    else part
                 )
 
     def _opaque(self, value: Any) -> None:
@@ -195,7 +207,9 @@ def _set(walk: _Walk, value: Any) -> None:
 
 def _dict(walk: _Walk, value: Any) -> None:
     walk.tokens.append(len(value))
-    keys = collections.OrderedDict.__iter__(value) if isinstance(value, collections.OrderedDict) else dict.__iter__(value)
+    keys = (
+        collections.OrderedDict.__iter__(value) if isinstance(value, collections.OrderedDict) else dict.__iter__(value)
+    )
     for key in list(keys):
         walk.describe(key)
         walk.describe(dict.__getitem__(value, key))
@@ -248,7 +262,11 @@ def observe(function: Any, made: Made) -> list[list[Any]]:
     kept: list[Any] = []
     for args in calls:
         text, errors = io.StringIO(), io.StringIO()
-        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(text), contextlib.redirect_stderr(errors):
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            contextlib.redirect_stdout(text),
+            contextlib.redirect_stderr(errors),
+        ):
             warnings.simplefilter("always")
             try:
                 result = function(*args)
@@ -260,7 +278,13 @@ def observe(function: Any, made: Made) -> list[list[Any]]:
         internal = [one for one in caught if "fusewright" in type(one.message).__module__]
         assert not internal, [str(one.message) for one in internal]
         walk = _Walk()
-        walk.tokens.append((text.getvalue(), errors.getvalue(), [(type(one.message).__name__, str(one.message), one.filename, one.lineno) for one in caught]))
+        walk.tokens.append(
+            (
+                text.getvalue(),
+                errors.getvalue(),
+                [(type(one.message).__name__, str(one.message), one.filename, one.lineno) for one in caught],
+            )
+        )
         closure = getattr(original, "__closure__", None)
         walk.describe((outcome, args, state(), closure))
         kept.append((walk, result))
@@ -280,7 +304,9 @@ def equal(one: Any, other: Any) -> bool:
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
         return (
-            torch.allclose(one, other, equal_nan=True) if one.dtype.is_floating_point or one.dtype.is_complex else torch.equal(one, other)
+            torch.allclose(one, other, equal_nan=True)
+            if one.dtype.is_floating_point or one.dtype.is_complex
+            else torch.equal(one, other)
         )
     return type(one) is type(other) and one == other
 
@@ -315,16 +341,20 @@ def check(one: Program, backend: str, **arguments: Any) -> Outcome:
         ours = observe(compiled, made)
     for call, (expected, found) in enumerate(zip(eager, ours)):
         for place, (a, b) in enumerate(zip(expected, found)):
-            context = (
-                f"{one.name} call {call // 2}, token {place}: eager {a!r}, compiled {b!r}; before: {expected[max(0, place - 4) : place]!r}"
-            )
+            context = f"{one.name} call {call // 2}, token {place}: eager {a!r}, compiled {b!r}; before: {expected[max(0, place - 4) : place]!r}"
             assert equal(a, b), context
-        assert len(expected) == len(found), f"{one.name} call {call // 2}: {expected[len(found) :]!r} or {found[len(expected) :]!r}"
+        assert len(expected) == len(found), (
+            f"{one.name} call {call // 2}: {expected[len(found) :]!r} or {found[len(expected) :]!r}"
+        )
     assert len(eager) == len(ours)
     internal = [event.trace for event in seen if isinstance(event, InternalError)]
     assert not internal, internal[0]
     # Callbacks of the garbage collector and the like run in eager regions too.
-    reports = [event.report for event in seen if isinstance(event, (Broken, Skipped)) and (FOLDER in str(event.report) or not event.report.stack)]
+    reports = [
+        event.report
+        for event in seen
+        if isinstance(event, (Broken, Skipped)) and (FOLDER in str(event.report) or not event.report.stack)
+    ]
     captured = [event for event in seen if isinstance(event, Captured)]
     return Outcome(
         sum(event.op_count > 0 for event in captured),

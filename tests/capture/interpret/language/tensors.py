@@ -45,7 +45,14 @@ def tensor_subclass_argument():
     return f, [(x().as_subclass(Tagged),), (x().as_subclass(Tagged),)]
 
 
-@program("unsupported-tensor", "untraceable-call", "opaque-object", "tensor-construction", "tensor-attribute", "operator-failed")
+@program(
+    "unsupported-tensor",
+    "untraceable-call",
+    "opaque-object",
+    "tensor-construction",
+    "tensor-attribute",
+    "operator-failed",
+)
 def tensor_subclass_made_inside():
     def f(x):
         t = x.as_subclass(Tagged)
@@ -106,7 +113,19 @@ def inplace_on_a_fresh_tensor():
 @program
 def indexing():
     def f(x):
-        return x[0], x[:, 1], x[..., -1], x[None].shape, x[[1, 0]], x[x.new_ones(2, dtype=torch.long)], x[1, 2], x[::2], x[:, :, None].shape, x[(0,)], x[-1:]
+        return (
+            x[0],
+            x[:, 1],
+            x[..., -1],
+            x[None].shape,
+            x[[1, 0]],
+            x[x.new_ones(2, dtype=torch.long)],
+            x[1, 2],
+            x[::2],
+            x[:, :, None].shape,
+            x[(0,)],
+            x[-1:],
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -140,7 +159,15 @@ def unpack_and_iterate():
         a, b = x
         c = [row.sum() for row in x]
         d, e, *g = x.unbind(1)
-        return a + b, c, d, len(x), [i for i, _ in enumerate(x)], list(zip(x, x))[0][1], torch.stack(list(reversed(list(x))))
+        return (
+            a + b,
+            c,
+            d,
+            len(x),
+            [i for i, _ in enumerate(x)],
+            list(zip(x, x))[0][1],
+            torch.stack(list(reversed(list(x)))),
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -159,7 +186,18 @@ def attributes_of_tensors():
 @program
 def constructors():
     def f(x):
-        return torch.zeros(2), torch.ones_like(x), torch.arange(3), torch.tensor([1.0, 2.0]), torch.full((2,), 3), torch.eye(2), x.new_tensor([1]), torch.empty(0).numel(), torch.linspace(0, 1, 3), torch.tensor(2)
+        return (
+            torch.zeros(2),
+            torch.ones_like(x),
+            torch.arange(3),
+            torch.tensor([1.0, 2.0]),
+            torch.full((2,), 3),
+            torch.eye(2),
+            x.new_tensor([1]),
+            torch.empty(0).numel(),
+            torch.linspace(0, 1, 3),
+            torch.tensor(2),
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -167,7 +205,19 @@ def constructors():
 @program
 def dtypes_and_devices():
     def f(x):
-        return x.to(torch.float64), x.int(), x.type_as(torch.ones(1, dtype=torch.float16)), x.dtype is torch.float32, x.double().dtype, x.to("cpu").device, x.type(), x.cpu() is x, torch.finfo(x.dtype).max, torch.get_default_dtype(), x.bool()
+        return (
+            x.to(torch.float64),
+            x.int(),
+            x.type_as(torch.ones(1, dtype=torch.float16)),
+            x.dtype is torch.float32,
+            x.double().dtype,
+            x.to("cpu").device,
+            x.type(),
+            x.cpu() is x,
+            torch.finfo(x.dtype).max,
+            torch.get_default_dtype(),
+            x.bool(),
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -185,7 +235,24 @@ def copy_of_tensors():
 @program
 def scalar_promotion():
     def f(x, i):
-        return x + 1, x * True, i + 1, i + 1.5, i / 2, i // 2, 2**i, 1 - x, 3 / (x + 10), i % 2, -i, +x, abs(x), i << 1, ~i, x**2
+        return (
+            x + 1,
+            x * True,
+            i + 1,
+            i + 1.5,
+            i / 2,
+            i // 2,
+            2**i,
+            1 - x,
+            3 / (x + 10),
+            i % 2,
+            -i,
+            +x,
+            abs(x),
+            i << 1,
+            ~i,
+            x**2,
+        )
 
     return f, [(x(), torch.arange(3)), (x(), torch.arange(3, 6))]
 
@@ -193,7 +260,18 @@ def scalar_promotion():
 @program
 def comparisons_of_tensors():
     def f(x):
-        return x > 0, x == x, (x != 1).sum(), x.eq(2), (x > 0) & (x < 3), (x > 0).any(), torch.where(x > 0, x, -x), x is None, x is not x, [x is y for y in (x, None)]
+        return (
+            x > 0,
+            x == x,
+            (x != 1).sum(),
+            x.eq(2),
+            (x > 0) & (x < 3),
+            (x > 0).any(),
+            torch.where(x > 0, x, -x),
+            x is None,
+            x is not x,
+            [x is y for y in (x, None)],
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -313,7 +391,19 @@ def numpy_inside():
 def size_object():
     def f(x):
         s = x.size()
-        return s, s[0] + s[1], s.numel(), tuple(s), s == (2, 3), len(s), [*s], s[1:], x.reshape(s), torch.Size([1, 2]), isinstance(s, tuple)
+        return (
+            s,
+            s[0] + s[1],
+            s.numel(),
+            tuple(s),
+            s == (2, 3),
+            len(s),
+            [*s],
+            s[1:],
+            x.reshape(s),
+            torch.Size([1, 2]),
+            isinstance(s, tuple),
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -322,7 +412,15 @@ def size_object():
 def tensor_methods_as_functions():
     def f(x):
         name = "relu"
-        return getattr(x, name)(), torch.Tensor.add(x, 1), getattr(torch, "sin")(x), x.__add__(1), torch.ops.aten.neg(x), torch.nn.functional.gelu(x), type(x).mul(x, 2)
+        return (
+            getattr(x, name)(),
+            torch.Tensor.add(x, 1),
+            getattr(torch, "sin")(x),
+            x.__add__(1),
+            torch.ops.aten.neg(x),
+            torch.nn.functional.gelu(x),
+            type(x).mul(x, 2),
+        )
 
     return f, [(x(),), (x(),)]
 
@@ -330,6 +428,16 @@ def tensor_methods_as_functions():
 @program
 def einsum_and_friends():
     def f(x):
-        return torch.einsum("ij,kj->ik", x, x), torch.cat([x, x]), torch.split(x, 1), torch.chunk(x, 2, 1), torch.meshgrid(x[0], x[1], indexing="ij"), x.max(1), torch.topk(x, 2), x.sort(0).values, torch.broadcast_tensors(x, x[0])
+        return (
+            torch.einsum("ij,kj->ik", x, x),
+            torch.cat([x, x]),
+            torch.split(x, 1),
+            torch.chunk(x, 2, 1),
+            torch.meshgrid(x[0], x[1], indexing="ij"),
+            x.max(1),
+            torch.topk(x, 2),
+            x.sort(0).values,
+            torch.broadcast_tensors(x, x[0]),
+        )
 
     return f, [(x(),), (x(),)]

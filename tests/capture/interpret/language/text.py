@@ -18,7 +18,10 @@ from tests.capture.interpret.language.support import program, x
 def f_strings():
     def f(x, n, s):
         w = 8
-        return x + n, f"{n} {n!r} {s!s:>{w}} {n:05d} {n / 3:.3f} {n:,} {n:x} {n:#b} {s!a} {'nested ' + f'{n}'} {{}} {n=} {s=!r:^9}"
+        return (
+            x + n,
+            f"{n} {n!r} {s!s:>{w}} {n:05d} {n / 3:.3f} {n:,} {n:x} {n:#b} {s!a} {'nested ' + f'{n}'} {{}} {n=} {s=!r:^9}",
+        )
 
     return f, [(x(), 3, "a"), (x(), 1234567, "é"), (x(), 3, "b")]
 
@@ -30,7 +33,17 @@ def percent_and_format():
         b = "%(k)s-%(n)03d" % {"k": s, "n": n}
         c = "{} {1} {0}".format(s, n) if False else "{0} {1} {0!r:>6}".format(s, n)
         d = "{a.real} {b[0]} {b[1]:>3}".format(a=n, b=[s, n])
-        return x + len(a), a, b, c, d, "{:{}}".format(s, 5), format(n, "08.3f"), "{k}".format_map({"k": n}), string.Template("$a b").substitute(a=s)
+        return (
+            x + len(a),
+            a,
+            b,
+            c,
+            d,
+            "{:{}}".format(s, 5),
+            format(n, "08.3f"),
+            "{k}".format_map({"k": n}),
+            string.Template("$a b").substitute(a=s),
+        )
 
     return f, [(x(), 3, "s"), (x(), 42, "tt")]
 
@@ -38,7 +51,13 @@ def percent_and_format():
 @program
 def shapes_in_strings():
     def f(x):
-        return x + 1, f"{x.shape} {tuple(x.shape)} {x.dtype} {x.device} {x.dim()} {x.size(0)}", str(x.shape), repr(x.dtype), "%s" % (x.shape,)
+        return (
+            x + 1,
+            f"{x.shape} {tuple(x.shape)} {x.dtype} {x.device} {x.dim()} {x.size(0)}",
+            str(x.shape),
+            repr(x.dtype),
+            "%s" % (x.shape,),
+        )
 
     return f, [(x(),), (x(),), (x()[:1],)]
 
@@ -66,7 +85,14 @@ def regular_expressions():
         y = x + total
         if m:
             y = y * int(m.group("v"))
-        return y, re.sub(r"\d", "#", s), re.split(r"[,;]", s), bool(re.search("zz", s)), m and m.groupdict(), [m.span() for m in pattern.finditer(s)]
+        return (
+            y,
+            re.sub(r"\d", "#", s),
+            re.split(r"[,;]", s),
+            bool(re.search("zz", s)),
+            m and m.groupdict(),
+            [m.span() for m in pattern.finditer(s)],
+        )
 
     return f, [(x(), "a=1,b=22"), (x(), "none"), (x(), "c=3;d=4")]
 
@@ -93,7 +119,16 @@ def json_round_trip():
 def dates():
     def f(x, d):
         e = d + datetime.timedelta(days=1, hours=2)
-        return x + e.day, e.isoformat(), (e - d).total_seconds(), e > d, f"{d:%Y-%m-%d}", d.strftime("%H"), datetime.date(2020, 2, 29).weekday(), e
+        return (
+            x + e.day,
+            e.isoformat(),
+            (e - d).total_seconds(),
+            e > d,
+            f"{d:%Y-%m-%d}",
+            d.strftime("%H"),
+            datetime.date(2020, 2, 29).weekday(),
+            e,
+        )
 
     return f, [(x(), datetime.datetime(2024, 1, 31, 5)), (x(), datetime.datetime(2023, 12, 31))]
 
@@ -101,7 +136,26 @@ def dates():
 @program
 def text_of_containers():
     def f(x):
-        return x + 1, str([1, "a", None, (2,), {"k": 1.5}]), repr({"s", }), str({1: [2]}), f"{(1,)}", str(True), repr("q'"), str(1e20), repr(0.1), str(1j), repr(b"a"), str(range(3)), str(slice(1, 2)), repr(...)
+        return (
+            x + 1,
+            str([1, "a", None, (2,), {"k": 1.5}]),
+            repr(
+                {
+                    "s",
+                }
+            ),
+            str({1: [2]}),
+            f"{(1,)}",
+            str(True),
+            repr("q'"),
+            str(1e20),
+            repr(0.1),
+            str(1j),
+            repr(b"a"),
+            str(range(3)),
+            str(slice(1, 2)),
+            repr(...),
+        )
 
     return f, [(x(),), (x(),)]
 

@@ -37,27 +37,39 @@ def compiled_gradients(run: Callable[..., torch.Tensor], values: Tensors, weight
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["plain", "causal", "scaled"])
 @pytest.mark.parametrize(("rows", "columns", "transposed"), [(7, 12, True), (12, 5, False)])
-def test_gradients_are_as_good_as_eagers(dtype: torch.dtype, form: str, rows: int, columns: int, transposed: bool) -> None:
+def test_gradients_are_as_good_as_eagers(
+    dtype: torch.dtype, form: str, rows: int, columns: int, transposed: bool
+) -> None:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=form == "causal", scale=0.7 if form == "scaled" else None)
+        return functional.scaled_dot_product_attention(
+            q, k, v, is_causal=form == "causal", scale=0.7 if form == "scaled" else None
+        )
 
     values = inputs(dtype, rows, columns, transposed)
     weights = torch.randn(2, 3, rows, 16)
-    exact = gradients(program, tuple(value.detach().double().requires_grad_() for value in values), weights.to(dtype).double())
+    exact = gradients(
+        program, tuple(value.detach().double().requires_grad_() for value in values), weights.to(dtype).double()
+    )
     eager = gradients(program, values, weights)
     found, text = compiled_gradients(program, values, weights)
     assert "flash_attention_for_cpu_backward" not in text and "aten.bmm" in text
     for mine, theirs, truth in zip(found, eager, exact, strict=True):
         assert mine.stride() == theirs.stride() and mine.dtype == theirs.dtype
-        assert (mine - truth).norm() <= 1.25 * (theirs - truth).norm() + (1e-6 if dtype is torch.float32 else 5e-3) * truth.norm()
+        assert (mine - truth).norm() <= 1.25 * (theirs - truth).norm() + (
+            1e-6 if dtype is torch.float32 else 5e-3
+        ) * truth.norm()
 
 
 def test_masks_and_long_sequences_stay() -> None:
     values = inputs(torch.float32, 9, 9, True)
     mask = torch.rand(2, 1, 9, 9)
-    _, text = compiled_gradients(lambda *a: functional.scaled_dot_product_attention(*a, attn_mask=mask), values, torch.randn(2, 3, 9, 16))
+    _, text = compiled_gradients(
+        lambda *a: functional.scaled_dot_product_attention(*a, attn_mask=mask), values, torch.randn(2, 3, 9, 16)
+    )
     assert "flash_attention_for_cpu_backward" in text
     values = inputs(torch.float32, 600, 600, True)
-    found, text = compiled_gradients(functional.scaled_dot_product_attention, values, weights := torch.randn(2, 3, 600, 16))
+    found, text = compiled_gradients(
+        functional.scaled_dot_product_attention, values, weights := torch.randn(2, 3, 600, 16)
+    )
     assert "flash_attention_for_cpu_backward" in text
     torch.testing.assert_close(found, gradients(functional.scaled_dot_product_attention, values, weights))

@@ -45,7 +45,9 @@ def check(program, *inputs: torch.Tensor) -> torch.fx.Graph:
 def test_view_chains() -> None:
     def program(c, x):
         y = c(torch.Tensor.t, (c(torch.Tensor.t, (x,)),))
-        y = c(torch.Tensor.transpose, (c(torch.Tensor.permute, (c(torch.Tensor.view, (y, (2, 3, 4))), (2, 0, 1))), 0, 1))
+        y = c(
+            torch.Tensor.transpose, (c(torch.Tensor.permute, (c(torch.Tensor.view, (y, (2, 3, 4))), (2, 0, 1))), 0, 1)
+        )
         y = c(torch.Tensor.transpose, (y, 1, 2))
         y = c(torch.Tensor.view, (c(torch.Tensor.view, (y, (24,))), (4, 6)))
         return [c(torch.sin, (c(torch.Tensor.expand, (y, (4, 6))),))]
@@ -71,7 +73,9 @@ def test_no_ops_only_where_exact() -> None:
 
 def test_padding_by_nothing() -> None:
     pad = torch.nn.functional.pad
-    graph = check(lambda c, x: [c(torch.sin, (c(pad, (x, amounts)),)) for amounts in ((0, 0), (1, 0), (-1, 1))], torch.randn(3, 4))
+    graph = check(
+        lambda c, x: [c(torch.sin, (c(pad, (x, amounts)),)) for amounts in ((0, 0), (1, 0), (-1, 1))], torch.randn(3, 4)
+    )
     assert operators(graph).count("constant_pad_nd.default") == 2
 
 
@@ -126,7 +130,11 @@ def test_constant_fold() -> None:
         return [c(torch.add, (x, bias)), c(torch.where, (flag, x, 0.0)), c(torch.add, (x, count))]
 
     graph = check(program, torch.randn(3))
-    assert "mul.Tensor" not in operators(graph) and "gt.Scalar" not in operators(graph) and "rsub.Scalar" not in operators(graph)
+    assert (
+        "mul.Tensor" not in operators(graph)
+        and "gt.Scalar" not in operators(graph)
+        and "rsub.Scalar" not in operators(graph)
+    )
     assert "aten.full([3], -0.0" in text(graph)
 
 
@@ -151,7 +159,10 @@ def test_stop_after_bisects() -> None:
     assert total == 3 and [r.name for r in reports] == [function.__name__ for function, _ in passes.PIPELINE]
     dead = next(report for report in reports if report.name == "dce")
     assert "sin" in dead.before and "sin" not in dead.after and dead.seconds > 0 and "sin" in dead.last
-    counts = [len(operators(passes.run(recorded(program, torch.randn(3)), passes.PassContext(Rewrites(n))))) for n in range(total + 1)]
+    counts = [
+        len(operators(passes.run(recorded(program, torch.randn(3)), passes.PassContext(Rewrites(n)))))
+        for n in range(total + 1)
+    ]
     assert counts == [5, 4, 3, 2]
 
 

@@ -61,7 +61,11 @@ def check(program: Program, inputs: list[torch.Tensor], transform=passes.run) ->
     everything, eager = [*ours, *got], [*theirs, *expected]
     for i in range(len(everything)):
         for j in range(i):
-            assert (storage(everything[i]) == storage(everything[j])) == (storage(eager[i]) == storage(eager[j])), (i, j, text)
+            assert (storage(everything[i]) == storage(everything[j])) == (storage(eager[i]) == storage(eager[j])), (
+                i,
+                j,
+                text,
+            )
             assert (everything[i] is everything[j]) == (eager[i] is eager[j]), (i, j, text)
     return graph
 
@@ -107,7 +111,9 @@ def copy_is_not_an_alias(r, x, y):
 def out_argument(r, x, y):
     made = r.call(torch.empty, (4, 4))
     r.call(torch.add, (x, y), {"out": made})
-    r.call(torch.matmul, (made, y), {"out": x})  # not over a factor: what a library makes of that differs between processors
+    r.call(
+        torch.matmul, (made, y), {"out": x}
+    )  # not over a factor: what a library makes of that differs between processors
     return [made]
 
 
@@ -175,7 +181,16 @@ def constant_is_fresh(r, x, y):
     return [r.call(torch.mul, (x, c)), c]
 
 
-TWO = [mutated_view, input_mutation, swap, transpose_into_itself, copy_is_not_an_alias, out_argument, split_and_write, integer_and_dtype]
+TWO = [
+    mutated_view,
+    input_mutation,
+    swap,
+    transpose_into_itself,
+    copy_is_not_an_alias,
+    out_argument,
+    split_and_write,
+    integer_and_dtype,
+]
 TWO += [random_order, batch_norm, index_put_and_diagonal, no_pure_form, foreach, constant_is_fresh]
 
 
@@ -227,7 +242,9 @@ VIEWS: list[Callable[[random.Random, torch.Tensor], tuple[Callable, tuple]]] = [
     lambda rng, t: (torch.Tensor.t, ()) if t.dim() <= 2 else (torch.Tensor.transpose, (0, -1)),
     lambda rng, t: (torch.Tensor.unsqueeze, (rng.randrange(t.dim() + 1),)),
     lambda rng, t: (torch.Tensor.squeeze, ()),
-    lambda rng, t: (torch.select, (rng.randrange(t.dim()), 0)) if t.dim() and 0 not in t.shape else (torch.Tensor.unsqueeze, (0,)),
+    lambda rng, t: (
+        (torch.select, (rng.randrange(t.dim()), 0)) if t.dim() and 0 not in t.shape else (torch.Tensor.unsqueeze, (0,))
+    ),
     lambda rng, t: (torch.narrow, (0, 1, t.shape[0] - 1)) if t.dim() and t.shape[0] > 1 else (torch.Tensor.detach, ()),
     lambda rng, t: (torch.Tensor.__getitem__, ((..., slice(None, None, 2)),)) if t.dim() else (torch.Tensor.detach, ()),
     lambda rng, t: (torch.Tensor.reshape, (-1,)),
@@ -321,5 +338,7 @@ def test_a_graph_without_writes_is_as_the_long_way_leaves_it(name: str) -> None:
     assert print_graph(short) == print_graph(long)
     for one, other in zip(short.nodes, long.nodes, strict=True):
         assert one.meta.keys() == other.meta.keys()
-        assert all(one.meta[key] == other.meta[key] for key in ("type", "location", "random", "no_grad") if key in one.meta)
+        assert all(
+            one.meta[key] == other.meta[key] for key in ("type", "location", "random", "no_grad") if key in one.meta
+        )
     verify(short, functional=True, rederive=True)

@@ -37,7 +37,9 @@ def run(function: Callable[..., Any], calls: list[tuple[Any, ...]], buckets: Any
             assert got.stride() == want.stride()
     bad = [event for event in events if isinstance(event, FellBack | InternalError | Skipped | Broken)]
     assert not bad, bad
-    return sum(isinstance(event, Compiled) for event in events), [event.text for event in events if isinstance(event, Hint)]
+    return sum(isinstance(event, Compiled) for event in events), [
+        event.text for event in events if isinstance(event, Hint)
+    ]
 
 
 EXACT: dict[str, Callable[..., Any]] = {
@@ -73,7 +75,11 @@ NOT_SHOWN: dict[str, tuple[Callable[..., Any], str]] = {
 
 def test_results_share_memory_as_eagerly() -> None:
     """A view of an input, and views of one result, are what they are in eager."""
-    for function in (lambda x: (x.transpose(0, 1), x * 2), lambda x: (lambda y: (y, y.transpose(1, 2)))(LINEAR(x)), lambda x: (x, x + 1)):
+    for function in (
+        lambda x: (x.transpose(0, 1), x * 2),
+        lambda x: (lambda y: (y, y.transpose(1, 2)))(LINEAR(x)),
+        lambda x: (x, x + 1),
+    ):
         compiled = fusewright.compile(function, options={"bucket": BUCKETS})
         with torch.no_grad():
             for length in (5, 8, 12):
@@ -81,7 +87,9 @@ def test_results_share_memory_as_eagerly() -> None:
                 got, want = compiled(x), function(x)
                 torch.testing.assert_close(got, want)
                 storages = [[t.untyped_storage().data_ptr() for t in (x, *results)] for results in (got, want)]
-                assert [first.index(s) for first in storages[:1] for s in first] == [storages[1].index(s) for s in storages[1]]
+                assert [first.index(s) for first in storages[:1] for s in first] == [
+                    storages[1].index(s) for s in storages[1]
+                ]
 
 
 @pytest.mark.parametrize("name", NOT_SHOWN)
@@ -112,7 +120,9 @@ def test_gradients_are_not_bucketed() -> None:
     assert "gradients" in "".join(event.text for event in hints if isinstance(event, Hint))
 
 
-@pytest.mark.parametrize("value", [{"length": [8]}, {"seq": []}, {"seq": [16, 8]}, {"seq": [0, 8]}, {"x.y": [8]}, {"seq": 8}])
+@pytest.mark.parametrize(
+    "value", [{"length": [8]}, {"seq": []}, {"seq": [16, 8]}, {"seq": [0, 8]}, {"x.y": [8]}, {"seq": 8}]
+)
 def test_wrong_buckets(value: Any) -> None:
     with pytest.raises(OptionError, match="bucket"):
         fusewright.compile(lambda x: x, options={"bucket": value})

@@ -55,7 +55,11 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, 2, 1)
-        self.wide, self.narrow, self.deep = nn.Conv2d(8, 16, 1, bias=False), nn.Conv2d(16, 8, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.wide, self.narrow, self.deep = (
+            nn.Conv2d(8, 16, 1, bias=False),
+            nn.Conv2d(16, 8, 1),
+            nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in (8, 16, 16))
         self.layer_norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
 
@@ -74,6 +78,7 @@ def test_training_in_half_precision(channels_last: bool) -> None:
     net, x = Block().double(), torch.randn(2, 3, 24, 24, dtype=torch.float64)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
+
     def gradients(run: Callable[..., torch.Tensor], module: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
         leaf = given.detach().requires_grad_()
         module.zero_grad()

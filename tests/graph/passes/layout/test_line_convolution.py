@@ -16,7 +16,10 @@ from tests.listening import stage_texts
 class Lines(nn.Module):
     def __init__(self, tail: Callable[[torch.Tensor], torch.Tensor], groups: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv1d(1, 32, 5, stride=2), nn.Conv1d(32, 48, 3, padding=2, dilation=2, groups=groups, bias=False)
+        self.first, self.second = (
+            nn.Conv1d(1, 32, 5, stride=2),
+            nn.Conv1d(32, 48, 3, padding=2, dilation=2, groups=groups, bias=False),
+        )
         self.tail = tail
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -32,7 +35,9 @@ TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize(("dtype", "groups"), [(torch.bfloat16, 1), (torch.bfloat16, 4), (torch.float32, 4), (torch.float32, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "groups"), [(torch.bfloat16, 1), (torch.bfloat16, 4), (torch.float32, 4), (torch.float32, 1)]
+)
 def test_values_and_strides(tail: str, dtype: torch.dtype, groups: int) -> None:
     torch.manual_seed(0)
     net, x = Lines(TAILS[tail], groups).eval().to(dtype), torch.randn(3, 1, 63, dtype=dtype)

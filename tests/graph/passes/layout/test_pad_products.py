@@ -50,14 +50,19 @@ def test_values_types_and_gradients(name: str, dtype: torch.dtype) -> None:
         got, expected = compiled(*inputs), function(*inputs)
         torch.testing.assert_close(got, expected, **tolerance, check_stride=True)
         leaves = [[one.clone().requires_grad_() for one in inputs] for _ in range(2)]
-        gradients = [torch.autograd.grad(run(*mine).float().square().sum(), mine) for run, mine in zip((compiled, function), leaves)]
+        gradients = [
+            torch.autograd.grad(run(*mine).float().square().sum(), mine)
+            for run, mine in zip((compiled, function), leaves)
+        ]
     torch.testing.assert_close(*gradients, rtol=tolerance["rtol"], atol=10 * tolerance["atol"])
     assert len(texts) == 2 and all("constant_pad_nd" in text for text in texts)
 
 
 def test_without_the_option_nothing_is_padded() -> None:
     seen: list[str] = []
-    with events.STREAM.listening(lambda event: seen.append(event.stage) if isinstance(event, events.StageDone) else None):
+    with events.STREAM.listening(
+        lambda event: seen.append(event.stage) if isinstance(event, events.StageDone) else None
+    ):
         compiled = fusewright.compile(lambda x, y: x @ y, options={"disk_cache": False, "shape_padding": False})
         compiled(torch.randn(40, 37), torch.randn(37, 51))
     assert seen and "padding" not in seen
@@ -65,7 +70,9 @@ def test_without_the_option_nothing_is_padded() -> None:
 
 def test_what_is_aligned_stays() -> None:
     texts: list[str] = []
-    with events.STREAM.listening(lambda event: texts.append(event.text()) if getattr(event, "stage", "") == "padding" else None):
+    with events.STREAM.listening(
+        lambda event: texts.append(event.text()) if getattr(event, "stage", "") == "padding" else None
+    ):
         compiled = fusewright.compile(lambda x, y: x @ y, options={"disk_cache": False})
         compiled(torch.randn(39, 32), torch.randn(32, 48))
     assert len(texts) == 1 and "constant_pad_nd" not in texts[0]
@@ -73,7 +80,9 @@ def test_what_is_aligned_stays() -> None:
 
 def padded(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> bool:
     texts: list[str] = []
-    with events.STREAM.listening(lambda event: texts.append(event.text()) if getattr(event, "stage", "") == "padding" else None):
+    with events.STREAM.listening(
+        lambda event: texts.append(event.text()) if getattr(event, "stage", "") == "padding" else None
+    ):
         fusewright.compile(function, options={"disk_cache": False})(*inputs)
     (text,) = texts
     return "constant_pad_nd" in text

@@ -46,7 +46,10 @@ def test_gradients(options: dict[str, Any], by_product: bool, channels_last: boo
     net, x = Net(**options), torch.randn(2, 3, 16, 24)
     double = copy.deepcopy(net).double()
     exact = gradients(double, double, x.double())
-    net, x = net.to(dtype), x.to(dtype).contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    net, x = (
+        net.to(dtype),
+        x.to(dtype).contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format),
+    )
     eager = copy.deepcopy(net)
     expected = gradients(eager, eager, x)
     with stage_texts("joint graph") as texts:
@@ -54,4 +57,6 @@ def test_gradients(options: dict[str, Any], by_product: bool, channels_last: boo
     assert ("aten.convolution" not in texts[0]) == by_product
     for mine, theirs, truth in zip(found, expected, exact, strict=True):
         assert mine.stride() == theirs.stride()
-        assert (mine - truth).norm() <= 1.25 * (theirs - truth).norm() + (1e-6 if dtype is torch.float32 else 5e-3) * truth.norm()
+        assert (mine - truth).norm() <= 1.25 * (theirs - truth).norm() + (
+            1e-6 if dtype is torch.float32 else 5e-3
+        ) * truth.norm()

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 @pytest.fixture(autouse=True)
 def multiplied_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor had instructions for bfloat16: without them these products are in float32."""
-    monkeypatch.setattr(importlib.import_module("fusewright.graph.passes.precision.half_products"), "multiplies", lambda dtype: True)
+    monkeypatch.setattr(
+        importlib.import_module("fusewright.graph.passes.precision.half_products"), "multiplies", lambda dtype: True
+    )
 
 
 def graphs_of(run: object) -> list[str]:

@@ -20,7 +20,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NETS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "images": (
-        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, groups=8), nn.SiLU(), nn.Conv2d(8, 4, 1)),
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, groups=8), nn.SiLU(), nn.Conv2d(8, 4, 1)
+        ),
         (2, 3, 9, 9),
     ),
     "an image": (nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU()), (3, 9, 9)),
@@ -54,7 +56,9 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
     half = dtype is torch.bfloat16
     with events.STREAM.listening(listen):
         with torch.no_grad():
-            torch.testing.assert_close(compiled(x), net(x), rtol=1e-2 if half else 1e-5, atol=1e-2 if half else 1e-5, check_stride=True)
+            torch.testing.assert_close(
+                compiled(x), net(x), rtol=1e-2 if half else 1e-5, atol=1e-2 if half else 1e-5, check_stride=True
+            )
         found = []
         for run in (compiled, net):
             mine = x.clone().requires_grad_(name != "a bias alone learns")

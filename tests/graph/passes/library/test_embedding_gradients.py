@@ -53,7 +53,11 @@ def test_a_gradient_that_is_read_before_it_is_added_to_stays() -> None:
     def program(weight: torch.Tensor) -> torch.Tensor:
         doubled = weight * 2
         doubled.register_hook(lambda gradient: gradient + gradient.sum())
-        return functional.embedding(index, doubled).square().sum() + (doubled**3).sum() + functional.embedding(index, weight).sum()
+        return (
+            functional.embedding(index, doubled).square().sum()
+            + (doubled**3).sum()
+            + functional.embedding(index, weight).sum()
+        )
 
     results = []
     for run in (fusewright.compile(program), program):

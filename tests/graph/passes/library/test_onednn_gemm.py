@@ -67,7 +67,9 @@ def test_small_and_narrow_products_stay(sizes: tuple[int, int, int]) -> None:
 
 
 def test_another_dtype_stays() -> None:
-    assert not compare(lambda x, y: x @ y, torch.randn(150, 133, dtype=torch.float64), torch.randn(133, 141, dtype=torch.float64))
+    assert not compare(
+        lambda x, y: x @ y, torch.randn(150, 133, dtype=torch.float64), torch.randn(133, 141, dtype=torch.float64)
+    )
 
 
 def test_changing_numbers_of_rows() -> None:

@@ -30,10 +30,18 @@ class Attention(torch.nn.Module):
         def split(t: torch.Tensor, heads: int) -> torch.Tensor:
             return t.view(batch, length, heads, -1).transpose(1, 2)
 
-        q, k, v = split(self.q(x), self.heads), split(self.k(x), self.heads // self.groups), split(self.v(x), self.heads // self.groups)
+        q, k, v = (
+            split(self.q(x), self.heads),
+            split(self.k(x), self.heads // self.groups),
+            split(self.v(x), self.heads // self.groups),
+        )
         if self.groups > 1:
             k, v = k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
-        found = F.scaled_dot_product_attention(q, k, v) if self.fused else torch.softmax(q @ k.transpose(-1, -2) / 3, -1) @ v
+        found = (
+            F.scaled_dot_product_attention(q, k, v)
+            if self.fused
+            else torch.softmax(q @ k.transpose(-1, -2) / 3, -1) @ v
+        )
         return found.transpose(1, 2).reshape(batch, length, width) + x
 
 

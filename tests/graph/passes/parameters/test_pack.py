@@ -46,7 +46,10 @@ def test_batch_norm_in_evaluation(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_patches_are_one_product(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Conv2d(3, 32, 4, stride=4), nn.Flatten(2)).eval().to(dtype), torch.randn(2, 3, 16, 16, dtype=dtype)
+    net, x = (
+        nn.Sequential(nn.Conv2d(3, 32, 4, stride=4), nn.Flatten(2)).eval().to(dtype),
+        torch.randn(2, 3, 16, 16, dtype=dtype),
+    )
     with torch.no_grad(), stage_texts("parameters") as texts:
         expected, got = net(x), fusewright.compile(net, fullgraph=True)(x)
     torch.testing.assert_close(got, expected, **({"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}))

@@ -46,7 +46,18 @@ def test_values_at_the_usual_rows_and_at_others(monkeypatch: pytest.MonkeyPatch,
     compiled = fusewright.compile(net, dynamic=True, fullgraph=True, options={"disk_cache": False})
     others = set(map(id, prepared_plans()))
     with torch.no_grad(), STREAM.listening(seen.append):
-        for batch, length in [(4, 20), (4, 20), (3, 7), *[(5, 33)] * 12, (4, 20), (0, 9), (1, 9), (2, 1), (4, 4), *[(4, 20)] * 20]:
+        for batch, length in [
+            (4, 20),
+            (4, 20),
+            (3, 7),
+            *[(5, 33)] * 12,
+            (4, 20),
+            (0, 9),
+            (1, 9),
+            (2, 1),
+            (4, 4),
+            *[(4, 20)] * 20,
+        ]:
             x = torch.randn(batch, length, 64)
             torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
         odd = torch.full((4, 20, 64), float("nan"))

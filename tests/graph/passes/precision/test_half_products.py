@@ -55,10 +55,18 @@ PROGRAMS: dict[str, tuple[str, Callable[..., torch.Tensor], list[torch.Tensor]]]
     "addmm": ("addmm", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), [r(48), r(40, 64), r(64, 48)]),
     "linear": ("addmm", lambda x, w, b: F.linear(x, w, b), [r(4, 20, 64), r(48, 64), r(48)]),
     "bmm": ("bmm", lambda a, b: torch.bmm(a, b.mT), [r(3, 40, 64), r(3, 48, 64)]),
-    "baddbmm": ("baddbmm", lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.25), [r(3, 1, 48), r(3, 40, 64), r(3, 64, 48)]),
+    "baddbmm": (
+        "baddbmm",
+        lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.25),
+        [r(3, 1, 48), r(3, 40, 64), r(3, 64, 48)],
+    ),
     "line": ("convolution", lambda x, w, b: F.conv1d(x, w, b, padding=2), [r(2, 32, 60), r(48, 32, 5), r(48)]),
     "image": ("convolution", lambda x, w: F.conv2d(x, w, padding=1, stride=2), [r(2, 32, 15, 14), r(48, 32, 3, 3)]),
-    "image, channels last": ("convolution", lambda x, w: F.conv2d(x, w, padding=1), [laid_out(r(2, 32, 15, 14)), laid_out(r(48, 32, 3, 3))]),
+    "image, channels last": (
+        "convolution",
+        lambda x, w: F.conv2d(x, w, padding=1),
+        [laid_out(r(2, 32, 15, 14)), laid_out(r(48, 32, 3, 3))],
+    ),
     "groups": ("convolution", lambda x, w: F.conv2d(x, w, groups=4, dilation=2), [r(2, 64, 15, 14), r(64, 16, 3, 3)]),
     "transposed": ("convolution", lambda x, w: F.conv_transpose2d(x, w, stride=2), [r(2, 32, 9, 9), r(32, 24, 3, 3)]),
     "volume": ("convolution", lambda x, w: F.conv3d(x, w, padding=1), [r(1, 16, 6, 6, 6), r(24, 16, 3, 3, 3)]),
@@ -88,14 +96,18 @@ def test_what_is_not_finite(dtype: torch.dtype) -> None:
     x[1, 2], x[3, 4], w[5, 6] = float("inf"), float("nan"), float("-inf")
     x[7], w[8] = torch.finfo(dtype).max / 16, 1  # their product is beyond the largest number
     compiled = fusewright.compile(F.linear, fullgraph=True, options={"disk_cache": False})
-    torch.testing.assert_close(compiled(x, w), F.linear(x.float(), w.float()).to(dtype), rtol=1e-2, atol=1e-2, equal_nan=True)
+    torch.testing.assert_close(
+        compiled(x, w), F.linear(x.float(), w.float()).to(dtype), rtol=1e-2, atol=1e-2, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_layers_with_prepared_weights(dtype: torch.dtype) -> None:
     """Weights are widened once for all calls, and again when they change."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128, bias=False), nn.LayerNorm(128), nn.Linear(128, 32)).eval()
+    net = nn.Sequential(
+        nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128, bias=False), nn.LayerNorm(128), nn.Linear(128, 32)
+    ).eval()
     exact = torch.nn.Sequential(*(layer for layer in net)).double()
     heard = Widened()
     half = nn.Sequential(*(type(layer)(*_sizes(layer)) for layer in net)).eval()
@@ -129,7 +141,9 @@ def test_weights_that_are_computed_are_not_kept_beside_their_packed_form() -> No
 
     x = torch.randn(64, 256).bfloat16()
     with torch.no_grad(), events.STREAM.listening(listen), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fusewright.select.linear.Chooser.__call__", lambda self, linear, ways: "mkl" if "mkl" in ways else ways[0])
+        patch.setattr(
+            "fusewright.select.linear.Chooser.__call__", lambda self, linear, ways: "mkl" if "mkl" in ways else ways[0]
+        )
         compiled = fusewright.compile(net, fullgraph=True, options={"disk_cache": False})
         torch.testing.assert_close(compiled(x), net(x), rtol=1e-2, atol=1e-2)
     prepared = [line for line in texts[0].splitlines() if "%prepared: float32[512, 256" in line]
@@ -156,11 +170,16 @@ def test_gradients(dtype: torch.dtype) -> None:
     heard = Widened()
     grads = []
     with events.STREAM.listening(heard):
-        for run, given in ((exact, x.double()), (fusewright.compile(net, fullgraph=True, options={"disk_cache": False}), x)):
+        for run, given in (
+            (exact, x.double()),
+            (fusewright.compile(net, fullgraph=True, options={"disk_cache": False}), x),
+        ):
             mine = given.clone().requires_grad_()
             run(mine).backward()
             grads.append([mine.grad, *(parameter.grad for parameter in (exact if run is exact else net).parameters())])
-    assert not heard.failed and heard.count("convolution_backward") == 1 and heard.count("mm") + heard.count("addmm") >= 5
+    assert (
+        not heard.failed and heard.count("convolution_backward") == 1 and heard.count("mm") + heard.count("addmm") >= 5
+    )
     for ours, right in zip(grads[1], grads[0], strict=True):
         assert ours is not None and right is not None and ours.dtype is dtype
         assert float((ours.double() - right).norm() / right.norm()) < 8 * torch.finfo(dtype).eps

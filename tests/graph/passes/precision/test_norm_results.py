@@ -62,12 +62,20 @@ def test_gradients_and_statistics(name: str, dtype: torch.dtype) -> None:
     net, x = Net(norm).to(dtype), x.to(dtype)
     eager = copy.deepcopy(net)
     double = copy.deepcopy(net).double()
-    found, expected, exact = steps(fusewright.compile(net), net, x), steps(eager, eager, x), steps(double, double, x.double())
+    found, expected, exact = (
+        steps(fusewright.compile(net), net, x),
+        steps(eager, eager, x),
+        steps(double, double, x.double()),
+    )
     for mine, theirs, true in zip(found, expected, exact, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         error, scale = (mine.double() - true).abs().max(), true.abs().max().double() + 1
         # as near to the truth as eager is, which in half precision rounds between its operators
-        assert error <= 2 * (theirs.double() - true).abs().max() + {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype] * scale
+        assert (
+            error
+            <= 2 * (theirs.double() - true).abs().max()
+            + {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype] * scale
+        )
 
 
 def test_gradients_of_gradients() -> None:
@@ -84,7 +92,9 @@ def test_gradients_of_gradients() -> None:
 
 def test_under_autocast_the_statistics_are_float32() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.Flatten()
+    )
     eager, x = copy.deepcopy(net), torch.randn(4, 3, 12, 12)
     results = []
     for model, run in ((net, fusewright.compile(net, fullgraph=True)), (eager, eager)):
@@ -105,7 +115,13 @@ def test_only_the_convolutions_are_saved() -> None:
         return split(joint)
 
     net = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU6(), nn.ConstantPad2d(1, 0.0), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.ReLU6()
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU6(),
+        nn.ConstantPad2d(1, 0.0),
+        nn.Conv2d(16, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
     )
     from fusewright.autograd import partition as stage
 

@@ -1,8 +1,9 @@
 """NumPy arrays: traced as tensors where NumPy's meaning is exactly an operator's.
 
-Takes arrays from outside (plain, writeable, of a dtype in DTYPES) and `tensor.numpy()`; gives `TracedArray`s whose operators and
-functions record torch operators. Always holds: dtypes follow NumPy's promotion (asked of NumPy itself); a result without dimensions is a
-NumPy scalar, as NumPy gives it; an array from outside is never written to; what has no row here is a graph break.
+Takes arrays from outside (plain, writeable, of a dtype in DTYPES) and `tensor.numpy()`; gives `TracedArray`s whose
+operators and functions record torch operators. Always holds: dtypes follow NumPy's promotion (asked of NumPy itself); a
+result without dimensions is a NumPy scalar, as NumPy gives it; an array from outside is never written to; what has no
+row here is a graph break.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer, World
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {
-    torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.int32: np.int32, torch.int16: np.int16,
+    torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.int32: np.int32,
+    torch.int16: np.int16,
     torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_,
 }  # fmt: skip
 _TORCH_DTYPES = {np.dtype(kind): dtype for dtype, kind in DTYPES.items()}
@@ -137,7 +139,9 @@ def load_array(world: World, real: np.ndarray, source: Source) -> object:
     dtype, shape, strides = real.dtype, real.shape, real.strides
 
     def fits(array: Any) -> bool:
-        return bool(array.dtype == dtype and array.shape == shape and array.strides == strides and array.flags.writeable)
+        return bool(
+            array.dtype == dtype and array.shape == shape and array.strides == strides and array.flags.writeable
+        )
 
     world.guard("TYPE", source, np.ndarray)
     world.guard("CALL", source, fits)
@@ -150,7 +154,9 @@ def load_array(world: World, real: np.ndarray, source: Source) -> object:
 def of_tensor(world: World, tensor: torch.Tensor) -> TracedArray:
     """`tensor.numpy()`."""
     if tensor.requires_grad or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
-        raise GraphBreak("tensor-address", "Tensor.numpy() of a tensor that requires a gradient, or of a kind that is not traced")
+        raise GraphBreak(
+            "tensor-address", "Tensor.numpy() of a tensor that requires a gradient, or of a kind that is not traced"
+        )
     world.uses_arrays = True
     return TracedArray(world, world.torch_call(torch.Tensor.detach, (tensor,), {}))
 
@@ -181,7 +187,9 @@ def _common(values: Any) -> np.dtype:
         raise GraphBreak("numpy-call", str(error)) from error
     if dtype not in _TORCH_DTYPES:
         _refuse(f"a result of dtype {dtype}")
-    if dtype.kind in "iu" and any(type(value) is int and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max for value in values):
+    if dtype.kind in "iu" and any(
+        type(value) is int and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max for value in values
+    ):
         _refuse(f"a Python int that does not fit {dtype}")
     return dtype
 
@@ -208,13 +216,17 @@ def _elementwise(function: Callable[..., Any], kinds: str, to_float: bool = Fals
 
 def _cast(world: World, value: Any, dtype: torch.dtype) -> Any:
     if type(value) is TracedArray:
-        return value.tensor if value.tensor.dtype is dtype else world.torch_call(torch.Tensor.to, (value.tensor, dtype), {})
+        return (
+            value.tensor
+            if value.tensor.dtype is dtype
+            else world.torch_call(torch.Tensor.to, (value.tensor, dtype), {})
+        )
     number = value.item() if isinstance(value, np.generic) else value
     return float(number) if dtype.is_floating_point else number
 
 
-_COMPARE = {op: _elementwise(fn, "biuf") for op, fn in {"<": torch.lt, "<=": torch.le, "==": torch.eq, "!=": torch.ne, ">": torch.gt,
-                                                        ">=": torch.ge}.items()}  # fmt: skip
+_RELATIONS = {"<": torch.lt, "<=": torch.le, "==": torch.eq, "!=": torch.ne, ">": torch.gt, ">=": torch.ge}
+_COMPARE = {op: _elementwise(fn, "biuf") for op, fn in _RELATIONS.items()}
 _BINARY: dict[str, Callable[..., Any]] = {
     "+": _elementwise(torch.add, "iuf"), "-": _elementwise(torch.sub, "iuf"), "*": _elementwise(torch.mul, "iuf"),
     "/": _elementwise(torch.true_divide, "f", to_float=True), "&": _elementwise(torch.bitwise_and, "biu"),
@@ -239,9 +251,18 @@ def binary(world: World, op: str, left: Any, right: Any, inplace: bool = False) 
 
 
 def _matmul(world: World, left: Any, right: Any) -> TracedArray:
-    if type(left) is not TracedArray or type(right) is not TracedArray or left.dtype != right.dtype or left.dtype.kind != "f":
+    if (
+        type(left) is not TracedArray
+        or type(right) is not TracedArray
+        or left.dtype != right.dtype
+        or left.dtype.kind != "f"
+    ):
         _refuse("@ of other things than two arrays of one floating dtype")
-    if not left.tensor.dim() or not right.tensor.dim() or left.tensor.shape[-1] != right.tensor.shape[-2 if right.tensor.dim() > 1 else 0]:
+    if (
+        not left.tensor.dim()
+        or not right.tensor.dim()
+        or left.tensor.shape[-1] != right.tensor.shape[-2 if right.tensor.dim() > 1 else 0]
+    ):
         _refuse("@ of shapes that do not fit")
     return result(world, world.torch_call(torch.matmul, (left.tensor, right.tensor), {}))
 
@@ -255,8 +276,9 @@ def _forward(op: str) -> Any:
 
 
 # For native code that computes with arrays (the builtins sum, max, sorted).
-for _name, _op in {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "and": "&", "or": "|", "xor": "^", "matmul": "@", "mod": "%",
-                   "floordiv": "//", "pow": "**", "lshift": "<<", "rshift": ">>"}.items():  # fmt: skip
+for _name, _op in {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "and": "&", "or": "|", "xor": "^",
+                   "matmul": "@", "mod": "%", "floordiv": "//", "pow": "**", "lshift": "<<", "rshift": ">>"
+                   }.items():  # fmt: skip
     setattr(TracedArray, f"__{_name}__", _forward(_op))
     setattr(TracedArray, f"__r{_name}__", _reflected(_op))
 for _name, _op in {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}.items():
@@ -269,7 +291,12 @@ TracedArray.__hash__ = None  # type: ignore[method-assign, assignment]
 
 def _reduction(function: Callable[..., Any], widen: bool = False) -> Callable[..., Any]:
     def call(world: World, array: Any, axis: Any = None, keepdims: bool = False) -> TracedArray:
-        if type(array) is not TracedArray or array.dtype.kind != "f" or not (axis is None or type(axis) is int) or not array.tensor.numel():
+        if (
+            type(array) is not TracedArray
+            or array.dtype.kind != "f"
+            or not (axis is None or type(axis) is int)
+            or not array.tensor.numel()
+        ):
             _refuse("a reduction of integers, of nothing, or over several axes")
         axes = tuple(range(array.tensor.dim())) if axis is None else (axis,)
         if not axes:
@@ -295,13 +322,21 @@ def _mean_or_sum_of_any(function: Callable[..., Any], to: torch.dtype) -> Callab
 
 def _reshape(world: World, array: Any, *shape: Any) -> TracedArray:
     sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (list, tuple)) else shape
-    if type(array) is not TracedArray or not all(type(size) is int for size in sizes) or not array.tensor.is_contiguous():
+    if (
+        type(array) is not TracedArray
+        or not all(type(size) is int for size in sizes)
+        or not array.tensor.is_contiguous()
+    ):
         _refuse("reshape of an array that is not contiguous")
     return TracedArray(world, world.torch_call(torch.reshape, (array.tensor, sizes), {}))
 
 
 def _transpose(world: World, array: Any, *axes: Any) -> TracedArray:
-    order = tuple(axes[0]) if len(axes) == 1 and isinstance(axes[0], (list, tuple)) else axes or tuple(reversed(range(array.tensor.dim())))
+    order = (
+        tuple(axes[0])
+        if len(axes) == 1 and isinstance(axes[0], (list, tuple))
+        else axes or tuple(reversed(range(array.tensor.dim())))
+    )
     return TracedArray(world, world.torch_call(torch.permute, (array.tensor, order), {}))
 
 
@@ -313,7 +348,9 @@ def _astype(world: World, array: Any, dtype: Any) -> TracedArray:
 
 
 def _copy(world: World, array: Any) -> TracedArray:
-    return TracedArray(world, world.torch_call(torch.Tensor.contiguous, (world.torch_call(torch.clone, (array.tensor,), {}),), {}))
+    return TracedArray(
+        world, world.torch_call(torch.Tensor.contiguous, (world.torch_call(torch.clone, (array.tensor,), {}),), {})
+    )
 
 
 def _where(world: World, condition: Any, chosen: Any, other: Any) -> TracedArray:
@@ -322,13 +359,19 @@ def _where(world: World, condition: Any, chosen: Any, other: Any) -> TracedArray
         _refuse("where with a condition that is no array of bools")
     common = _TORCH_DTYPES[dtype]
     sides = [_cast(world, value, common) for value in (chosen, other)]
-    sides = [side if isinstance(side, torch.Tensor) else world.torch_call(torch.tensor, (side,), {"dtype": common}) for side in sides]
+    sides = [
+        side if isinstance(side, torch.Tensor) else world.torch_call(torch.tensor, (side,), {"dtype": common})
+        for side in sides
+    ]
     return result(world, world.torch_call(torch.where, (condition.tensor, *sides), {}))
 
 
 def _joined(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(world: World, arrays: Any, axis: Any = 0) -> TracedArray:
-        if not all(type(array) is TracedArray and array.dtype == arrays[0].dtype for array in arrays) or type(axis) is not int:
+        if (
+            not all(type(array) is TracedArray and array.dtype == arrays[0].dtype for array in arrays)
+            or type(axis) is not int
+        ):
             _refuse("joining arrays of several dtypes")
         return result(world, world.torch_call(function, ([array.tensor for array in arrays], axis), {}))
 
@@ -346,19 +389,25 @@ def _unary(function: Callable[..., Any], kinds: str = "f") -> Callable[..., Any]
 
 METHODS: dict[str, Callable[..., Any]] = {
     "sum": _mean_or_sum_of_any(torch.sum, torch.int64), "mean": _mean_or_sum_of_any(torch.mean, torch.float64),
-    "max": _reduction(torch.amax), "min": _reduction(torch.amin), "reshape": _reshape, "transpose": _transpose, "astype": _astype,
+    "max": _reduction(torch.amax), "min": _reduction(torch.amin), "reshape": _reshape, "transpose": _transpose,
+    "astype": _astype,
     "copy": _copy,
 }  # fmt: skip
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sin: _unary(torch.sin), np.cos: _unary(torch.cos), np.tan: _unary(torch.tan), np.tanh: _unary(torch.tanh), np.exp: _unary(torch.exp),
-    np.expm1: _unary(torch.expm1), np.log: _unary(torch.log), np.log1p: _unary(torch.log1p), np.log2: _unary(torch.log2),
+    np.sin: _unary(torch.sin), np.cos: _unary(torch.cos), np.tan: _unary(torch.tan), np.tanh: _unary(torch.tanh),
+    np.exp: _unary(torch.exp),
+    np.expm1: _unary(torch.expm1), np.log: _unary(torch.log), np.log1p: _unary(torch.log1p),
+    np.log2: _unary(torch.log2),
     np.sqrt: _unary(torch.sqrt), np.floor: _unary(torch.floor), np.ceil: _unary(torch.ceil), np.abs: _unary(torch.abs),
-    np.negative: _unary(torch.neg), np.square: _unary(torch.square), np.isnan: _unary(torch.isnan), np.isfinite: _unary(torch.isfinite),
+    np.negative: _unary(torch.neg), np.square: _unary(torch.square), np.isnan: _unary(torch.isnan),
+    np.isfinite: _unary(torch.isfinite),
     np.add: _BINARY["+"], np.subtract: _BINARY["-"], np.multiply: _BINARY["*"], np.divide: _BINARY["/"],
     np.maximum: _elementwise(torch.maximum, "iuf"), np.minimum: _elementwise(torch.minimum, "iuf"), np.matmul: _matmul,
-    np.greater: _BINARY[">"], np.less: _BINARY["<"], np.equal: _BINARY["=="], np.sum: METHODS["sum"], np.mean: METHODS["mean"],
-    np.max: METHODS["max"], np.min: METHODS["min"], np.where: _where, np.concatenate: _joined(torch.cat), np.stack: _joined(torch.stack),
+    np.greater: _BINARY[">"], np.less: _BINARY["<"], np.equal: _BINARY["=="], np.sum: METHODS["sum"],
+    np.mean: METHODS["mean"],
+    np.max: METHODS["max"], np.min: METHODS["min"], np.where: _where, np.concatenate: _joined(torch.cat),
+    np.stack: _joined(torch.stack),
     np.reshape: _reshape, np.transpose: _transpose,
 }  # fmt: skip
 _BY_ID = {id(function): row for function, row in FUNCTIONS.items()}
@@ -398,7 +447,8 @@ def call_method(tracer: Tracer, fn: ArrayMethod, args: tuple[Any, ...], kwargs: 
 
 
 def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row | None:
-    """The rule for a call that is given a traced array: of a function of NumPy's, or of torch.from_numpy and its kin. None: any other."""
+    """The rule for a call that is given a traced array: of a function of NumPy's, or of torch.from_numpy and its kin.
+    None: any other."""
     if not (has_array(args) or has_array(kwargs.values())):
         return None
     if id(fn) in _TO_TENSOR:

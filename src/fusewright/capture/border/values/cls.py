@@ -1,7 +1,8 @@
 """Classes: known by identity; their attributes through the method resolution order.
 
-Takes classes (from outside, or reached as `type(x)`); gives attribute reads as `type.__getattribute__` would do them, with a
-TYPE_ATTRIBUTE guard for each name that was looked up. Always holds: a store to a class is held back and read back from the overlay.
+Takes classes (from outside, or reached as `type(x)`); gives attribute reads as `type.__getattribute__` would do them,
+with a TYPE_ATTRIBUTE guard for each name that was looked up. Always holds: a store to a class is held back and read
+back from the overlay.
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ BUILTIN_METHOD: type = type(re.compile("").match)
 
 
 def descriptor_of(method: Any, owner: Any) -> Any:
-    """The descriptor in a class of the owner's MRO that a bound method written in C was made from; None if there is none."""
+    """The descriptor in a class of the owner's MRO that a bound method written in C was made from; None if there is
+    none."""
     for base in type(owner).__mro__:
         found: Any = base.__dict__.get(method.__name__)
-        if type(found) in (types.MethodDescriptorType, types.WrapperDescriptorType) and found.__get__(owner, type(owner)) == method:
+        if (
+            type(found) in (types.MethodDescriptorType, types.WrapperDescriptorType)
+            and found.__get__(owner, type(owner)) == method
+        ):
             return found
     return None
 
@@ -85,7 +90,8 @@ def guarded_lookup(world: World, cls: type, name: str) -> Any:
 
 
 def python_method(world: World, cls: type, name: str) -> types.FunctionType | None:
-    """The Python function that implements the special method `name` for instances of `cls`, or None (a C slot, or nothing)."""
+    """The Python function that implements the special method `name` for instances of `cls`, or None (a C slot, or
+    nothing)."""
     if not cls.__flags__ & (1 << 9):  # a static type has C slots only
         return None
     found = guarded_lookup(world, cls, name)
@@ -140,7 +146,9 @@ def _bind_to_class(world: World, found: Any, cls: type, name: str) -> object:
         return native(found.__get__, None, cls)  # not `cls.name`: for `super()` the lookup began further on
     value = native(type.__getattribute__, cls, name)
     return (
-        value if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) else world.load(value, world.constant(value, name))
+        value
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType))
+        else world.load(value, world.constant(value, name))
     )
 
 
@@ -196,6 +204,8 @@ def getattr_super(world: World, proxy: Any, name: str) -> object:
 def _bind_super_class(world: World, found: Any, cls: type, name: str) -> object:
     if isinstance(found, classmethod):
         return bind_classmethod(world, found, cls)
-    if isinstance(found, types.ClassMethodDescriptorType):  # looked up on the class, the name would give what `super` passes over
+    if isinstance(
+        found, types.ClassMethodDescriptorType
+    ):  # looked up on the class, the name would give what `super` passes over
         return native(found.__get__, None, cls)
     return _bind_to_class(world, found, cls, name)

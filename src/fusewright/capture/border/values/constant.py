@@ -42,11 +42,13 @@ FROZEN_TYPES: frozenset[type] = frozenset({
     types.CodeType, re.Pattern, re.Match, Field, inspect.Signature, inspect.Parameter, struct.Struct, decimal.Decimal,
     fractions.Fraction, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
     uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
-    pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag, operator.itemgetter,
+    pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag,
+    operator.itemgetter,
     operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any),
     type(typing.Callable[..., int]), type(typing.Optional[int]), type(typing.Optional), type(typing.Callable),  # noqa: UP045
     types.GetSetDescriptorType, types.MemberDescriptorType,
-    types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property, functools.cached_property,
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property,
+    functools.cached_property,
 })  # fmt: skip
 
 
@@ -57,7 +59,8 @@ def is_literal(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether `value` is a constant through and through (tuples and frozensets of constants included): what guards may compare by value."""
+    """Whether `value` is a constant through and through (tuples and frozensets of constants included): what guards may
+    compare by value."""
     kind = type(value)
     if kind in EQUALS_TYPES or kind in IS_TYPES or issubclass(kind, enum.Enum):
         return True
@@ -90,4 +93,6 @@ def load_slice(world: World, real: slice, source: Source) -> object:
     return slice(*(world.load(getattr(real, part), Attribute(source, part)) for part in ("start", "stop", "step")))
 
 
-EXACT: dict[type, Any] = dict.fromkeys(EQUALS_TYPES, load_equals) | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is) | {slice: load_slice}
+EXACT: dict[type, Any] = (
+    dict.fromkeys(EQUALS_TYPES, load_equals) | dict.fromkeys(IS_TYPES | FROZEN_TYPES, load_is) | {slice: load_slice}
+)

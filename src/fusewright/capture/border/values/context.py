@@ -1,8 +1,10 @@
 """The interpreter-wide settings of PyTorch: grad mode, autocast, inference mode, default device.
 
-Takes nothing; gives a snapshot, restores one, and lists the calls that lead from one to another. While a frame is captured its context
-managers change the real settings, so that what is recorded is what eager would do; `World` restores them at the end of the attempt.
-Always holds: only settings that a context manager of PyTorch can change are here; a capture is guarded on all of `GlobalState`.
+Takes nothing; gives a snapshot, restores one, and lists the calls that lead from one to another. While a frame is
+captured its context managers change the real settings, so that what is recorded is what eager would do; `World`
+restores them at the end of the attempt.
+Always holds: only settings that a context manager of PyTorch can change are here; a capture is guarded on all of
+    `GlobalState`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ def snapshot() -> TorchState:
     torch.autocast_decrement_nesting()
     return TorchState(
         torch.is_grad_enabled(),
-        tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in autocast_devices()),
+        tuple(
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in autocast_devices()
+        ),
         torch.is_autocast_cache_enabled(),
         nesting,
         torch.is_inference_mode_enabled(),
@@ -48,7 +53,8 @@ def snapshot() -> TorchState:
 
 
 def changes(before: TorchState, after: TorchState) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
-    """The calls that lead from `before` to `after`. Inference mode and function modes are not among them: see `World.check_state`."""
+    """The calls that lead from `before` to `after`. Inference mode and function modes are not among them: see
+    `World.check_state`."""
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = []
     for (device, was_enabled, was_dtype), (_, enabled, dtype) in zip(before.autocast, after.autocast, strict=False):
         if was_enabled != enabled:
@@ -57,7 +63,11 @@ def changes(before: TorchState, after: TorchState) -> list[tuple[Callable[..., o
             steps.append((torch.set_autocast_dtype, (device, dtype)))
     if before.autocast_cache != after.autocast_cache:
         steps.append((torch.set_autocast_cache_enabled, (after.autocast_cache,)))
-    step = torch.autocast_increment_nesting if after.autocast_nesting > before.autocast_nesting else torch.autocast_decrement_nesting
+    step = (
+        torch.autocast_increment_nesting
+        if after.autocast_nesting > before.autocast_nesting
+        else torch.autocast_decrement_nesting
+    )
     steps += [(step, ())] * abs(after.autocast_nesting - before.autocast_nesting)
     if before.grad_enabled != after.grad_enabled:
         steps.append((torch._C._set_grad_enabled, (after.grad_enabled,)))

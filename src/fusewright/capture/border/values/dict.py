@@ -1,8 +1,9 @@
 """Dictionaries from outside: a lazy stand-in (exact dicts, instance dictionaries, globals) or a shadow (subclasses).
 
-Takes a dict; gives an `OutsideDict`, which reads and guards key by key and holds stores back. As soon as its order, length or whole
-content is asked for it is *materialised*: a real dict, its shadow, takes over for good.
-Always holds: the outside dict is only read; whatever was written is in `stores` (not materialised) or in the shadow's content.
+Takes a dict; gives an `OutsideDict`, which reads and guards key by key and holds stores back. As soon as its order,
+length or whole content is asked for it is *materialised*: a real dict, its shadow, takes over for good.
+Always holds: the outside dict is only read; whatever was written is in `stores` (not materialised) or in the shadow's
+    content.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class OutsideDict:
         if self.shadow is not None:
             del self.shadow[key]
         else:
-            self.stores[key] = DELETED  # a later store of the same key materialises, because it comes last in a real dict
+            self.stores[key] = (
+                DELETED  # a later store of the same key materialises, because it comes last in a real dict
+            )
 
     def materialise(self) -> dict:
         """The real dict with everything loaded; from now on it stands for the outside one."""
@@ -118,7 +121,9 @@ class OutsideDict:
             self.shadow = shadow
             if isinstance(self.real, dict):
                 self.world.effects.shadows.append(Shadow(self.real, self.source, shadow, before))
-            self.world.replace_stand_in(self.real, shadow if isinstance(self.real, dict) else types.MappingProxyType(shadow))
+            self.world.replace_stand_in(
+                self.real, shadow if isinstance(self.real, dict) else types.MappingProxyType(shadow)
+            )
         return self.shadow
 
     def as_native(self) -> dict | types.MappingProxyType:
@@ -219,7 +224,9 @@ def read_namespace(namespace: Any, name: str) -> object:
 
 def _is_plain_key(key: object) -> bool:
     return (
-        is_constant(key) or isinstance(key, (type, types.FunctionType, types.BuiltinFunctionType)) or type(key).__hash__ is object.__hash__
+        is_constant(key)
+        or isinstance(key, (type, types.FunctionType, types.BuiltinFunctionType))
+        or type(key).__hash__ is object.__hash__
     )
 
 
@@ -247,12 +254,17 @@ def load_exact(world: World, real: dict, source: Source) -> object:
 
 
 _MAPPINGS: tuple[dict[str, object], ...] = ({}, OrderedDict())
-VIEWS: tuple[type, ...] = tuple(type(view) for mapping in _MAPPINGS for view in (mapping.keys(), mapping.values(), mapping.items()))
+VIEWS: tuple[type, ...] = tuple(
+    type(view) for mapping in _MAPPINGS for view in (mapping.keys(), mapping.values(), mapping.items())
+)
 
 
 def refuse_view(world: World, real: Any, source: Source) -> object:
     """A view from outside shows a dict to which no path leads."""
-    raise GraphBreak("opaque-object", f"{source.text()}, a {type(real).__name__} that was made before the compiled function was called")
+    raise GraphBreak(
+        "opaque-object",
+        f"{source.text()}, a {type(real).__name__} that was made before the compiled function was called",
+    )
 
 
 def load_subclass(world: World, real: Any, source: Source) -> object:

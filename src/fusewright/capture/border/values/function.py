@@ -1,7 +1,7 @@
 """Functions and other callables from outside.
 
-Takes Python functions, builtins, bound methods, partials, cells; gives them raw (identity guarded) or, where a wrapper object is
-made afresh on each access (bound methods, partials), rebuilt from its loaded parts.
+Takes Python functions, builtins, bound methods, partials, cells; gives them raw (identity guarded) or, where a wrapper
+object is made afresh on each access (bound methods, partials), rebuilt from its loaded parts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ if TYPE_CHECKING:
 
 
 def load_identity(world: World, real: object, source: Source) -> object:
-    """Functions, classes, modules: guarded by identity, then known for good, so that their parts need no path from here."""
+    """Functions, classes, modules: guarded by identity, then known for good, so that their parts need no path from
+    here."""
     world.guard("IS", source, real)
     return world.stand_in(real, world.constant(real, getattr(real, "__name__", type(real).__name__)), real)
 
 
 def is_free_function(function: types.BuiltinFunctionType) -> bool:
-    """Whether a builtin is a module's function or a class's, rather than a method of an object (pybind11 binds functions to a record)."""
+    """Whether a builtin is a module's function or a class's, rather than a method of an object (pybind11 binds
+    functions to a record)."""
     owner = function.__self__
-    return owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__name__.startswith(("pybind11_", "PyCapsule"))
+    return (
+        owner is None
+        or isinstance(owner, (types.ModuleType, type))
+        or type(owner).__name__.startswith(("pybind11_", "PyCapsule"))
+    )
 
 
 def load_builtin(world: World, real: types.BuiltinFunctionType, source: Source) -> object:
@@ -70,7 +76,8 @@ def load_partial(world: World, real: functools.partial, source: Source) -> objec
 
 
 def load_cell(world: World, real: types.CellType, source: Source) -> object:
-    """A closure cell: raw; its content is read through `World.load_cell`. One that a resume function gets is another one at each call."""
+    """A closure cell: raw; its content is read through `World.load_cell`. One that a resume function gets is another
+    one at each call."""
     if isinstance(source, Constant):
         return load_identity(world, real, source)
     world.guard("TYPE", source, types.CellType)
@@ -79,7 +86,8 @@ def load_cell(world: World, real: types.CellType, source: Source) -> object:
 
 # Attributes of a function that an assignment changes, read from it at every check; the others never change.
 _SETTABLE = frozenset({
-    "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__", "__module__", "__doc__", "__annotations__",
+    "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__", "__module__", "__doc__",
+    "__annotations__",
 })  # fmt: skip
 _FIXED = frozenset({"__builtins__", "__type_params__"})
 

@@ -1,7 +1,7 @@
 """Lists and deques from outside: shadows.
 
-Takes a list, deque or subclass; gives a new container of the same type, filled with loaded elements without running user code.
-A list that is only appended to is not read: its length is not guarded, the shadow holds what is added.
+Takes a list, deque or subclass; gives a new container of the same type, filled with loaded elements without running
+user code. A list that is only appended to is not read: its length is not guarded, the shadow holds what is added.
 Always holds: the outside container is only read; `finish` writes the shadow's final content back if it changed.
 """
 
@@ -23,7 +23,8 @@ APPEND = frozenset({"append", "extend"})
 
 
 def load_attributes(world: World, real: object, source: Source, shadow: object) -> dict[str, object] | None:
-    """Copies the instance dictionary of a container subclass's instance to its shadow; gives what was loaded, None without a dictionary."""
+    """Copies the instance dictionary of a container subclass's instance to its shadow; gives what was loaded, None
+    without a dictionary."""
     if type(real).__dictoffset__ == 0 or not _is_heap_type(type(real)):
         return None
     attributes = object.__getattribute__(real, "__dict__")
@@ -92,7 +93,8 @@ def load_list(world: World, real: Any, source: Source) -> object:
 
 
 def read_list(world: World, unread: Shadow) -> None:
-    """The program looks at a list that it has only appended to so far: its elements are loaded, in front of what was appended."""
+    """The program looks at a list that it has only appended to so far: its elements are loaded, in front of what was
+    appended."""
     real: Any = unread.real
     shadow: Any = unread.value
     source = unread.source
@@ -106,7 +108,8 @@ def read_list(world: World, unread: Shadow) -> None:
 
 
 def load_to_append(handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """The handler of a load whose value the next instruction asks for `append` or `extend`: a list need not be read for that."""
+    """The handler of a load whose value the next instruction asks for `append` or `extend`: a list need not be read for
+    that."""
 
     def load(frame: Any, operand: object) -> object:
         world = frame.world

@@ -1,8 +1,8 @@
 """nn.Module: attribute reads and calls without interpreting `Module.__getattr__` and `Module.__call__`.
 
-Takes modules from outside or made inside; gives the entry that eager would find, guarded by which dictionary held it and by
-its absence in those that come before. Always holds: a module with hooks, or a process with global module hooks, takes the slow way,
-which interprets PyTorch's own `_call_impl`.
+Takes modules from outside or made inside; gives the entry that eager would find, guarded by which dictionary held it
+and by its absence in those that come before. Always holds: a module with hooks, or a process with global module hooks,
+takes the slow way, which interprets PyTorch's own `_call_impl`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ Module = torch.nn.Module
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 
 
 def getattr_module(world: World, module: torch.nn.Module, name: str) -> object:
@@ -55,9 +60,13 @@ def getattr_module(world: World, module: torch.nn.Module, name: str) -> object:
 
 
 def setattr_module(world: World, module: torch.nn.Module, name: str, value: object) -> None:
-    """`module.name = value`: a plain value that replaces no parameter, buffer or submodule is a store to the instance dictionary."""
+    """`module.name = value`: a plain value that replaces no parameter, buffer or submodule is a store to the instance
+    dictionary."""
     kind = type(module)
-    plain = not isinstance(value, (torch.Tensor, Module)) and classes.guarded_lookup(world, kind, "__setattr__") is Module.__setattr__
+    plain = (
+        not isinstance(value, (torch.Tensor, Module))
+        and classes.guarded_lookup(world, kind, "__setattr__") is Module.__setattr__
+    )
     if plain:
         namespace = objects.instance_dict(world, module)
         tables = [objects.read_namespace(namespace, table) for table in _TABLES]
@@ -69,7 +78,12 @@ def setattr_module(world: World, module: torch.nn.Module, name: str, value: obje
 
 def _is_empty(world: World, namespace: object, name: str) -> bool:
     """Whether a hook table is there and empty, guarded by its length."""
-    if type(namespace) is not OutsideDict or name in namespace.stores or name in namespace.loaded or namespace.shadow is not None:
+    if (
+        type(namespace) is not OutsideDict
+        or name in namespace.stores
+        or name in namespace.loaded
+        or namespace.shadow is not None
+    ):
         table = objects.read_namespace(namespace, name)
         return table is not MISSING and len(table) == 0  # type: ignore[arg-type]
     real = namespace.real.get(name)
@@ -99,7 +113,9 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     entry = classes.guarded_lookup(world, kind, "__call__")
     if type(entry) is ModuleCall:
         entry = entry.__wrapped__
-    if entry is not Module.__call__ and not isinstance(module, torch.fx.GraphModule):  # whose __call__ adds error reports
+    if entry is not Module.__call__ and not isinstance(
+        module, torch.fx.GraphModule
+    ):  # whose __call__ adds error reports
         return world.tracer.call(objects.bind(world, entry, module, kind, "__call__"), args, kwargs)
     namespace = objects.instance_dict(world, module)
     plain = (
@@ -111,5 +127,6 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     )
     if plain:
         return world.repeated_call(module, getattr_module(world, module, "forward"), args, kwargs)
-    # A compiled submodule (`module.compile()`) is captured from its original code, so `_compiled_call_impl` is passed over.
+    # A compiled submodule (`module.compile()`) is captured from its original code, so `_compiled_call_impl` is passed
+    # over.
     return world.tracer.call(world.getattr(module, "_call_impl"), args, kwargs)

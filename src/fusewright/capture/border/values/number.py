@@ -1,8 +1,8 @@
 """Python floats and ints from outside that change from call to call: a learning rate, a step count, a loss weight.
 
-Takes a number and its source; gives a `torch.SymFloat` or `torch.SymInt` that the compiled code reads at every call, once the number
-has been seen with two values (the first capture is for the value that it met, as with sizes). Always holds: what the program asks about
-such a number, and what it needs of its value, is guarded.
+Takes a number and its source; gives a `torch.SymFloat` or `torch.SymInt` that the compiled code reads at every call,
+once the number has been seen with two values (the first capture is for the value that it met, as with sizes). Always
+holds: what the program asks about such a number, and what it needs of its value, is guarded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
 
 SMALLEST, LARGEST = 2, 2**31 - 1
-"""Ints below are what programs count and choose with, ints above may leave the 64 bits that native code computes in: both are captured by
-value. Those below are served by the code for larger ones where that is shown to do the same (generalise/widening.py), as with sizes."""
+"""Ints below are what programs count and choose with, ints above may leave the 64 bits that native code computes in:
+both are captured by value. Those below are served by the code for larger ones where that is shown to do the same
+(generalise/widening.py), as with sizes."""
 
 
 def _may_change(world: World) -> bool:
-    return world.tracer.options.dynamic is not False and world.recorder.level == "aten" and world.recorder.env is not None
+    return (
+        world.tracer.options.dynamic is not False and world.recorder.level == "aten" and world.recorder.env is not None
+    )
 
 
 def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) -> bool:
@@ -48,8 +51,8 @@ def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) ->
 
 
 def has_changed(world: World, real: float | int, source: Source) -> bool:
-    """Whether this place has held different numbers at different captures of this function (which is noted), or may be taken to: under
-    dynamic=True, the ints that objects among the arguments hold (the length of a key-value cache)."""
+    """Whether this place has held different numbers at different captures of this function (which is noted), or may be
+    taken to: under dynamic=True, the ints that objects among the arguments hold (the length of a key-value cache)."""
     options = world.tracer.options
     if not _may_change(world):
         return False

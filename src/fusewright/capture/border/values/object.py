@@ -1,7 +1,8 @@
 """Objects of user classes: Python's attribute protocol, with a guard for whatever the lookup depended on.
 
 Takes any object that has no file of its own here, made inside or outside; gives attribute reads and stores.
-Always holds: an outside object is never written to; its instance dictionary is read through a lazy stand-in that holds the stores.
+Always holds: an outside object is never written to; its instance dictionary is read through a lazy stand-in that holds
+    the stores.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def load_object(world: World, real: object, source: Source) -> object:
     if issubclass(kind, _ELUSIVE):
         raise GraphBreak("opaque-object", f"{source.text()}, a {kind.__qualname__}")
     world.guard("TYPE", source, kind)
-    for name in ("__eq__", "__hash__"):  # native containers compare and hash what they hold: a method added later would go unnoticed
+    for name in (
+        "__eq__",
+        "__hash__",
+    ):  # native containers compare and hash what they hold: a method added later would go unnoticed
         classes.guarded_lookup(world, kind, name)
     if issubclass(kind, torch.nn.Module):
         world.module_sources.add(source)
@@ -48,7 +52,8 @@ def load_object(world: World, real: object, source: Source) -> object:
 
 
 def load_derived(world: World, real: object, source: Source) -> object:
-    """An instance of a subclass of int, float, complex, str or bytes: an object that holds a constant, made anew at each call perhaps."""
+    """An instance of a subclass of int, float, complex, str or bytes: an object that holds a constant, made anew at
+    each call perhaps."""
     if isinstance(source, Constant):
         return functions.load_identity(world, real, source)
     base = next(base for base in (int, float, complex, str, bytes) if isinstance(real, base))
@@ -82,7 +87,9 @@ def _shadowed(kind: type) -> tuple[str, ...]:
     found = classes.lookup(kind, "__dict__")
     return (
         ()
-        if isinstance(found, types.GetSetDescriptorType) or found is MISSING or isinstance(found, types.MemberDescriptorType)
+        if isinstance(found, types.GetSetDescriptorType)
+        or found is MISSING
+        or isinstance(found, types.MemberDescriptorType)
         else ("__dict__",)
     )
 
@@ -119,7 +126,12 @@ def generic_getattr(world: World, obj: object, name: str) -> object:
         if name != "__traceback__" or (world.is_raw(obj) and not world.tracer.is_handled(obj)):
             raise GraphBreak("frame-access", f"{name} of an exception: interpreted frames leave no traceback")
         return world.tracer.traceback_of(obj)  # type: ignore[arg-type]
-    if name == "__context__" and issubclass(kind, BaseException) and id(obj) in world.tracer.open_contexts and obj.__context__ is None:  # type: ignore[attr-defined]
+    if (
+        name == "__context__"
+        and issubclass(kind, BaseException)
+        and id(obj) in world.tracer.open_contexts
+        and obj.__context__ is None  # type: ignore[attr-defined]
+    ):
         world.tracer.ask_around()
     found = classes.guarded_lookup(world, kind, name)
     if found is not MISSING and is_data_descriptor(world, found):
@@ -137,7 +149,19 @@ _TRACEBACKS = ("__traceback__", "with_traceback")
 
 # Immutable types of what classes hold most: none of them has __set__ or __delete__.
 _NO_DATA = frozenset(
-    {types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, str, int, bool, type(None), tuple, list, dict}
+    {
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        staticmethod,
+        classmethod,
+        str,
+        int,
+        bool,
+        type(None),
+        tuple,
+        list,
+        dict,
+    }
 )
 
 
@@ -163,7 +187,9 @@ def bind(world: World, found: object, obj: object, kind: type, name: str) -> obj
     if getter is property.__get__:
         return _BINDERS[property](world, found, obj, kind, name)
     if world.is_raw(obj):
-        raise GraphBreak("opaque-object", f"{kind.__qualname__}.{name} is a descriptor written in C ({type(found).__qualname__})")
+        raise GraphBreak(
+            "opaque-object", f"{kind.__qualname__}.{name} is a descriptor written in C ({type(found).__qualname__})"
+        )
     return native(getter.__get__(found), obj, kind)
 
 
@@ -209,7 +235,9 @@ def _bind_member(world: World, found: Any, obj: object, kind: type, name: str) -
     stored = world.effects.read_slot(obj, name)
     if stored is not None:
         if stored.value is DELETED:
-            raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj))
+            raise UserException(
+                AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=obj)
+            )
         return stored.value
     try:
         value = found.__get__(record.real, kind)
@@ -241,7 +269,8 @@ _BINDERS = {
     types.MemberDescriptorType: _bind_member,
     types.GetSetDescriptorType: _bind_getset,
     types.MethodDescriptorType: _bind_native,
-    type(collections.namedtuple("_Pair", "first").first): _bind_native,  # type: ignore[attr-defined]  # elements are loaded already
+    # elements are loaded already
+    type(collections.namedtuple("_Pair", "first").first): _bind_native,  # type: ignore[attr-defined]
     types.WrapperDescriptorType: _bind_native,
     types.ClassMethodDescriptorType: _bind_native,
     types.BuiltinFunctionType: lambda world, found, obj, kind, name: found,

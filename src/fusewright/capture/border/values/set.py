@@ -1,7 +1,7 @@
 """Sets from outside: shadows guarded as a whole, because the elements of a set have no place and so no source.
 
-Takes a set or frozenset; gives a copy. Always holds: every element is a constant or known by identity (a function, a class, an
-enumeration member, an object without `__eq__` of its own).
+Takes a set or frozenset; gives a copy. Always holds: every element is a constant or known by identity (a function, a
+class, an enumeration member, an object without `__eq__` of its own).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class HoldsElements:
-    """Guard callable: the set has this type and holds just these elements, in this order (a program may iterate over it)."""
+    """Guard callable: the set has this type and holds just these elements, in this order (a program may iterate over
+    it)."""
 
     __slots__ = ("cls", "elements")
 
@@ -54,7 +55,9 @@ def load_set(world: World, real: Any, source: Source) -> object:
     base: Any = set if isinstance(real, set) else frozenset
     elements = contents(real)
     if not all(_comparable(element) for element in elements):
-        raise GraphBreak("set-of-objects", f"a {cls.__name__} whose elements define __eq__ came from outside ({source.text()})")
+        raise GraphBreak(
+            "set-of-objects", f"a {cls.__name__} whose elements define __eq__ came from outside ({source.text()})"
+        )
     world.guard("CALL", source, HoldsElements(cls, elements))
     for element in elements:
         world.load(element, world.constant(element, "element"))
@@ -63,7 +66,9 @@ def load_set(world: World, real: Any, source: Source) -> object:
     shadow = set.__new__(cls)
     set.update(shadow, elements)
     if any(mine is not theirs for mine, theirs in zip(contents(shadow), elements)):
-        raise GraphBreak("set-of-objects", f"a set whose order depends on its history came from outside ({source.text()})")
+        raise GraphBreak(
+            "set-of-objects", f"a set whose order depends on its history came from outside ({source.text()})"
+        )
     world.stand_in(real, source, shadow)
     attributes = load_attributes(world, real, source, shadow)
     world.effects.shadows.append(Shadow(real, source, shadow, contents(shadow), attributes))

@@ -1,7 +1,7 @@
 """Symbolic numbers where Python needs the number itself: text, keys, methods, operators other than plain arithmetic.
 
-Takes any value; gives it with the symbolic numbers in it replaced by the numbers that they are in this capture. Always holds: asking a
-symbolic number for its value guards it, so the capture serves that value alone.
+Takes any value; gives it with the symbolic numbers in it replaced by the numbers that they are in this capture. Always
+holds: asking a symbolic number for its value guards it, so the capture serves that value alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def concrete(value: Any) -> Any:
 
 
 def is_open(value: Any) -> bool:
-    """Whether this is a comparison of a size that depends on data, which nothing decides: it may be stated (torch._check), not asked."""
+    """Whether this is a comparison of a size that depends on data, which nothing decides: it may be stated
+    (torch._check), not asked."""
     if type(value) is not torch.SymBool or not isinstance(value.node, SymNode):
         return False
     relation = value.node.value

@@ -1,7 +1,8 @@
 """Tensors: graph inputs when they come from outside; their attributes.
 
-Takes plain tensors, parameters and buffers; gives traced tensors. Always holds: one outside tensor has one traced tensor, and
-`type(t)` answers for the class of the original. What would need a tensor's data, address or storage is a graph break.
+Takes plain tensors, parameters and buffers; gives traced tensors. Always holds: one outside tensor has one traced
+tensor, and `type(t)` answers for the class of the original. What would need a tensor's data, address or storage is a
+graph break.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ TENSOR_CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.B
 def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     """A graph input. Kinds of tensors that the graph cannot hold make the whole frame run eagerly up to here."""
     if torch._C._functorch.is_functorch_wrapped_tensor(real):
-        raise SkipFrame("transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp)")
+        raise SkipFrame(
+            "transform-active", f"{source.text()} is a tensor inside a functorch transform (vmap, grad, jvp)"
+        )
     if is_wrapper(real):
         return load_wrapper(world, real, source)
     reason = unsupported(real)
     if reason is not None:
         raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
     recorder = world.recorder
-    symbols = symbolic_dims(real, source, world.module_sources, world.tracer.function.__code__, recorder.env, world.tracer.options)
+    symbols = symbolic_dims(
+        real, source, world.module_sources, world.tracer.function.__code__, recorder.env, world.tracer.options
+    )
     for dim, size in symbols.items():
         recorder.size_input(size, size.name)
         world.input_sources.append(TensorSize(source, dim))
@@ -119,7 +124,9 @@ def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Gu
     for dim, step in enumerate(traced.stride()):
         if type(step) is not int and not _is_own(env, dim_of(step), source, dim):
             stride = symbol(f"stride{len(env.symbols)}_{len(guards)}")
-            sources = {known.symbol.name: known.source for known in env.symbols.values()} | {stride.name: TensorStride(source, dim)}
+            sources = {known.symbol.name: known.source for known in env.symbols.values()} | {
+                stride.name: TensorStride(source, dim)
+            }
             guards.append(Guard("SIZE", source, (Relation("==", stride, dim_of(step)), sources), STRIDE))
     return guards
 
@@ -156,7 +163,11 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
     """`tensor.name`."""
     if is_wrapper(tensor):
         found = classes.lookup(type(tensor), name)
-        return types.MethodType(found, tensor) if isinstance(found, types.FunctionType) else world.torch_call(getattr, (tensor, name), {})
+        return (
+            types.MethodType(found, tensor)
+            if isinstance(found, types.FunctionType)
+            else world.torch_call(getattr, (tensor, name), {})
+        )
     handler = _ATTRIBUTES.get(name)
     if handler is not None:
         return handler(world, tensor)
@@ -170,7 +181,9 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, tensor)
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return found.__get__(tensor, torch.Tensor)  # PyTorch's own method: the traced class overrides some, to refuse them
+        return found.__get__(
+            tensor, torch.Tensor
+        )  # PyTorch's own method: the traced class overrides some, to refuse them
     if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
         return native(getattr, tensor, name)
     if found is not MISSING:
@@ -178,7 +191,9 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
     value = _namespace(world, tensor).get(name, MISSING)
     if value is not MISSING:
         return value
-    raise UserException(AttributeError(f"'{world.type_of(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor))
+    raise UserException(
+        AttributeError(f"'{world.type_of(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor)
+    )
 
 
 def _namespace(world: World, tensor: torch.Tensor) -> dict[str, object] | OutsideDict:
@@ -218,7 +233,8 @@ class _Reads:
 
 
 def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[Any], object]) -> object:
-    """What a tensor guard does not look at, read from the original and guarded by itself; a tensor made inside answers natively."""
+    """What a tensor guard does not look at, read from the original and guarded by itself; a tensor made inside answers
+    natively."""
     record = world.outside(tensor)
     if record is None:
         return native(read, tensor)
@@ -248,7 +264,8 @@ def _grad(world: World, tensor: torch.Tensor) -> object:
 
 
 def _data(world: World, tensor: torch.Tensor) -> object:
-    """The getter itself: what is written through `data` is counted by neither tensor, as it is by both after detach()."""
+    """The getter itself: what is written through `data` is counted by neither tensor, as it is by both after
+    detach()."""
     return world.torch_call(torch.Tensor.data.__get__, (tensor,), {})  # type: ignore[attr-defined]
 
 
@@ -315,8 +332,10 @@ DATA_DEPENDENT = {
     "__complex__": "complex(tensor)",
 }
 
-_ADDRESS = frozenset({"data_ptr", "__cuda_array_interface__", "numpy", "storage", "untyped_storage", "_typed_storage", "storage_type",
-                      "__array__", "__dlpack__", "is_shared", "share_memory_", "pin_memory", "is_set_to"})  # fmt: skip
+_ADDRESS = frozenset(
+    """data_ptr __cuda_array_interface__ numpy storage untyped_storage _typed_storage storage_type __array__ __dlpack__
+    is_shared share_memory_ pin_memory is_set_to""".split()
+)
 
 _AUTOGRAD = frozenset(
     {
@@ -340,12 +359,15 @@ _AUTOGRAD = frozenset(
 def refuse_method(name: str) -> None:
     """Raises the graph break of a tensor method that a graph cannot hold."""
     if name in DATA_DEPENDENT:
-        raise GraphBreak("data-dependent-branch" if name == "__bool__" else "data-dependent-scalar", DATA_DEPENDENT[name])
+        raise GraphBreak(
+            "data-dependent-branch" if name == "__bool__" else "data-dependent-scalar", DATA_DEPENDENT[name]
+        )
     if name in _ADDRESS:
         raise GraphBreak("tensor-address", f"Tensor.{name}()")
     if name in _AUTOGRAD:
         raise GraphBreak(
-            "autograd-call" if name in ("backward", "register_hook", "retain_grad") else "tensor-attribute", f"Tensor.{name}()"
+            "autograd-call" if name in ("backward", "register_hook", "retain_grad") else "tensor-attribute",
+            f"Tensor.{name}()",
         )
     if name in ("__repr__", "__str__", "__format__"):
         raise GraphBreak("print-tensor", "a tensor turned into text")

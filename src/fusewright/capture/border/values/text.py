@@ -1,7 +1,8 @@
 """Text that shows tensors: an f-string's result whose characters nobody may look at while the graph is recorded.
 
-Takes the pieces of a formatted string; gives a `TensorText`, which is carried about, dropped (the message of a check that holds), or made
-outside, after the graph. Always holds: whatever would look at the characters is the graph break "print-tensor", at that place.
+Takes the pieces of a formatted string; gives a `TensorText`, which is carried about, dropped (the message of a check
+that holds), or made outside, after the graph. Always holds: whatever would look at the characters is the graph break
+"print-tensor", at that place.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ class TensorText:
     def __init__(self, pieces: tuple[Any, ...]) -> None:
         self.pieces = pieces
 
-    __str__ = __repr__ = __format__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __reduce_ex__ = _refuse  # type: ignore[assignment]
+    __str__ = __repr__ = __format__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = __iter__ = __contains__ = (
+        __getitem__
+    ) = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __reduce_ex__ = (
+        _refuse  # type: ignore[assignment]
+    )
 
 
 def text_of(tensor: torch.Tensor, make: Callable[..., str], *arguments: str) -> TensorText:
-    """`make(tensor, *arguments)`, to be computed after the graph. An inference tensor breaks the graph: its writes are not counted."""
+    """`make(tensor, *arguments)`, to be computed after the graph. An inference tensor breaks the graph: its writes are
+    not counted."""
     if tensor.is_inference():
         _refuse()
     return TensorText(((tensor, make, arguments, tensor._version),))
@@ -41,7 +47,9 @@ def joined(parts: list[Any]) -> Any:
     """`"".join(parts)`, where some parts may be such text."""
     if not any(type(part) is TensorText for part in parts):
         return "".join(parts)
-    return TensorText(tuple(piece for part in parts for piece in (part.pieces if type(part) is TensorText else (part,))))
+    return TensorText(
+        tuple(piece for part in parts for piece in (part.pieces if type(part) is TensorText else (part,)))
+    )
 
 
 def refuse_if_shown(values: Any, depth: int = 0) -> None:

@@ -1,7 +1,8 @@
 """Tuples from outside: rebuilt from loaded elements.
 
-Takes a tuple, a namedtuple or another subclass; gives a tuple of the same type. Always holds: type and length are guarded, each
-element has its own source, and a tuple whose elements load as themselves is handed out as it is (its identity is kept).
+Takes a tuple, a namedtuple or another subclass; gives a tuple of the same type. Always holds: type and length are
+guarded, each element has its own source, and a tuple whose elements load as themselves is handed out as it is (its
+identity is kept).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def load_tuple(world: World, real: tuple, source: Source) -> object:
-    """A tuple of constants is guarded by value in one step; others, and one whose numbers change (betas), element by element."""
+    """A tuple of constants is guarded by value in one step; others, and one whose numbers change (betas), element by
+    element."""
     if is_literal(real) and not tuple_has_changed(world, real, source):
         world.guard("EQUALS", source, real)
         return real
@@ -30,6 +32,7 @@ def load_tuple(world: World, real: tuple, source: Source) -> object:
 
 
 def tuple_like(real: tuple, elements: list[object]) -> tuple:
-    """A tuple of the type of `real`. The result types of native operators have a constructor of their own, which takes a sequence."""
+    """A tuple of the type of `real`. The result types of native operators have a constructor of their own, which takes
+    a sequence."""
     kind = type(real)
     return kind(elements) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, elements)

@@ -1,9 +1,11 @@
 """Tensor subclasses that wrap other tensors (quantised weights, say): their parts are graph inputs.
 
-Takes a tensor whose class has PyTorch's contract for such classes (`__tensor_flatten__`, `__tensor_unflatten__`: all that it is are its
-parts and a context); gives one of the same class, made of traced parts. Its own code (`__torch_function__`, `__torch_dispatch__`) runs
-as in eager, under the recorder, and what it does to the parts is recorded.
-Always holds: the very object is guarded, its attributes too; one that its own code writes to, or that leaves the graph, breaks it.
+Takes a tensor whose class has PyTorch's contract for such classes (`__tensor_flatten__`, `__tensor_unflatten__`: all
+that it is are its parts and a context); gives one of the same class, made of traced parts. Its own code
+(`__torch_function__`, `__torch_dispatch__`) runs as in eager, under the recorder, and what it does to the parts is
+recorded.
+Always holds: the very object is guarded, its attributes too; one that its own code writes to, or that leaves the graph,
+    breaks it.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class Wrapped:
 
 
 def is_wrapper(real: object) -> bool:
-    """Whether the tensor is made of others, by the contract. PyTorch's own such classes (nested, distributed) have symbolic sizes and
-    collectives of their own; they are not taken."""
+    """Whether the tensor is made of others, by the contract. PyTorch's own such classes (nested, distributed) have
+    symbolic sizes and collectives of their own; they are not taken."""
     kind = type(real)
     if kind is TracedTensor or kind in PLAIN or not issubclass(kind, torch.Tensor):
         return False
@@ -99,7 +101,8 @@ class _IsStill:
 
 
 def _guard_attribute(world: World, value: Any, source: Source) -> None:
-    """Guards what the class's own code may read of an attribute: constants and containers by value, and what objects hold."""
+    """Guards what the class's own code may read of an attribute: constants and containers by value, and what objects
+    hold."""
     world.load(value, source)
     inner = getattr(value, "__dict__", None)
     if isinstance(inner, dict) and not isinstance(value, (type, torch.Tensor)) and type(value).__flags__ & (1 << 9):
@@ -109,7 +112,8 @@ def _guard_attribute(world: World, value: Any, source: Source) -> None:
 
 
 def check_unchanged(world: World) -> None:
-    """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written to."""
+    """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written
+    to."""
     for one in world.wrappers:
         now = one.value.__dict__
         if now.keys() != one.attributes.keys() or any(now[name] is not held for name, held in one.attributes.items()):

@@ -107,7 +107,11 @@ def list_extend(frame: Any, depth: int) -> None:
     try:
         values = elements(frame, iterable)
     except UserException as signal:
-        if not isinstance(signal.exception, TypeError) or hasattr(type(iterable), "__iter__") or hasattr(type(iterable), "__getitem__"):
+        if (
+            not isinstance(signal.exception, TypeError)
+            or hasattr(type(iterable), "__iter__")
+            or hasattr(type(iterable), "__getitem__")
+        ):
             raise
         raise user_error(TypeError, f"Value after * must be an iterable, not {type(iterable).__name__}") from None
     frame.stack[-depth].extend(values)
@@ -209,7 +213,8 @@ def unpack_sequence(frame: Any, count: int) -> None:
 
 
 def _take(frame: Any, iterable: object, count: int) -> list[Any]:
-    """Up to `count + 1` elements: one more than wanted tells that there are too many, and is all that CPython asks for."""
+    """Up to `count + 1` elements: one more than wanted tells that there are too many, and is all that CPython asks
+    for."""
     world = frame.world
     try:
         iterator = world.iterate(iterable)
@@ -235,7 +240,9 @@ def unpack_ex(frame: Any, counts: int) -> None:
     except UserException as signal:
         raise _cannot_unpack(value, signal) from None
     if len(values) < before + after:
-        raise user_error(ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(values)})")
+        raise user_error(
+            ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(values)})"
+        )
     end = len(values) - after
     frame.stack.extend(reversed([*values[:before], values[before:end], *values[end:]]))
 

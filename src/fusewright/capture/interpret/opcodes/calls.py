@@ -1,4 +1,5 @@
-"""Calls, functions and the intrinsics; and the builtins that need the calling frame (`super()`, `locals()`, `__build_class__`…)."""
+"""Calls, functions and the intrinsics; and the builtins that need the calling frame (`super()`, `locals()`,
+`__build_class__`…)."""
 
 from __future__ import annotations
 
@@ -143,7 +144,9 @@ def set_function_attribute(frame: Any, flag: int) -> None:
     function = stack.pop()
     value = stack.pop()
     if flag == CLOSURE:
-        complete = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, value)
+        complete = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, value
+        )
         complete.__kwdefaults__ = function.__kwdefaults__
         complete.__annotations__ = function.__annotations__
         frame.world.note_inside_function(complete)

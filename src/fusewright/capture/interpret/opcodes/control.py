@@ -180,7 +180,8 @@ def end_send(frame: Any, operand: object) -> None:
 
 @opcode("CLEANUP_THROW")
 def cleanup_throw(frame: Any, operand: object) -> None:
-    """An exception thrown into a delegating generator came back out of the inner iterator: a StopIteration is its result."""
+    """An exception thrown into a delegating generator came back out of the inner iterator: a StopIteration is its
+    result."""
     stack = frame.stack
     error = stack[-1]
     if not isinstance(error, StopIteration):

@@ -52,7 +52,9 @@ def raise_varargs(frame: Any, count: int) -> None:
     if frame.world.source_of(error) is not None:
         raise SkipFrame("outside-exception", "raises an exception object that existed before (raising changes it)")
     if count == 2:
-        error.__cause__ = None if cause is None else _instance(frame, cause, "exception causes must derive from BaseException")
+        error.__cause__ = (
+            None if cause is None else _instance(frame, cause, "exception causes must derive from BaseException")
+        )
     frame.tracer.set_context(error)
     raise UserException(error)
 
@@ -95,7 +97,8 @@ def check_group_match(frame: Any, operand: object) -> None:
 
 
 def prepare_reraise(frame: Any, original: BaseException, raised: list[Any]) -> object:
-    """What is raised at the end of `except*` clauses: the parts that nobody caught or that were raised again, as one group."""
+    """What is raised at the end of `except*` clauses: the parts that nobody caught or that were raised again, as one
+    group."""
     errors = [error for error in raised if error is not None]
     if not errors:
         return None
@@ -108,7 +111,11 @@ def prepare_reraise(frame: Any, original: BaseException, raised: list[Any]) -> o
 
 def _is_part(error: BaseException, original: BaseExceptionGroup) -> bool:
     """Whether `split` has made it from the group that was caught (which keeps cause and context)."""
-    return isinstance(error, BaseExceptionGroup) and error.__context__ is original.__context__ and error.__cause__ is original.__cause__
+    return (
+        isinstance(error, BaseExceptionGroup)
+        and error.__context__ is original.__context__
+        and error.__cause__ is original.__cause__
+    )
 
 
 @opcode("PREP_RERAISE_STAR")
@@ -136,7 +143,9 @@ def _special(frame: Any, manager: object, name: str, missing: str) -> object:
         raise user_error(TypeError, message)
     if name not in getattr(manager, "__dict__", ()):
         return frame.world.getattr(manager, name)
-    return types.MethodType(frame.world.getattr(cls, name), manager)  # an instance attribute of this name is not the special method
+    return types.MethodType(
+        frame.world.getattr(cls, name), manager
+    )  # an instance attribute of this name is not the special method
 
 
 @opcode("BEFORE_WITH")

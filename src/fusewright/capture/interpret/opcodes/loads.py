@@ -1,4 +1,5 @@
-"""Loads and stores: constants, variables, cells, globals, names of class bodies, attributes, items, imports, and operators."""
+"""Loads and stores: constants, variables, cells, globals, names of class bodies, attributes, items, imports, and
+operators."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def unbound_local(frame: Any, slot: int) -> UserException:
     if slot >= frame.info.first_free:
         message = f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"
         return user_error(NameError, message, name=name)
-    return user_error(UnboundLocalError, f"cannot access local variable '{name}' where it is not associated with a value")
+    return user_error(
+        UnboundLocalError, f"cannot access local variable '{name}' where it is not associated with a value"
+    )
 
 
 @opcode("LOAD_FAST")

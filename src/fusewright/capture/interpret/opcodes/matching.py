@@ -58,7 +58,9 @@ def match_class(frame: Any, positional: int) -> None:
     stack.append(_match_class(frame, subject, cls, positional, names))
 
 
-def _match_class(frame: Any, subject: object, cls: Any, positional: int, names: tuple[str, ...]) -> tuple[object, ...] | None:
+def _match_class(
+    frame: Any, subject: object, cls: Any, positional: int, names: tuple[str, ...]
+) -> tuple[object, ...] | None:
     if not isinstance(cls, type):
         raise user_error(TypeError, "called match pattern must be a class")
     if not frame.tracer.call(isinstance, (subject, cls)):
@@ -75,11 +77,15 @@ def _match_class(frame: Any, subject: object, cls: Any, positional: int, names: 
             arguments = ()
             match_self = bool(cls.__flags__ & _MATCH_SELF_FLAG)
         if type(arguments) is not tuple:
-            raise user_error(TypeError, f"{cls.__name__}.__match_args__ must be a tuple (got {type(arguments).__name__})")
+            raise user_error(
+                TypeError, f"{cls.__name__}.__match_args__ must be a tuple (got {type(arguments).__name__})"
+            )
         allowed = 1 if match_self else len(arguments)
         if allowed < positional:
             plural = "" if allowed == 1 else "s"
-            raise user_error(TypeError, f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({positional} given)")
+            raise user_error(
+                TypeError, f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({positional} given)"
+            )
         if match_self:
             values.append(subject)
         else:

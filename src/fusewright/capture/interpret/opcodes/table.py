@@ -1,8 +1,9 @@
 """The table of opcode handlers, and the few helpers that several families share.
 
-A handler is `handler(frame, operand) -> exit`: it works on `frame.stack` and `frame.locals`; a jump sets `frame.pc`; a true result leaves
-the frame with `frame.value`. Always holds: handlers touch values only through `frame.world` and `frame.tracer.call`, except where no user
-code can run and nothing outside can be read (an exact list, a string that the frame built). No torch.
+A handler is `handler(frame, operand) -> exit`: it works on `frame.stack` and `frame.locals`; a jump sets `frame.pc`; a
+true result leaves the frame with `frame.value`. Always holds: handlers touch values only through `frame.world` and
+`frame.tracer.call`, except where no user code can run and nothing outside can be read (an exact list, a string that the
+frame built). No torch.
 """
 
 from __future__ import annotations

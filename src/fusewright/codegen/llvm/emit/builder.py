@@ -1,8 +1,8 @@
 """Writing LLVM IR as text: values, blocks, scopes and the loop that ties them together.
 
-Takes calls in program order; gives the text of one function. Always holds: a scope's cursor stands before every loop that is being
-written inside the scope, so that a value may be added to an outer scope at any time and dominates whatever follows; a value lives in the
-memo of the scope that holds it and is never seen outside that scope's contexts.
+Takes calls in program order; gives the text of one function. Always holds: a scope's cursor stands before every loop
+that is being written inside the scope, so that a value may be added to an outer scope at any time and dominates
+whatever follows; a value lives in the memo of the scope that holds it and is never seen outside that scope's contexts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _T = TypeVar("_T")
 
 
 class Value:
-    """An operand: `text` is an SSA name or a literal; `lanes` 1 is a scalar, equal in all lanes. `home`: the scope that holds it (None: a
-    literal).
+    """An operand: `text` is an SSA name or a literal; `lanes` 1 is a scalar, equal in all lanes. `home`: the scope that
+    holds it (None: a literal).
     """
 
     __slots__ = ("home", "lanes", "text", "type")
@@ -55,10 +55,11 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """A level of the program: what is known there. `defines`: loop symbols and locals that get their value at this level.
+    """A level of the program: what is known there. `defines`: loop symbols and locals that get their value at this
+    level.
 
-    `lane`: values here belong to one vector of lanes. `mask`: the lanes (or, if scalar, whether) memory may be touched, None for all.
-    `barrier`: memory accesses below must not be moved above it.
+    `lane`: values here belong to one vector of lanes. `mask`: the lanes (or, if scalar, whether) memory may be touched,
+    None for all. `barrier`: memory accesses below must not be moved above it.
     """
 
     cursor: Cursor
@@ -112,15 +113,20 @@ class FunctionBuilder:
         self.scope.cursor.block.lines.append(line)
 
     def interleave(self, cursor: Cursor, parts: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Writes `parts`, which are independent but for values that several use, and lets their lines take turns: a processor sees some
-        hundred instructions ahead, so that of several long chains one after another it works on one or two."""
+        """Writes `parts`, which are independent but for values that several use, and lets their lines take turns: a
+        processor sees some hundred instructions ahead, so that of several long chains one after another it works on one
+        or two."""
         block, start = cursor.block, len(cursor.block.lines)
         results, ends = [], []
         for part in parts:
             results.append(part())
             ends.append(len(block.lines))
         written = block.lines[start:]
-        if len(parts) > 1 and cursor.block is block and not any("%failed" in line or line.startswith("  br ") for line in written):
+        if (
+            len(parts) > 1
+            and cursor.block is block
+            and not any("%failed" in line or line.startswith("  br ") for line in written)
+        ):
             chains = [block.lines[first:last] for first, last in zip([start, *ends], ends)]
             block.lines[start:] = _take_turns(chains)
         return results
@@ -157,7 +163,11 @@ class FunctionBuilder:
             saved, self.scope = self.scope, value.home
             vector = type_text(value.type, lanes)
             one = self.value(f"insertelement {vector} poison, {value.type} {value.text}, i64 0", value.type, lanes)
-            found = self.value(f"shufflevector {vector} {one.text}, {vector} poison, <{lanes} x i32> zeroinitializer", value.type, lanes)
+            found = self.value(
+                f"shufflevector {vector} {one.text}, {vector} poison, <{lanes} x i32> zeroinitializer",
+                value.type,
+                lanes,
+            )
             value.home.memo[key] = found
             self.scope = saved
         return found
@@ -200,13 +210,19 @@ class FunctionBuilder:
             return value
         return self.value(f"{opcode} {value.typed} to {type_text(type_, value.lanes)}", type_, value.lanes)
 
-    def intrinsic(self, name: str, *values: Value, type_: str | None = None, lanes: int | None = None, flags: str = "") -> Value:
+    def intrinsic(
+        self, name: str, *values: Value, type_: str | None = None, lanes: int | None = None, flags: str = ""
+    ) -> Value:
         """A call of `llvm.<name>.<suffix of the first operand>` on operands of equal lanes."""
         matched = self.match(*values)
         first = matched[0]
-        return self.call(f"llvm.{name}.{suffix(first.type, first.lanes)}", matched, type_ or first.type, lanes or first.lanes, flags)
+        return self.call(
+            f"llvm.{name}.{suffix(first.type, first.lanes)}", matched, type_ or first.type, lanes or first.lanes, flags
+        )
 
-    def call(self, symbol: str, values: list[Value], type_: str, lanes: int = 1, flags: str = "", attributes: str = "") -> Value:
+    def call(
+        self, symbol: str, values: list[Value], type_: str, lanes: int = 1, flags: str = "", attributes: str = ""
+    ) -> Value:
         result = type_text(type_, lanes)
         if symbol not in self.declarations:
             parameters = ", ".join(type_text(v.type, v.lanes) for v in values)
@@ -216,7 +232,9 @@ class FunctionBuilder:
 
     def call_void(self, symbol: str, values: list[Value]) -> None:
         if symbol not in self.declarations:
-            self.declarations[symbol] = f"declare void @{symbol}({', '.join(type_text(v.type, v.lanes) for v in values)})"
+            self.declarations[symbol] = (
+                f"declare void @{symbol}({', '.join(type_text(v.type, v.lanes) for v in values)})"
+            )
         self.emit(f"  call void @{symbol}({', '.join(v.typed for v in values)})")
 
     def report(self, bad: Value) -> None:

@@ -1,7 +1,9 @@
-"""Where an expression is evaluated: the chain of scopes around it, and which of them is the outermost that knows everything it needs.
+"""Where an expression is evaluated: the chain of scopes around it, and which of them is the outermost that knows
+everything it needs.
 
-Takes scopes; gives `Context`s. Always holds: a chain runs from the function's entry inwards, each scope dominated by those before it;
-scopes marked `lane` belong to one vector (`lanes` elements of axis `vector`, the first at the axis' value in the chain plus `offset`).
+Takes scopes; gives `Context`s. Always holds: a chain runs from the function's entry inwards, each scope dominated by
+those before it; scopes marked `lane` belong to one vector (`lanes` elements of axis `vector`, the first at the axis'
+value in the chain plus `offset`).
 """
 
 from __future__ import annotations
@@ -86,12 +88,17 @@ class Context:
         return Context((*self.chain[: level + 1], scope), self.lanes, self.vector, self.offset)
 
     def elsewhere(self, at: int, symbol: Expr, value: Value, key: object) -> Context:
-        """The same point but for `symbol`, which the scope `at` of the chain defines: there it is `value`. What is known of that point is
-        known in scopes of its own; equal keys share the outermost of them."""
+        """The same point but for `symbol`, which the scope `at` of the chain defines: there it is `value`. What is
+        known of that point is known in scopes of its own; equal keys share the outermost of them."""
         base = self.chain[at]
         moved = base.children.get(key)
         if moved is None:
-            moved = base.children[key] = Scope(base.cursor, set(base.defines), {**base.values, symbol: value}, mask=base.mask)
+            moved = base.children[key] = Scope(
+                base.cursor, set(base.defines), {**base.values, symbol: value}, mask=base.mask
+            )
             value.home = moved
-        below = (Scope(s.cursor, set(s.defines), dict(s.values), lane=s.lane, mask=s.mask, barrier=s.barrier) for s in self.chain[at + 1 :])
+        below = (
+            Scope(s.cursor, set(s.defines), dict(s.values), lane=s.lane, mask=s.mask, barrier=s.barrier)
+            for s in self.chain[at + 1 :]
+        )
         return Context((*self.chain[:at], moved, *below), self.lanes, self.vector, self.offset)

@@ -1,7 +1,8 @@
 """From loop-IR expressions to values: each computed once, in the outermost scope that knows what it needs.
 
-Takes expressions and a `Context`; gives `Value`s. Always holds: a value is emitted where it dominates all its uses; what touches memory
-or may report a failure stays under its mask; memory that the kernel itself writes is read anew in each stage.
+Takes expressions and a `Context`; gives `Value`s. Always holds: a value is emitted where it dominates all its uses;
+what touches memory or may report a failure stays under its mask; memory that the kernel itself writes is read anew in
+each stage.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from fusewright.codegen.llvm.emit.memory import Memory, Pointer, register_litera
 from fusewright.codegen.llvm.emit.transpose import Staged
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.loops import ir
-from fusewright.loops.ir import Apply, Axis, CheckedIndex, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.loops.ir import (
+    Apply,
+    Axis,
+    CheckedIndex,
+    Constant,
+    Expression,
+    IndexValue,
+    Load,
+    LocalValue,
+    Masked,
+    Store,
+)
 from fusewright.sizes.expressions import Expr
 
 _COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
@@ -85,7 +97,9 @@ class Evaluator:
     def _narrow_comparison(self, ctx: Context, expr: Apply) -> Value | None:
         """Indices (of masks, of padding) are compared in i32 where their ranges allow it: half the registers of i64."""
         code = _COMPARISONS.get(expr.op)
-        if code is None or not all(isinstance(arg, (IndexValue, Constant)) and arg.dtype is torch.int64 for arg in expr.args):
+        if code is None or not all(
+            isinstance(arg, (IndexValue, Constant)) and arg.dtype is torch.int64 for arg in expr.args
+        ):
             return None
         indices = [self.view.dim(arg.index) if isinstance(arg, IndexValue) else int(arg.value) for arg in expr.args]  # type: ignore[attr-defined]
         if not all(fits_i32(d) for d in indices):
@@ -134,7 +148,9 @@ class Evaluator:
     def _as_index(self, value: Value, dtype: torch.dtype) -> Value:
         if value.type == "i64":
             return value
-        return self.b.convert("sext" if ELEMENT_TYPES[dtype].signed and dtype is not torch.bool else "zext", value, "i64")
+        return self.b.convert(
+            "sext" if ELEMENT_TYPES[dtype].signed and dtype is not torch.bool else "zext", value, "i64"
+        )
 
     def _load(self, ctx: Context, level: int, expr: Expression) -> Value:
         assert isinstance(expr, Load)
@@ -145,10 +161,13 @@ class Evaluator:
         bound = self.bindings(ctx, expr.bindings)
         if expr in self.next_rows and self.b.mask is None:
             self._fetch_next_row(at, expr, self.next_rows[expr])
-        return self.memory.load(at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask, self.ahead.get(expr, 0))
+        return self.memory.load(
+            at, self.pointers[expr.buffer], self.view.dim(expr.index), bound, self.b.mask, self.ahead.get(expr, 0)
+        )
 
     def _fetch_next_row(self, ctx: Context, expr: Load, axis: Axis) -> None:
-        """What the load takes at the next point of the outer `axis` (at the last one: what it takes now), its index unchecked."""
+        """What the load takes at the next point of the outer `axis` (at the last one: what it takes now), its index
+        unchecked."""
         b, ((symbol, checked),) = self.b, expr.bindings
         assert isinstance(checked, CheckedIndex)
         at = ctx.level(axis.symbol)
@@ -179,7 +198,9 @@ class Evaluator:
         bound = self.bindings(ctx, store.bindings)
         b.scope, b.mask = ctx.here, ctx.mask_at(len(ctx.chain) - 1)
         ahead = self.store_ahead.get(store.buffer, 0)
-        self.memory.store(ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode, ahead)
+        self.memory.store(
+            ctx, self.pointers[store.buffer], self.view.dim(store.index), bound, value, b.mask, store.mode, ahead
+        )
         b.scope, b.mask = saved
 
     def store_pair(self, first: Context, second: Context, store: Store, low: Value, high: Value) -> None:
@@ -191,7 +212,9 @@ class Evaluator:
         done = False
         if pieces[0] is not None and pieces[1] is not None and pieces[0].lanes == pieces[1].lanes == first.lanes:
             ahead = self.store_ahead.get(store.buffer, 0)
-            done = self.memory.store_pair(first, self.pointers[store.buffer], self.view.dim(store.index), pieces[0], pieces[1], ahead)
+            done = self.memory.store_pair(
+                first, self.pointers[store.buffer], self.view.dim(store.index), pieces[0], pieces[1], ahead
+            )
         b.scope, b.mask = saved
         if not done:
             self.store(first, store, low)

@@ -1,8 +1,8 @@
 """Elementwise operations: one row an operation, from operands to the value, for scalars and vectors alike.
 
-Takes the `Apply` node (for dtypes and constant arguments), the builder and the operands; gives the result. Always holds: an integer
-division never traps (a zero divisor is reported through `builder.report` and gives 0), integers wrap around, minimum and maximum
-propagate NaN.
+Takes the `Apply` node (for dtypes and constant arguments), the builder and the operands; gives the result. Always
+holds: an integer division never traps (a zero divisor is reported through `builder.report` and gives 0), integers wrap
+around, minimum and maximum propagate NaN.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _zero(b: Builder, like: Value) -> Value:
     return b.const(0, like.type)
 
 
-# --- minimum and maximum ----------------------------------------------------------------------------------------------------
+# --- minimum and maximum
+# ----------------------------------------------------------------------------------------------------
 
 
 def _is_number(node: Apply, position: int) -> bool:
@@ -61,9 +62,11 @@ def _is_number(node: Apply, position: int) -> bool:
     return isinstance(arg, Constant) and arg.value == arg.value
 
 
-def extreme(b: Builder, element: ElementType, largest: bool, a: Value, c: Value, first_is_number: bool = False) -> Value:
-    """min/max; on floats NaN propagates. `x > y ? x : y` is one maxps that gives y when either is NaN, so that only a NaN in x needs a
-    select.
+def extreme(
+    b: Builder, element: ElementType, largest: bool, a: Value, c: Value, first_is_number: bool = False
+) -> Value:
+    """min/max; on floats NaN propagates. `x > y ? x : y` is one maxps that gives y when either is NaN, so that only a
+    NaN in x needs a select.
     """
     if element.kind == "float":
         chosen = b.select(b.compare("fcmp ogt" if largest else "fcmp olt", a, c), a, c)
@@ -98,11 +101,13 @@ def _number_extreme(largest: bool) -> Emitter:
     return emit
 
 
-# --- division ---------------------------------------------------------------------------------------------------------------
+# --- division
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def _integer_division(b: Builder, node: Apply, args: list[Value]) -> tuple[Value, Value, Value, Value]:
-    """(quotient truncated, remainder, safe divisor, zero divisor mask): neither 0 nor the overflowing -1 reaches the divide instruction."""
+    """(quotient truncated, remainder, safe divisor, zero divisor mask): neither 0 nor the overflowing -1 reaches the
+    divide instruction."""
     element = _element(node)
     a, d = b.match(*args)
     zero = b.compare("icmp eq", d, _zero(b, d))
@@ -124,7 +129,8 @@ def _integer_division(b: Builder, node: Apply, args: list[Value]) -> tuple[Value
 
 
 def _needs_floor(b: Builder, remainder: Value, divisor: Value) -> Value:
-    """Whether a truncated division must be moved one towards minus infinity: a remainder whose sign is not the divisor's."""
+    """Whether a truncated division must be moved one towards minus infinity: a remainder whose sign is not the
+    divisor's."""
     differs = b.compare("icmp slt", b.op("xor", remainder, divisor), _zero(b, divisor))
     return b.op("and", differs, b.compare("icmp ne", remainder, _zero(b, remainder)))
 
@@ -186,7 +192,8 @@ def _fmod(b: Builder, node: Apply, args: list[Value]) -> Value:
     return _integer_division(b, node, args)[1]
 
 
-# --- powers, signs, rounding ------------------------------------------------------------------------------------------------
+# --- powers, signs, rounding
+# ------------------------------------------------------------------------------------------------
 
 
 _POWERS: dict[float, Callable[[Builder, Value], Value]] = {  # the exponents that ATen treats apart, computed as it does
@@ -275,12 +282,15 @@ def _nextafter(b: Builder, node: Apply, args: list[Value]) -> Value:
     away = b.op("xor", b.compare("fcmp olt", x, y), b.compare("fcmp olt", x, zero))
     stepped = b.op("add", bits, b.select(away, b.const(1, integer), b.const(-1, integer)))
     smallest = b.convert("bitcast", b.splat(b.const(1, integer), x.lanes), x.type)
-    result = b.select(b.compare("fcmp oeq", x, zero), b.intrinsic("copysign", smallest, y), b.convert("bitcast", stepped, x.type))
+    result = b.select(
+        b.compare("fcmp oeq", x, zero), b.intrinsic("copysign", smallest, y), b.convert("bitcast", stepped, x.type)
+    )
     result = b.select(b.compare("fcmp oeq", x, y), y, result)
     return b.select(b.compare("fcmp uno", x, y), b.op("fadd", x, y), result)
 
 
-# --- bits and masks ---------------------------------------------------------------------------------------------------------
+# --- bits and masks
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _bits(opcode: str) -> Emitter:
@@ -339,11 +349,13 @@ def _signbit(b: Builder, node: Apply, args: list[Value]) -> Value:
     return b.compare("icmp slt", x, _zero(b, x))
 
 
-# --- conversions ------------------------------------------------------------------------------------------------------------
+# --- conversions
+# ------------------------------------------------------------------------------------------------------------
 
 
 def convert(b: Builder, value: Value, source: torch.dtype, target: torch.dtype) -> Value:
-    """`value` from dtype to dtype, as C++'s static_cast does it in ATen: floats truncate, integers wrap, anything to bool is `!= 0`."""
+    """`value` from dtype to dtype, as C++'s static_cast does it in ATen: floats truncate, integers wrap, anything to
+    bool is `!= 0`."""
     if source == target:
         return value
     from_, to = ELEMENT_TYPES[source], ELEMENT_TYPES[target]
@@ -384,7 +396,8 @@ def _widen_half(b: Builder, value: Value, source: torch.dtype) -> Value:
 
 
 def _narrow_half(b: Builder, value: Value, target: torch.dtype) -> Value:
-    """Round to nearest even. Not AVX512-BF16's instruction: it takes subnormals (below 1.2e-38) for 0, where eager keeps them."""
+    """Round to nearest even. Not AVX512-BF16's instruction: it takes subnormals (below 1.2e-38) for 0, where eager
+    keeps them."""
     if target is torch.float16:
         return b.convert("fptrunc", value, "half")
     bits = b.convert("bitcast", value, "i32")
@@ -472,7 +485,10 @@ EMITTERS: dict[str, Emitter] = {
     "signbit": _signbit,
     "copysign": _copysign,
     "nextafter": _nextafter,
-    **{op: _unary(op) for op in (*math.INLINE, "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
+    **{
+        op: _unary(op)
+        for op in (*math.INLINE, "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
+    },
     **{op: _unary(op) for op in ("asinh", "acosh", "atanh", "erfc", "lgamma")},
     **{op: _binary_library(op) for op in ("atan2", "hypot")},
     "erfinv": lambda b, node, args: special.erfinv(b, *args),

@@ -1,8 +1,8 @@
 """Index arithmetic: a symbolic index as a scalar or a vector of integers, and how it moves along the vector axis.
 
-Takes `Dim`s in normalised axes and a `Context`; gives values. Always holds: scalar partial sums are computed in the outermost scope that
-knows their terms; vectors are computed in i32 where the ranges of all divided parts and of the result prove that it suffices, else in
-i64.
+Takes `Dim`s in normalised axes and a `Context`; gives values. Always holds: scalar partial sums are computed in the
+outermost scope that knows their terms; vectors are computed in i32 where the ranges of all divided parts and of the
+result prove that it suffices, else in i64.
 
 `bound` maps symbols of indirect indexing to run-time values.
 """
@@ -70,7 +70,8 @@ class Indexer:
         return result, d.constant
 
     def parts(self, ctx: Context, d: Dim, bound: Bound = NONE) -> tuple[list[Part], int]:
-        """(the sum of the terms that become known in each scope of the chain, outermost first; constant), for a context without lanes."""
+        """(the sum of the terms that become known in each scope of the chain, outermost first; constant), for a context
+        without lanes."""
         if isinstance(d, int):
             return [], d
         b = self.b
@@ -78,7 +79,9 @@ class Indexer:
         homes = {id(scope): level for level, scope in enumerate(ctx.chain)}
         bounds: dict[int, list[Term]] = {}
         for monomial, count in bound_terms:
-            bounds.setdefault(max(self._home(ctx, atom, bound, homes) for atom in monomial), []).append((monomial, count))
+            bounds.setdefault(max(self._home(ctx, atom, bound, homes) for atom in monomial), []).append(
+                (monomial, count)
+            )
         found: list[Part] = []
         constant = d.constant
         saved = b.scope
@@ -171,14 +174,17 @@ class Indexer:
         low, _ = sizes.bounds(atom.left)
         divisor_low, _ = sizes.bounds(atom.right)
         if divisor_low is None or divisor_low <= 0:
-            # A symbolic divisor that may be 0 belongs to an empty tensor, whose loops do not run; the instruction may still be hoisted.
+            # A symbolic divisor that may be 0 belongs to an empty tensor, whose loops do not run; the instruction may
+            # still be hoisted.
             zero = b.const(0, right.type)
             right = b.select(b.compare("icmp eq", right, zero), b.const(1, right.type), right)
         if low is not None and low >= 0 and divisor_low is not None and divisor_low >= 0:
             return b.op("udiv" if quotient_wanted else "urem", left, right)
         zero, one = b.const(0, left.type), b.const(1, left.type)
         remainder = b.op("srem", left, right)
-        wrong = b.op("and", b.compare("icmp slt", b.op("xor", remainder, right), zero), b.compare("icmp ne", remainder, zero))
+        wrong = b.op(
+            "and", b.compare("icmp slt", b.op("xor", remainder, right), zero), b.compare("icmp ne", remainder, zero)
+        )
         if quotient_wanted:
             quotient = b.op("sdiv", left, right)
             return b.select(wrong, b.op("sub", quotient, one), quotient)
@@ -225,7 +231,9 @@ class Indexer:
 
     def varies(self, ctx: Context, d: Dim, bound: Bound) -> bool:
         symbols = sizes.free_symbols(d)
-        return (ctx.vector is not None and ctx.vector in symbols) or any(s in bound and bound[s].lanes > 1 for s in symbols)
+        return (ctx.vector is not None and ctx.vector in symbols) or any(
+            s in bound and bound[s].lanes > 1 for s in symbols
+        )
 
     def _lanes(self, ctx: Context, d: Dim, bound: Bound, type_: str) -> Value:
         b = self.b
@@ -268,10 +276,11 @@ class Indexer:
     # --- movement along the vector axis
 
     def stride(self, ctx: Context, d: Dim, bound: Bound) -> Dim | None:
-        """c such that lane k of `d` is lane 0 plus k*c, for the lanes of this context; None if there is none or it cannot be told.
+        """c such that lane k of `d` is lane 0 plus k*c, for the lanes of this context; None if there is none or it
+        cannot be told.
 
-        Beside affine indices this sees through `// k` and `% k` where the vector, which starts at a multiple of its length, lies within
-        one block.
+        Beside affine indices this sees through `// k` and `% k` where the vector, which starts at a multiple of its
+        length, lies within one block.
         """
         if any(symbol in bound and bound[symbol].lanes > 1 for symbol in sizes.free_symbols(d)):
             return None
@@ -318,7 +327,8 @@ class Indexer:
 
 
 def fits_i32(d: Dim) -> bool:
-    """Whether i32 arithmetic gives `d`: the result and whatever is divided or compared must fit; sums and products may wrap on the way."""
+    """Whether i32 arithmetic gives `d`: the result and whatever is divided or compared must fit; sums and products may
+    wrap on the way."""
     low, high = sizes.bounds(d)
     if low is None or high is None or low < -(1 << 31) or high >= 1 << 31:
         return False
@@ -335,4 +345,6 @@ def _parts_fit(atom: Expr) -> bool:
 def vector_of_pointers(b: FunctionBuilder, memory: str, pointer: str, index: Value) -> Value:
     """The addresses of `pointer`[index] for an integer vector."""
     wide = index if index.type == "i64" else b.convert("sext", index, "i64")
-    return b.value(f"getelementptr {memory}, ptr {pointer}, {type_text('i64', wide.lanes)} {wide.text}", "ptr", wide.lanes)
+    return b.value(
+        f"getelementptr {memory}, ptr {pointer}, {type_text('i64', wide.lanes)} {wide.text}", "ptr", wide.lanes
+    )

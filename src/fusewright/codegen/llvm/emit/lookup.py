@@ -1,11 +1,14 @@
-"""Odd functions that reach 1: a polynomial for each of 16 pieces, its coefficients taken from registers by a permutation.
+"""Odd functions that reach 1: a polynomial for each of 16 pieces, its coefficients taken from registers by a
+permutation.
 
-Takes a builder and a vector of 16 floats of a processor that permutes 16 floats in one instruction (AVX-512); gives the value, half the
-instructions of what math.py writes for others. Always holds: at most 2 ulp from the correctly rounded result, signs and NaN kept.
+Takes a builder and a vector of 16 floats of a processor that permutes 16 floats in one instruction (AVX-512); gives the
+value, half the instructions of what math.py writes for others. Always holds: at most 2 ulp from the correctly rounded
+result, signs and NaN kept.
 
-The pieces are centred on multiples of a width w, the last one holds 1 and all that is beyond. The number of a piece is the low bits of
-|x| / w rounded by addition; the distance from its centre is exact. The polynomials are ours: weighted least squares on Chebyshev nodes,
-coefficients rounded to float32 one at a time from the lowest, the rest refitted; odd around 0.
+The pieces are centred on multiples of a width w, the last one holds 1 and all that is beyond. The number of a piece is
+the low bits of |x| / w rounded by addition; the distance from its centre is exact. The polynomials are ours: weighted
+least squares on Chebyshev nodes, coefficients rounded to float32 one at a time from the lowest, the rest refitted; odd
+around 0.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ _TANH = (
     ),
     (
         0.0, -0.38401446, -0.23787223, -0.08566894, -0.026235342, -0.0076648286, -0.0022082955, -0.0006346027,
-        -0.00018302992, -5.420775e-05, -1.51273725e-05, -3.4221582e-06, -2.5142463e-06, -6.153334e-08, 6.6819786e-07, 0.0,
+        -0.00018302992, -5.420775e-05, -1.51273725e-05, -3.4221582e-06, -2.5142463e-06, -6.153334e-08, 6.6819786e-07,
+        0.0,
     ),
     (
         -0.33332977, -0.017829727, 0.10831211, 0.05180171, 0.01702101, 0.005068861, 0.0014683788, 0.00042202813,
@@ -64,7 +68,8 @@ _TANH = (
     ),
     (
         0.0, 0.13790107, -0.0125624025, -0.020911023, -0.008067057, -0.0024463828, -0.00071356556, -0.0001870012,
-        -3.0525498e-05, 2.7325103e-05, -4.434258e-07, -1.8800145e-05, 2.6019152e-05, -6.0351313e-06, -1.5772031e-05, 0.0,
+        -3.0525498e-05, 2.7325103e-05, -4.434258e-07, -1.8800145e-05, 2.6019152e-05, -6.0351313e-06, -1.5772031e-05,
+        0.0,
     ),
     (
         0.13311349, -0.05512482, -0.019231606, 0.0046300525, 0.0028573067, 0.0009675416, 0.00028976589, 8.408591e-05,
@@ -86,7 +91,8 @@ def applies(b: FunctionBuilder, x: Value) -> bool:
 
 
 def erf(b: FunctionBuilder, x: Value) -> Value:
-    """The first two terms are added apart: 2 / sqrt(pi) lies between two floats, and one rounding less keeps the result within 2 ulp."""
+    """The first two terms are added apart: 2 / sqrt(pi) lies between two floats, and one rounding less keeps the result
+    within 2 ulp."""
     index, r = _piece(b, x, _ERF_WIDTH)
     rest = _polynomial(b, index, r, _ERF[2:])
     line = _polynomial(b, index, r, _ERF[:2])
@@ -99,7 +105,8 @@ def tanh(b: FunctionBuilder, x: Value) -> Value:
 
 
 def _piece(b: FunctionBuilder, x: Value, width: float) -> tuple[Value, Value]:
-    """(integers whose low four bits are the number of the piece that |x| is in, |x| less the piece's centre; NaN for NaN)."""
+    """(integers whose low four bits are the number of the piece that |x| is in, |x| less the piece's centre; NaN for
+    NaN)."""
     a = b.intrinsic("fabs", x)
     last = b.constant_like((LANES - 1) * width, x)
     a = b.select(b.compare("fcmp olt", last, a), last, a)

@@ -1,8 +1,8 @@
 """Loops around bodies: counted loops, nests, and the vector loop with its unrolled main part and its masked tail.
 
-Takes contexts, an axis and a body (a Python function that emits one pass and maps carried values to their successors); gives the values
-after the loop. Always holds: a body is emitted only where it runs at least once whenever control reaches it, so that what it hoists is
-safe; carried values are phis.
+Takes contexts, an axis and a body (a Python function that emits one pass and maps carried values to their successors);
+gives the values after the loop. Always holds: a body is emitted only where it runs at least once whenever control
+reaches it, so that what it hoists is safe; carried values are phis.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Loops:
         step: int = 1,
         runs: bool = False,
     ) -> list[Value]:
-        """for symbol in range(start, stop, step). The contexts are vectors side by side (or one scalar), all at the same point. `runs`:
-        at least once.
+        """for symbol in range(start, stop, step). The contexts are vectors side by side (or one scalar), all at the
+        same point. `runs`: at least once.
         """
         b = self.b
         if isinstance(start, int) and isinstance(stop, int):
@@ -104,7 +104,8 @@ class Loops:
             b.scope = contexts[0].here
             results = [
                 b.value(
-                    f"phi {type_text(new.type, new.lanes)} [ {before.text}, %{guard_block.label} ], [ {new.text}, %{done.label} ]",
+                    f"phi {type_text(new.type, new.lanes)} [ {before.text}, %{guard_block.label} ], [ {new.text}, "
+                    f"%{done.label} ]",
                     new.type,
                     new.lanes,
                 )
@@ -120,7 +121,9 @@ class Loops:
     def _bound(self, ctx: Context, limit: Dim | Value) -> Value:
         return limit if isinstance(limit, Value) else self.indexer.scalar(ctx.uniform, limit)
 
-    def _written_out(self, contexts: list[Context], symbol: Expr, turns: range, carried: list[Value], body: Body) -> list[Value]:
+    def _written_out(
+        self, contexts: list[Context], symbol: Expr, turns: range, carried: list[Value], body: Body
+    ) -> list[Value]:
         for turn in turns:
             scope = Scope(contexts[0].here.cursor, defines={symbol}, values={symbol: self.b.const(turn, "i64")})
             carried = body([ctx.enter(scope) for ctx in contexts], carried)
@@ -141,7 +144,8 @@ class Loops:
         whole: bool = False,
         no_tail: bool = False,
     ) -> list[list[Value]]:
-        """`body` over `length` elements of `axis` from `start`, `copies` vectors at a time; the carried values of copy k are groups[k].
+        """`body` over `length` elements of `axis` from `start`, `copies` vectors at a time; the carried values of copy
+        k are groups[k].
 
         `whole`: `length` is at most one pass of all copies. `no_tail`: `length` is a multiple of `lanes`.
         """
@@ -162,19 +166,31 @@ class Loops:
         return made
 
     def _static(
-        self, ctx: Context, axis: Expr, start: Value, length: int, lanes: int, copies: int, groups: list[list[Value]], body: VectorBody
+        self,
+        ctx: Context,
+        axis: Expr,
+        start: Value,
+        length: int,
+        lanes: int,
+        copies: int,
+        groups: list[list[Value]],
+        body: VectorBody,
     ) -> list[list[Value]]:
         full, rest = divmod(length, lanes)
         turns = full // copies if full > copies else 0
         done = turns * copies
         if turns:
-            groups = self._main(ctx, axis, start, self._plus(ctx, start, done * lanes), lanes, copies, groups, body, runs=True)
+            groups = self._main(
+                ctx, axis, start, self._plus(ctx, start, done * lanes), lanes, copies, groups, body, runs=True
+            )
         masks: list[Value | None] = [None] * (full - done)
         if rest:
             masks.append(Value("<" + ", ".join(f"i1 {str(i < rest).lower()}" for i in range(lanes)) + ">", "i1", lanes))
         # A masked last vector may be one more than the copies that carry values: it then takes the first copy's.
         for at in range(0, len(masks), copies):
-            groups = self._straight(ctx, axis, self._plus(ctx, start, (done + at) * lanes), lanes, masks[at : at + copies], groups, body)
+            groups = self._straight(
+                ctx, axis, self._plus(ctx, start, (done + at) * lanes), lanes, masks[at : at + copies], groups, body
+            )
         return groups
 
     def _plus(self, ctx: Context, value: Value, amount: int) -> Value:
@@ -214,7 +230,8 @@ class Loops:
         body: VectorBody,
         runs: bool = False,
     ) -> list[list[Value]]:
-        """The unmasked loop: `copies` vectors a turn while a whole turn is left (start + k * copies * lanes = stop for some k)."""
+        """The unmasked loop: `copies` vectors a turn while a whole turn is left (start + k * copies * lanes = stop for
+        some k)."""
         counts = [len(group) for group in groups]
 
         def turn(inside: list[Context], values: list[Value]) -> list[Value]:
@@ -223,7 +240,9 @@ class Loops:
             made = self._vector_contexts(outer, base, axis, lanes, [None] * copies)
             return _flat(body(made, _grouped(values, counts)))
 
-        return _grouped(self.counted([ctx], axis, start, stop, _flat(groups), turn, step=lanes * copies, runs=runs), counts)
+        return _grouped(
+            self.counted([ctx], axis, start, stop, _flat(groups), turn, step=lanes * copies, runs=runs), counts
+        )
 
     def _dynamic(
         self,
@@ -250,21 +269,26 @@ class Loops:
         if not no_tail:
             rest = b.op("and", length, b.const(lanes - 1, "i64"))
             groups = [
-                self.maybe(ctx, rest, groups[0], lambda inside, group: self._tail(inside, axis, at, rest, lanes, group, body)),
+                self.maybe(
+                    ctx, rest, groups[0], lambda inside, group: self._tail(inside, axis, at, rest, lanes, group, body)
+                ),
                 *groups[1:],
             ]
         b.scope = saved
         return groups
 
-    def _tail(self, ctx: Context, axis: Expr, start: Value, rest: Value, lanes: int, group: list[Value], body: VectorBody) -> list[Value]:
+    def _tail(
+        self, ctx: Context, axis: Expr, start: Value, rest: Value, lanes: int, group: list[Value], body: VectorBody
+    ) -> list[Value]:
         mask = self.first_lanes(ctx, rest, lanes)
         return self._straight(ctx, axis, start, lanes, [mask], [group], body)[0]
 
     def first_lanes(self, ctx: Context, count: Value, lanes: int) -> Value:
         """The mask of the first `count` lanes (any i64).
 
-        LLVM must not find out that it is one lane: it makes a masked store of one narrowed lane a scalar store of the width before it was
-        narrowed, which writes beyond the end (bfloat16 and int16 of 1025 elements). It asks nothing of what is read from volatile memory.
+        LLVM must not find out that it is one lane: it makes a masked store of one narrowed lane a scalar store of the
+        width before it was narrowed, which writes beyond the end (bfloat16 and int16 of 1025 elements). It asks nothing
+        of what is read from volatile memory.
         """
         b = self.b
         saved, b.scope = b.scope, ctx.here
@@ -297,7 +321,9 @@ class Loops:
         b.scope = ctx.here
         results = [
             b.value(
-                f"phi {type_text(new.type, new.lanes)} [ {old.text}, %{before.label} ], [ {new.text}, %{last.label} ]", new.type, new.lanes
+                f"phi {type_text(new.type, new.lanes)} [ {old.text}, %{before.label} ], [ {new.text}, %{last.label} ]",
+                new.type,
+                new.lanes,
             )
             for old, new in zip(carried, after)
         ]
@@ -316,7 +342,8 @@ class Loops:
         body: VectorBody,
         no_tail: bool,
     ) -> list[list[Value]]:
-        """All copies at once where they all count, else all copies under masks. Carries nothing (the body is a whole outer point)."""
+        """All copies at once where they all count, else all copies under masks. Carries nothing (the body is a whole
+        outer point)."""
         assert not _flat(groups)
         b = self.b
         saved, b.scope = b.scope, ctx.here

@@ -1,11 +1,13 @@
-"""Elementary functions: inline polynomials for the hot float32 ones, calls of SLEEF's vector functions (in libtorch_cpu) for the rest.
+"""Elementary functions: inline polynomials for the hot float32 ones, calls of SLEEF's vector functions (in
+libtorch_cpu) for the rest.
 
-Takes a builder and operands (scalars or vectors of float or double); gives the value. Always holds: at most 2 ulp from the correctly
-rounded result over the whole range, with eager's results for infinities, NaN and signed zeros; no fast-math flag is set here, because the
-error terms rely on each rounding.
+Takes a builder and operands (scalars or vectors of float or double); gives the value. Always holds: at most 2 ulp from
+the correctly rounded result over the whole range, with eager's results for infinities, NaN and signed zeros; no
+fast-math flag is set here, because the error terms rely on each rounding.
 
-The polynomials are ours: Lawson-weighted least squares on Chebyshev nodes (near minimax), coefficients rounded to float32 one at a time
-from the lowest, the rest refitted. The reductions are the textbook ones (Cody and Waite for exp, the split at sqrt(1/2) for log).
+The polynomials are ours: Lawson-weighted least squares on Chebyshev nodes (near minimax), coefficients rounded to
+float32 one at a time from the lowest, the rest refitted. The reductions are the textbook ones (Cody and Waite for exp,
+the split at sqrt(1/2) for log).
 """
 
 from __future__ import annotations
@@ -20,24 +22,40 @@ from fusewright.codegen.llvm.emit.types import TYPE_BITS, type_text
 Builder = FunctionBuilder
 
 _ROUND_BITS = 0x4B400000
-_ROUND = 12582912.0  # _ROUND_BITS as float32, 1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 to the nearest integer
+# _ROUND_BITS as float32, 1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 to the nearest integer
+_ROUND = 12582912.0
 _LOG2_E = 1.0 / math.log(2.0)
 _LN2_HIGH = 0.693147182464599609375  # ln 2 rounded to float32
 _LN2_LOW = math.log(2.0) - _LN2_HIGH
 # (exp(r) - 1 - r) / r^2 on |r| <= ln(2)/2, relative to exp and to expm1
 _EXP = (0.4999999403953552, 0.1666651964187622, 0.04166826233267784, 0.008368857204914093, 0.001382144633680582)
 _EXPM1 = (0.4999999701976776, 0.1666654348373413, 0.04166746884584427, 0.008366592228412628, 0.0013867863453924656)
-# One term less where only halves are stored: 1.1e-7 of exp; the low part of ln 2 is left out there as well (2.4e-7 at 88).
+# One term less where only halves are stored: 1.1e-7 of exp; the low part of ln 2 is left out there as well (2.4e-7 at
+# 88).
 _EXP_OF_HALVES = (0.499992311000824, 0.16667114198207855, 0.041890114545822144, 0.008312525227665901)
 # (2^r - 1) / r on |r| <= 1/2
-_EXP2 = (0.6931471824645996, 0.24022647738456726, 0.05550359562039375, 0.009618500247597694, 0.0013390971580520272, 0.0001532892492832616)
+_EXP2 = (
+    0.6931471824645996,
+    0.24022647738456726,
+    0.05550359562039375,
+    0.009618500247597694,
+    0.0013390971580520272,
+    0.0001532892492832616,
+)
 # (log(1+f) - f + f^2/2) / f^3 on sqrt(1/2) <= 1+f < sqrt(2)
 _LOG = (
     0.3333331346511841, -0.25000011920928955, 0.20002074539661407, -0.1666785627603531, 0.14220191538333893,
     -0.12408135831356049, 0.11886491626501083, -0.11661187559366226, 0.06732989102602005,
 )  # fmt: skip
 # (tanh(x)/x - 1) / x^2 in x^2 for |x| <= 0.625
-_TANH = (-0.3333333134651184, 0.13333220779895782, -0.05394819751381874, 0.021707117557525635, -0.008190861903131008, 0.0021537139546126127)
+_TANH = (
+    -0.3333333134651184,
+    0.13333220779895782,
+    -0.05394819751381874,
+    0.021707117557525635,
+    -0.008190861903131008,
+    0.0021537139546126127,
+)
 # log2(erfc(a)) / a on 0 .. 3.95, relative to erf
 _ERF = (
     -1.6279070377349854, -0.9184474945068359, -0.14827850461006165, 0.027638297528028488, 0.00021804262360092252,
@@ -74,7 +92,8 @@ def minimum_number(b: Builder, limit: float, x: Value) -> Value:
 
 
 def _round(b: Builder, x: Value, scale: float) -> tuple[Value, Value]:
-    """(t, n): n is the integer (as float32) nearest to x * scale, and the low bits of t's representation are n in two's complement."""
+    """(t, n): n is the integer (as float32) nearest to x * scale, and the low bits of t's representation are n in two's
+    complement."""
     magic = b.constant_like(_ROUND, x)
     t = b.fma(x, b.constant_like(scale, x), magic)
     return t, b.op("fsub", t, magic)
@@ -89,8 +108,8 @@ def _power_of_two(b: Builder, t: Value, offset: int = 0) -> Value:
 def _scale(b: Builder, x: Value, t: Value, n: Value, keep: Value) -> Value:
     """x * 2^n for integral n in -160 .. 160 where `keep`, else 0; overflow and subnormal results are right.
 
-    Results that underflow to 0 must not be computed: the processor takes an assist of some 150 cycles for each, and softmax of masked
-    scores is full of them.
+    Results that underflow to 0 must not be computed: the processor takes an assist of some 150 cycles for each, and
+    softmax of masked scores is full of them.
     """
     if b.target.scalef and n.lanes == 16:
         bits = b.value(f"bitcast {b.splat(keep, 16).typed} to i16", "i16")
@@ -113,7 +132,8 @@ def _reduce_exp(b: Builder, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _exp_reduced(b: Builder, r: Value) -> Value:
-    """exp(r) for |r| <= ln(2)/2, all of it by Horner's scheme: one instruction less than adding r and 1 apart, for a tenth of an ulp."""
+    """exp(r) for |r| <= ln(2)/2, all of it by Horner's scheme: one instruction less than adding r and 1 apart, for a
+    tenth of an ulp."""
     return polynomial(b, r, (1.0, 1.0, *_EXP))
 
 
@@ -145,7 +165,8 @@ def _expm1_reduced(b: Builder, r: Value) -> Value:
 
 
 def expm1(b: Builder, x: Value) -> Value:
-    """2 (2^(n-1) p + 2^(n-1) - 1/2): halves keep the largest results finite until the last step. Tiny x is its own result."""
+    """2 (2^(n-1) p + 2^(n-1) - 1/2): halves keep the largest results finite until the last step. Tiny x is its own
+    result."""
     clamped = minimum_number(b, 89.0, maximum_number(b, -20.0, x))
     t, _, r = _reduce_exp(b, clamped)
     p = _expm1_reduced(b, r)
@@ -177,8 +198,8 @@ def tanh(b: Builder, x: Value) -> Value:
 
 
 def erf(b: Builder, x: Value) -> Value:
-    """1 - 2^t with t = log2(erfc(|x|)), as -(2^n (2^r - 1) + 2^n - 1): precise near 0 too, where n is 0. NaN passes through the
-    polynomial.
+    """1 - 2^t with t = log2(erfc(|x|)), as -(2^n (2^r - 1) + 2^n - 1): precise near 0 too, where n is 0. NaN passes
+    through the polynomial.
     """
     if lookup.applies(b, x):
         return lookup.erf(b, x)
@@ -220,9 +241,11 @@ INLINE: dict[str, Callable[[Builder, Value], Value]] = {
 # operation -> (SLEEF's stem, its error bound in 1/10 ulp, the C library's name)
 LIBRARY: dict[str, tuple[str, str, str]] = {
     "exp": ("exp", "u10", "exp"), "exp2": ("exp2", "u10", "exp2"), "expm1": ("expm1", "u10", "expm1"),
-    "log": ("log", "u10", "log"), "log2": ("log2", "u10", "log2"), "log10": ("log10", "u10", "log10"), "log1p": ("log1p", "u10", "log1p"),
+    "log": ("log", "u10", "log"), "log2": ("log2", "u10", "log2"), "log10": ("log10", "u10", "log10"),
+    "log1p": ("log1p", "u10", "log1p"),
     "sin": ("sin", "u10", "sin"), "cos": ("cos", "u10", "cos"), "tan": ("tan", "u10", "tan"),
-    "asin": ("asin", "u10", "asin"), "acos": ("acos", "u10", "acos"), "atan": ("atan", "u10", "atan"), "atan2": ("atan2", "u10", "atan2"),
+    "asin": ("asin", "u10", "asin"), "acos": ("acos", "u10", "acos"), "atan": ("atan", "u10", "atan"),
+    "atan2": ("atan2", "u10", "atan2"),
     "sinh": ("sinh", "u10", "sinh"), "cosh": ("cosh", "u10", "cosh"), "tanh": ("tanh", "u10", "tanh"),
     "asinh": ("asinh", "u10", "asinh"), "acosh": ("acosh", "u10", "acosh"), "atanh": ("atanh", "u10", "atanh"),
     "erf": ("erf", "u10", "erf"), "erfc": ("erfc", "u15", "erfc"), "lgamma": ("lgamma", "u10", "lgamma"),
@@ -235,7 +258,8 @@ def _exp_any(b: Builder, x: Value) -> Value:
 
 
 def hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
-    """sinh and cosh: SLEEF overflows where exp does, a little early; there both are exp(|x| - 1) e/2 (the subtraction is exact)."""
+    """sinh and cosh: SLEEF overflows where exp does, a little early; there both are exp(|x| - 1) e/2 (the subtraction
+    is exact)."""
 
     def emit(b: Builder, x: Value) -> Value:
         a = b.intrinsic("fabs", x)
@@ -248,13 +272,15 @@ def hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
 
 
 def inverse_hyperbolic(op: str) -> Callable[[Builder, Value], Value]:
-    """asinh and acosh: SLEEF squares its argument, which overflows; for large |x| both are log(2|x|) to within an ulp. Tiny x is its own
-    asinh."""
+    """asinh and acosh: SLEEF squares its argument, which overflows; for large |x| both are log(2|x|) to within an ulp.
+    Tiny x is its own asinh."""
 
     def emit(b: Builder, x: Value) -> Value:
         near = call_library(b, op, x)
         a = b.intrinsic("fabs", x)
-        is_large = b.compare("fcmp ogt", x if op == "acosh" else a, b.constant_like(1e9 if x.type == "float" else 1e17, x))
+        is_large = b.compare(
+            "fcmp ogt", x if op == "acosh" else a, b.constant_like(1e9 if x.type == "float" else 1e17, x)
+        )
         logarithm = log(b, a) if x.type == "float" else call_library(b, "log", a)
         far = b.op("fadd", logarithm, b.constant_like(math.log(2.0), x))
         if op == "acosh":
@@ -280,19 +306,24 @@ def call_library(b: Builder, op: str, *arguments: Value) -> Value:
     if lanes < native:
         wide = [_slice(b, v, 0, native) for v in values]
         return _slice(b, b.call(symbol, wide, type_, native), 0, lanes)
-    parts = [b.call(symbol, [_slice(b, v, at, native) for v in values], type_, native) for at in range(0, lanes, native)]
+    parts = [
+        b.call(symbol, [_slice(b, v, at, native) for v in values], type_, native) for at in range(0, lanes, native)
+    ]
     return concatenate(b, parts)
 
 
 def _slice(b: Builder, value: Value, start: int, count: int) -> Value:
-    """`count` lanes of `value` from lane `start`; lanes beyond its end repeat lane 0 (a value the function is defined for)."""
+    """`count` lanes of `value` from lane `start`; lanes beyond its end repeat lane 0 (a value the function is defined
+    for)."""
     if count == 1:
         return b.lane(value, start)
     if value.lanes == 1:
         return b.splat(value, count)
     indices = ", ".join(f"i32 {start + i if start + i < value.lanes else 0}" for i in range(count))
     vector = type_text(value.type, value.lanes)
-    return b.value(f"shufflevector {vector} {value.text}, {vector} poison, <{count} x i32> <{indices}>", value.type, count)
+    return b.value(
+        f"shufflevector {vector} {value.text}, {vector} poison, <{count} x i32> <{indices}>", value.type, count
+    )
 
 
 def concatenate(b: Builder, parts: list[Value]) -> Value:
@@ -302,7 +333,13 @@ def concatenate(b: Builder, parts: list[Value]) -> Value:
         for low, high in zip(parts[::2], parts[1::2]):
             vector, count = type_text(low.type, low.lanes), 2 * low.lanes
             indices = ", ".join(f"i32 {i}" for i in range(count))
-            joined.append(b.value(f"shufflevector {vector} {low.text}, {vector} {high.text}, <{count} x i32> <{indices}>", low.type, count))
+            joined.append(
+                b.value(
+                    f"shufflevector {vector} {low.text}, {vector} {high.text}, <{count} x i32> <{indices}>",
+                    low.type,
+                    count,
+                )
+            )
         parts = joined
     return parts[0]
 

@@ -1,7 +1,8 @@
 """Loads and stores: contiguous, spread, reversed, strided and gathered, under masks, with bool kept as bytes.
 
-Takes a buffer's pointer, an index and a `Context`; gives register values, or writes them. Always holds: no byte outside the lanes that
-count is touched, neither read nor written; a scalar access under a false mask goes to a block of zeros instead.
+Takes a buffer's pointer, an index and a `Context`; gives register values, or writes them. Always holds: no byte outside
+the lanes that count is touched, neither read nor written; a scalar access under a false mask goes to a block of zeros
+instead.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ ZEROS_DEFINITION = f"@{ZEROS} = internal constant [1024 x i8] zeroinitializer, a
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a buffer starts. `interleaved`: a scratch buffer with one copy for each of so many lanes, element by element (0 for plain
-    memory); `copies` then holds one pointer for each vector that is computed side by side, by the vector's offset. `start`: the copies are
-    for the columns of a wide tile, of which this is the first.
+    """Where a buffer starts. `interleaved`: a scratch buffer with one copy for each of so many lanes, element by
+    element (0 for plain memory); `copies` then holds one pointer for each vector that is computed side by side, by the
+    vector's offset. `start`: the copies are for the columns of a wide tile, of which this is the first.
     """
 
     text: str
@@ -59,9 +60,10 @@ class Memory:
         return pointer
 
     def _step(self, pointer: Pointer, base: str, parts: list[Part], constant: int) -> str:
-        """The address `base`[sum of `parts` + constant], a step for each scope that knows a part. What an outer scope knows is frozen: loop
-        strength reduction then sees one number. It looks through sums and products of sizes and minima of indices, and tries the ways
-        to share their terms between addresses: up to three quarters of LLVM's time for a kernel with many."""
+        """The address `base`[sum of `parts` + constant], a step for each scope that knows a part. What an outer scope
+        knows is frozen: loop strength reduction then sees one number. It looks through sums and products of sizes and
+        minima of indices, and tries the ways to share their terms between addresses: up to three quarters of LLVM's
+        time for a kernel with many."""
         b, memory = self.b, pointer.element.memory
         for scope, part in parts[:-1]:
             key = ("address", memory, base, part.text)
@@ -76,8 +78,11 @@ class Memory:
             base = found.text
         return self._at(memory, base, parts[-1][1] if parts else None, constant)
 
-    def _locate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound) -> tuple[str, Dim | None, str, Value | None]:
-        """(kind, stride, address of lane 0, vector of indices): kind is "one" address, "row" of strided ones, or "any"."""
+    def _locate(
+        self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound
+    ) -> tuple[str, Dim | None, str, Value | None]:
+        """(kind, stride, address of lane 0, vector of indices): kind is "one" address, "row" of strided ones, or
+        "any"."""
         b, memory = self.b, pointer.element.memory
         base = pointer.text
         if pointer.start is not None and ctx.lanes > 1:
@@ -109,7 +114,9 @@ class Memory:
         vector = type_text(value.type, value.lanes)
         order = ", ".join(f"i32 {i}" for i in reversed(range(value.lanes)))
         return self.b.value(
-            f"shufflevector {vector} {value.text}, {vector} poison, <{value.lanes} x i32> <{order}>", value.type, value.lanes
+            f"shufflevector {vector} {value.text}, {vector} poison, <{value.lanes} x i32> <{order}>",
+            value.type,
+            value.lanes,
         )
 
     # --- loads
@@ -152,7 +159,8 @@ class Memory:
         b.emit(f"  call void @{PREFETCH}(ptr {place}, i32 {to_write}, i32 {near}, i32 1)")
 
     def fetch_row(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound) -> None:
-        """Brings the line of a vector of elements side by side to the first-level cache; once for vectors that share it."""
+        """Brings the line of a vector of elements side by side to the first-level cache; once for vectors that share
+        it."""
         if ctx.offset * pointer.element.size % LINE == 0:
             kind, stride, address, _ = self._locate(ctx, pointer, d, bound)
             if kind == "row" and stride == 1:
@@ -176,9 +184,10 @@ class Memory:
     ) -> None:
         """Turns a square of `count` rows and columns: row k becomes a column of the tile.
 
-        tile: (its address, elements from one of its rows to the next, the element where the square begins). source: (a context without
-        lanes, the first element, elements from one row to the next). last: the last row that is there, which stands for those after it;
-        mask: the elements of a row that are. fetch: brings what lies below the square to the second-level cache.
+        tile: (its address, elements from one of its rows to the next, the element where the square begins). source: (a
+        context without lanes, the first element, elements from one row to the next). last: the last row that is there,
+        which stands for those after it; mask: the elements of a row that are. fetch: brings what lies below the square
+        to the second-level cache.
         """
         b, element = self.b, pointer.element
         (text, pitch, begin), (ctx, first, stride) = tile, source
@@ -234,9 +243,18 @@ class Memory:
     # --- stores
 
     def store(
-        self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str, ahead: int = 0
+        self,
+        ctx: Context,
+        pointer: Pointer,
+        d: Dim,
+        bound: Bound,
+        value: Value,
+        mask: Value | None,
+        mode: str,
+        ahead: int = 0,
     ) -> None:
-        """`buffer[d] = value`, or an accumulation into it (the caller sees to it that no two lanes meet). ahead: as in `load`."""
+        """`buffer[d] = value`, or an accumulation into it (the caller sees to it that no two lanes meet). ahead: as in
+        `load`."""
         element = pointer.element
         if mode != "write":
             value = self._accumulate(ctx, pointer, d, bound, value, mask, mode)
@@ -244,7 +262,9 @@ class Memory:
             value = self.b.convert("zext", value, "i8")
         kind, stride, address, index = self._locate(ctx, pointer, d, bound)
         if ctx.lanes == 1:
-            self._store_one(element, address if index is None else self._at(element.memory, address, index, 0), value, mask)
+            self._store_one(
+                element, address if index is None else self._at(element.memory, address, index, 0), value, mask
+            )
             return
         value = self.b.splat(value, ctx.lanes)
         if kind == "row" and stride in (1, -1):
@@ -263,11 +283,12 @@ class Memory:
             self._scatter(element, self._row_pointers(ctx, element.memory, address, stride), value, mask)
 
     def store_pair(self, ctx: Context, pointer: Pointer, d: Dim, low: Value, high: Value, ahead: int = 0) -> bool:
-        """`buffer[d]` of bfloat16 for the context's vector and the one after it, in one store: `low` and `high` are float32. Returns False,
-        and writes nothing, where they do not lie side by side.
+        """`buffer[d]` of bfloat16 for the context's vector and the one after it, in one store: `low` and `high` are
+        float32. Returns False, and writes nothing, where they do not lie side by side.
 
-        The upper halves of both, and the lower halves, become one vector each. Rounding to nearest even goes up where the lower half is
-        more than 0x8000, or just that below an odd upper half: five instructions, where vectors by themselves take seven and a packing."""
+        The upper halves of both, and the lower halves, become one vector each. Rounding to nearest even goes up where
+        the lower half is more than 0x8000, or just that below an odd upper half: five instructions, where vectors by
+        themselves take seven and a packing."""
         b = self.b
         kind, stride, address, _ = self._locate(ctx, pointer, d, {})
         if kind != "row" or stride != 1:
@@ -282,7 +303,8 @@ class Memory:
             pieces.append(b.value(f"bitcast {bits.typed} to {vector}", "i16", count).text)
         upper, lower = (
             b.value(
-                f"shufflevector {vector} {pieces[0]}, {vector} {pieces[1]}, <{count} x i32> <{', '.join(f'i32 {k}' for k in places)}>",
+                f"shufflevector {vector} {pieces[0]}, {vector} {pieces[1]}, <{count} x i32> "
+                f"<{', '.join(f'i32 {k}' for k in places)}>",
                 "i16",
                 count,
             )
@@ -296,7 +318,9 @@ class Memory:
         self._store_row(pointer.element, address, rounded, None)
         return True
 
-    def _accumulate(self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str) -> Value:
+    def _accumulate(
+        self, ctx: Context, pointer: Pointer, d: Dim, bound: Bound, value: Value, mask: Value | None, mode: str
+    ) -> Value:
         b, element = self.b, pointer.element
         old = self.load(ctx, pointer, d, bound, mask)
         if mode != "add":
@@ -318,20 +342,26 @@ class Memory:
             b.emit(f"  store {value.typed}, ptr {address}, align {element.size}")
             return
         if mask.home is None and mask.text.startswith("<i1 true") and mask.text.count("true") == 1:
-            # LLVM makes a masked store of one narrowed lane a scalar store, of the width before it was narrowed (int16, bfloat16).
+            # LLVM makes a masked store of one narrowed lane a scalar store, of the width before it was narrowed (int16,
+            # bfloat16).
             self._store_one(element, address, b.lane(value, 0), None)
             return
         name = f"llvm.masked.store.{suffix(element.memory, value.lanes)}.p0"
         vector = type_text(element.memory, value.lanes)
         b.declarations.setdefault(name, f"declare void @{name}({vector}, ptr, i32, <{value.lanes} x i1>)")
-        b.emit(f"  call void @{name}({value.typed}, ptr {address}, i32 {element.size}, {self._mask_text(mask, value.lanes)})")
+        b.emit(
+            f"  call void @{name}({value.typed}, ptr {address}, i32 {element.size}, "
+            f"{self._mask_text(mask, value.lanes)})"
+        )
 
     def _scatter(self, element: ElementType, pointers: Value, value: Value, mask: Value | None) -> None:
         b, lanes = self.b, pointers.lanes
         name = f"llvm.masked.scatter.{suffix(element.memory, lanes)}.v{lanes}p0"
         vector = type_text(element.memory, lanes)
         b.declarations.setdefault(name, f"declare void @{name}({vector}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
-        b.emit(f"  call void @{name}({value.typed}, {pointers.typed}, i32 {element.size}, {self._mask_text(mask, lanes)})")
+        b.emit(
+            f"  call void @{name}({value.typed}, {pointers.typed}, i32 {element.size}, {self._mask_text(mask, lanes)})"
+        )
 
 
 def register_literal(value: bool | int | float, dtype: torch.dtype) -> str:

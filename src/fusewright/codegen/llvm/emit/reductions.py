@@ -1,8 +1,8 @@
 """Accumulators of reductions: their start, a step, the merging of two, and the collapse of a vector to one value.
 
-Takes `Reduce` statements; gives lists of values (one for most kinds, value and position for argmax and argmin). Always holds: max and min
-propagate NaN (not the maxima that nans.py passes over); argmax and argmin give the first extreme, or the first NaN; lanes that do not
-count leave the accumulator as it is.
+Takes `Reduce` statements; gives lists of values (one for most kinds, value and position for argmax and argmin). Always
+holds: max and min propagate NaN (not the maxima that nans.py passes over); argmax and argmin give the first extreme, or
+the first NaN; lanes that do not count leave the accumulator as it is.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def combine(b: Builder, kind: str, element: ElementType, accumulator: Value, val
     return b.op(_INSTRUCTIONS[kind][element.kind], accumulator, value)
 
 
-def step(b: Builder, reduce: Reduce, state: State, value: Value, position: Value | None, mask: Value | None, ordered: bool) -> State:
+def step(
+    b: Builder, reduce: Reduce, state: State, value: Value, position: Value | None, mask: Value | None, ordered: bool
+) -> State:
     """The state after `value`. `ordered`: positions grow from step to step, so that an equal value never replaces."""
     lanes = max(state[0].lanes, value.lanes)
     value = b.splat(value, lanes)
@@ -108,7 +110,9 @@ def step(b: Builder, reduce: Reduce, state: State, value: Value, position: Value
         position = b.splat(position, lanes)
         wins = _wins(b, reduce, value, state[0])
         if not ordered:
-            wins = b.op("or", wins, b.op("and", _ties(b, reduce, value, state[0]), b.compare("icmp slt", position, state[1])))
+            wins = b.op(
+                "or", wins, b.op("and", _ties(b, reduce, value, state[0]), b.compare("icmp slt", position, state[1]))
+            )
         new = [b.select(wins, value, state[0]), b.select(wins, position, state[1])]
     if mask is None:
         return new

@@ -1,8 +1,9 @@
 """Running accumulations: the start and one step of each kind of scan.
 
-Takes `ScanStep` statements; gives lists of values: the accumulator, and the position of the last extreme where one is asked for.
-Always holds: steps come in order along the scanned axis; lanes, if any, are different outer points, but in `prefix`. ATen's rules for NaN
-and ties are kept.
+Takes `ScanStep` statements; gives lists of values: the accumulator, and the position of the last extreme where one is
+    asked for.
+Always holds: steps come in order along the scanned axis; lanes, if any, are different outer points, but in `prefix`.
+ATen's rules for NaN and ties are kept.
 """
 
 from __future__ import annotations
@@ -46,16 +47,19 @@ def step(b: Builder, scan: ScanStep, state: State, value: Value, position: Value
 
 
 def is_prefix(scan: ScanStep) -> bool:
-    """Whether lanes may be neighbours along the scanned axis (`prefix`): sums in a tree are at least as near to the truth as one by one."""
+    """Whether lanes may be neighbours along the scanned axis (`prefix`): sums in a tree are at least as near to the
+    truth as one by one."""
     return scan.kind == "sum" and ELEMENT_TYPES[scan.value.dtype].kind in ("float", "int")
 
 
-def prefix(b: Builder, scan: ScanStep, state: State, value: Value, mask: Value | None, lanes: int) -> tuple[State, Value]:
-    """(state after all lanes, sums up to each lane): lanes are neighbours along the scanned axis. The state is the sum before them, in all
-    lanes.
+def prefix(
+    b: Builder, scan: ScanStep, state: State, value: Value, mask: Value | None, lanes: int
+) -> tuple[State, Value]:
+    """(state after all lanes, sums up to each lane): lanes are neighbours along the scanned axis. The state is the sum
+    before them, in all lanes.
 
-    Blocks of doubling length: the upper half of each takes the sum of its lower half. (LLVM makes an expansion of lanes moved up past
-    zeros, `vexpandps`, which takes Zen 5 some twenty cycles: 16 floats in 14 ns instead of 3.)"""
+    Blocks of doubling length: the upper half of each takes the sum of its lower half. (LLVM makes an expansion of lanes
+    moved up past zeros, `vexpandps`, which takes Zen 5 some twenty cycles: 16 floats in 14 ns instead of 3.)"""
     opcode = "fadd" if ELEMENT_TYPES[scan.value.dtype].kind == "float" else "add"
     value = b.splat(value, lanes)
     if mask is not None:
@@ -64,17 +68,24 @@ def prefix(b: Builder, scan: ScanStep, state: State, value: Value, mask: Value |
     half = 1
     while half < lanes:
         order = ", ".join(f"i32 {k // half * half - 1 if k & half else lanes + k}" for k in range(lanes))
-        moved = b.value(f"shufflevector {vector} {value.text}, {vector} zeroinitializer, <{lanes} x i32> <{order}>", value.type, lanes)
+        moved = b.value(
+            f"shufflevector {vector} {value.text}, {vector} zeroinitializer, <{lanes} x i32> <{order}>",
+            value.type,
+            lanes,
+        )
         value = b.op(opcode, value, moved)
         half *= 2
     last = ", ".join([f"i32 {lanes - 1}"] * lanes)
-    total = b.value(f"shufflevector {vector} {value.text}, {vector} poison, <{lanes} x i32> <{last}>", value.type, lanes)
+    total = b.value(
+        f"shufflevector {vector} {value.text}, {vector} poison, <{lanes} x i32> <{last}>", value.type, lanes
+    )
     before = b.splat(state[0], lanes)
     return [b.op(opcode, before, total)], b.op(opcode, before, value)
 
 
 def _takes(b: Builder, scan: ScanStep, value: Value, best: Value) -> Value:
-    """Whether `value` becomes the extreme: an equal one does (the last extreme counts), a NaN does, nothing beats a NaN but a NaN."""
+    """Whether `value` becomes the extreme: an equal one does (the last extreme counts), a NaN does, nothing beats a NaN
+    but a NaN."""
     element = ELEMENT_TYPES[scan.value.dtype]
     if element.kind == "float":
         better = b.compare("fcmp oge" if scan.kind == "max" else "fcmp ole", value, best)
@@ -91,6 +102,8 @@ def _log_add_exp(b: Builder, x: Value, y: Value) -> Value:
     difference = b.op("fsub", low, high)
     power = exp(b, difference) if x.type == "float" else call_library(b, "exp", difference)
     result = b.op("fadd", high, call_library(b, "log1p", power))
-    equal = b.op("and", b.compare("fcmp oeq", x, y), b.compare("fcmp oeq", b.intrinsic("fabs", x), b.constant_like(math.inf, x)))
+    equal = b.op(
+        "and", b.compare("fcmp oeq", x, y), b.compare("fcmp oeq", b.intrinsic("fabs", x), b.constant_like(math.inf, x))
+    )
     result = b.select(equal, x, result)
     return b.select(b.compare("fcmp uno", x, y), b.op("fadd", x, y), result)

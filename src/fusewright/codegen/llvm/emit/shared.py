@@ -1,7 +1,7 @@
 """Functions that the kernels of a module share: their names, and loops to write them with.
 
-Takes instructions in program order; gives a function's text and its name. Always holds: equal functions are in the module once; one with
-another text has another name, so that the code of who calls it is known to differ.
+Takes instructions in program order; gives a function's text and its name. Always holds: equal functions are in the
+module once; one with another text has another name, so that the code of who calls it is known to differ.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Writer:
         b.scope.cursor.block = done
         return after
 
-    def loop_if_any(self, stem: str, start: Value, stop: Value, step: int, carried: list[Value], body: Body) -> list[Value]:
+    def loop_if_any(
+        self, stem: str, start: Value, stop: Value, step: int, carried: list[Value], body: Body
+    ) -> list[Value]:
         b = self.b
         enough = b.compare("icmp slt", start, stop)
         before, inside = b.scope.cursor.block, b.block(f"some_{stem}")

@@ -1,7 +1,7 @@
 """Rare functions, computed in double whatever the operand's type: erfinv, digamma; and integer powers.
 
-Takes a builder and operands; gives the value. Always holds: correct to an ulp or two of the operand's type away from roots; eager's
-results at poles, infinities and NaN. These are written for size and exactness, not speed.
+Takes a builder and operands; gives the value. Always holds: correct to an ulp or two of the operand's type away from
+roots; eager's results at poles, infinities and NaN. These are written for size and exactness, not speed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def _constant(b: Builder, value: float) -> Value:
 
 
 def erfinv(b: Builder, x: Value) -> Value:
-    """Winitzki's closed form (2e-3), then three Halley steps; for |y| > 1/2 the residual is taken from erfc, where 1 - |y| is exact."""
+    """Winitzki's closed form (2e-3), then three Halley steps; for |y| > 1/2 the residual is taken from erfc, where 1 -
+    |y| is exact."""
     y = b.convert("fpext", x, "double")
     a = b.intrinsic("fabs", y)
     one, zero = _constant(b, 1.0), _constant(b, 0.0)
@@ -30,8 +31,16 @@ def erfinv(b: Builder, x: Value) -> Value:
     guess = b.intrinsic("sqrt", b.op("fsub", root, t))
     upper = b.compare("fcmp ogt", a, _constant(b, 0.5))
     for _ in range(3):
-        residual = b.select(upper, b.op("fsub", complement, call_library(b, "erfc", guess)), b.op("fsub", call_library(b, "erf", guess), a))
-        slope = b.op("fmul", call_library(b, "exp", b.op("fneg", b.op("fmul", guess, guess))), _constant(b, 2.0 / pymath.sqrt(pymath.pi)))
+        residual = b.select(
+            upper,
+            b.op("fsub", complement, call_library(b, "erfc", guess)),
+            b.op("fsub", call_library(b, "erf", guess), a),
+        )
+        slope = b.op(
+            "fmul",
+            call_library(b, "exp", b.op("fneg", b.op("fmul", guess, guess))),
+            _constant(b, 2.0 / pymath.sqrt(pymath.pi)),
+        )
         newton = b.op("fdiv", residual, slope)
         guess = b.op("fsub", guess, b.op("fdiv", newton, b.fma(guess, newton, one)))
     guess = b.select(b.compare("fcmp oeq", a, zero), zero, guess)
@@ -44,7 +53,8 @@ _ASYMPTOTIC = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 1
 
 
 def digamma(b: Builder, x: Value) -> Value:
-    """Reflection below 0, the recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.7, 6.3.5, 6.3.18)."""
+    """Reflection below 0, the recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.7, 6.3.5,
+    6.3.18)."""
     y = b.convert("fpext", x, "double")
     zero, one, ten = _constant(b, 0.0), _constant(b, 1.0), _constant(b, 10.0)
     negative = b.compare("fcmp olt", y, zero)
@@ -59,7 +69,11 @@ def digamma(b: Builder, x: Value) -> Value:
     main = b.op("fsub", b.op("fsub", call_library(b, "log", z), b.op("fdiv", _half(b, y), z)), series)
     result = b.op("fadd", total, main)
     part = b.op("fsub", y, b.intrinsic("trunc", y))
-    cotangent = b.op("fdiv", b.splat(_constant(b, pymath.pi), y.lanes), call_library(b, "tan", b.op("fmul", part, _constant(b, pymath.pi))))
+    cotangent = b.op(
+        "fdiv",
+        b.splat(_constant(b, pymath.pi), y.lanes),
+        call_library(b, "tan", b.op("fmul", part, _constant(b, pymath.pi))),
+    )
     result = b.select(negative, b.op("fsub", result, cotangent), result)
     at_pole = b.op("and", b.compare("fcmp oeq", part, zero), negative)
     result = b.select(at_pole, _constant(b, pymath.nan), result)
@@ -108,5 +122,7 @@ def integer_power(b: Builder, base: Value, exponent: Value, signed: bool) -> Val
     """By squaring, wrapping around; a negative exponent gives 0 but for bases 1 and -1, as ATen has it."""
     symbol = f"fw.power.{'s' if signed else 'u'}{base.type}"
     text = _INTEGER_POWER.format(type=base.type, symbol=symbol)
-    b.declarations.setdefault(symbol, text if signed else text.replace("icmp slt", "icmp ult"))  # no unsigned value is below 0
+    b.declarations.setdefault(
+        symbol, text if signed else text.replace("icmp slt", "icmp ult")
+    )  # no unsigned value is below 0
     return by_lane(b, symbol, b.match(base, exponent))

@@ -1,7 +1,8 @@
 """The processor that code is generated for, as far as generation cares.
 
-Takes a feature map and names (module.py asks LLVM for the host's); gives a frozen `Target`. Always holds: `vector_bits` is the width of
-one register, and masked loads and stores are legal on every target (LLVM expands them where the processor has none).
+Takes a feature map and names (module.py asks LLVM for the host's); gives a frozen `Target`. Always holds: `vector_bits`
+is the width of one register, and masked loads and stores are legal on every target (LLVM expands them where the
+processor has none).
 """
 
 from __future__ import annotations

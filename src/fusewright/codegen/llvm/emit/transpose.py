@@ -1,9 +1,9 @@
-"""Transposing tiles: loads that run along the wrong axis are read row by row, turned in registers, and left on the stack for the vector
-loop.
+"""Transposing tiles: loads that run along the wrong axis are read row by row, turned in registers, and left on the
+stack for the vector loop.
 
-Takes the kernel's strategy (mode "outer" with `rows`); gives, for a full tile, a table from `Load` to its place on the stack. Always
-holds: only loads that are performed at every point of the tile are staged (none that stands under a mask), so that no element outside a
-buffer is read.
+Takes the kernel's strategy (mode "outer" with `rows`); gives, for a full tile, a table from `Load` to its place on the
+stack. Always holds: only loads that are performed at every point of the tile are staged (none that stands under a
+mask), so that no element outside a buffer is read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fusewright.sizes import expressions as sizes
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A tile on the stack: element (row r, column c) at `text`[r * columns + c]; `row_start`, `column_start`: the tile's origin along the
-    axes.
+    """A tile on the stack: element (row r, column c) at `text`[r * columns + c]; `row_start`, `column_start`: the
+    tile's origin along the axes.
     """
 
     text: str
@@ -38,7 +38,12 @@ def staged_loads(shape: Shape, vector: Axis, rows: Axis) -> list[tuple[StageView
                 continue
             index = view.dim(expr.index)
             along, across = sizes.coefficient(index, vector.symbol), sizes.coefficient(index, rows.symbol)
-            if isinstance(across, int) and across == 1 and along is not None and not (isinstance(along, int) and abs(along) <= 1):
+            if (
+                isinstance(across, int)
+                and across == 1
+                and along is not None
+                and not (isinstance(along, int) and abs(along) <= 1)
+            ):
                 found.setdefault(expr, view)
     return [(view, load) for load, view in found.items()]
 
@@ -57,7 +62,8 @@ def unmasked(roots: list[Expression]) -> list[Expression]:
 
 
 def transpose(b: FunctionBuilder, vectors: list[Value]) -> list[Value]:
-    """A square of vectors turned over its diagonal, by swapping blocks of doubling size: log2(n) * n two-input shuffles."""
+    """A square of vectors turned over its diagonal, by swapping blocks of doubling size: log2(n) * n two-input
+    shuffles."""
     count = len(vectors)
     distance = 1
     while distance < count:
@@ -78,4 +84,8 @@ def transpose(b: FunctionBuilder, vectors: list[Value]) -> list[Value]:
 def _shuffle(b: FunctionBuilder, low: Value, high: Value, order: list[int]) -> Value:
     vector = type_text(low.type, low.lanes)
     indices = ", ".join(f"i32 {i}" for i in order)
-    return b.value(f"shufflevector {vector} {low.text}, {vector} {high.text}, <{len(order)} x i32> <{indices}>", low.type, len(order))
+    return b.value(
+        f"shufflevector {vector} {low.text}, {vector} {high.text}, <{len(order)} x i32> <{indices}>",
+        low.type,
+        len(order),
+    )

@@ -1,7 +1,7 @@
 """How each torch dtype is held in memory and in registers, and the LLVM spelling of both.
 
-Takes torch dtypes; gives `ElementType` rows. Always holds: a bool is i8 (0 or 1) in memory and i1 in registers; a bfloat16 is its 16 bits
-(i16) in memory and in registers, because only conversions touch it.
+Takes torch dtypes; gives `ElementType` rows. Always holds: a bool is i8 (0 or 1) in memory and i1 in registers; a
+bfloat16 is its 16 bits (i16) in memory and in registers, because only conversions touch it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fusewright.base.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """memory/register: LLVM scalar types. size: bytes in memory. kind: float, int (see `signed`), bool or half (converted before
-    arithmetic).
+    """memory/register: LLVM scalar types. size: bytes in memory. kind: float, int (see `signed`), bool or half
+    (converted before arithmetic).
     """
 
     memory: str
@@ -43,7 +43,17 @@ ELEMENT_TYPES: dict[torch.dtype, ElementType] = {
     torch.bool: ElementType("i8", "i1", 1, "bool"),
 }
 
-TYPE_BITS: dict[str, int] = {"float": 32, "double": 64, "half": 16, "i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "ptr": 64}
+TYPE_BITS: dict[str, int] = {
+    "float": 32,
+    "double": 64,
+    "half": 16,
+    "i1": 1,
+    "i8": 8,
+    "i16": 16,
+    "i32": 32,
+    "i64": 64,
+    "ptr": 64,
+}
 INTEGER_OF: dict[str, str] = {"float": "i32", "double": "i64", "half": "i16"}
 SUFFIXES: dict[str, str] = {"float": "f32", "double": "f64", "half": "f16", "ptr": "p0"}
 

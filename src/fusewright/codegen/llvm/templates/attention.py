@@ -1,10 +1,12 @@
 """Attention of few queries as one LLVM function, for any number of keys.
 
-Takes a `Kernel` with an `attention` whose features lie side by side, and a `Target`; gives the function's text. Always holds: scores,
-probabilities and sums are float32; a query whose keys are all masked gives zeros; nothing beyond an operand is read.
+Takes a `Kernel` with an `attention` whose features lie side by side, and a `Target`; gives the function's text. Always
+holds: scores, probabilities and sums are float32; a query whose keys are all masked gives zeros; nothing beyond an
+operand is read.
 
-One query goes through all keys, sixteen at a time: their scores are a product of one row (product_block.py), and what was summed so far is
-scaled when a larger score comes, so that no score need be kept. The function for one query is shared by all kernels of a module.
+One query goes through all keys, sixteen at a time: their scores are a product of one row (product_block.py), and what
+was summed so far is scaled when a larger score comes, so that no score need be kept. The function for one query is
+shared by all kernels of a module.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ _NS_OF_16_KEYS, _THREAD_NS = 60.0, 8000.0
 def is_supported(attention: Attention, target: Target) -> bool:
     """Whether there is a kernel for it: features are whole vectors."""
     dtype, features = attention.query.dtype, attention.features
-    if target.vector_bits < LEAST_BITS or dtype not in STEP or (attention.mask is not None and attention.mask.dtype not in STEP):
+    if (
+        target.vector_bits < LEAST_BITS
+        or dtype not in STEP
+        or (attention.mask is not None and attention.mask.dtype not in STEP)
+    ):
         return False
     lanes = target.lanes(4)
     if features < lanes or features % lanes or features // lanes > MOST_VECTORS:
@@ -60,7 +66,9 @@ class AttentionEmitter(KernelEmitter):
     def __init__(self, kernel: Kernel, attention: Attention, target: Target, declarations: dict[str, str]) -> None:
         self.attention = attention
         shape = Shape(kernel, list(kernel.outer), [], {})
-        super().__init__(shape, Strategy("outer", 1, None, [], [(axis, 0) for axis in kernel.outer], [], 1), target, declarations)
+        super().__init__(
+            shape, Strategy("outer", 1, None, [], [(axis, 0) for axis in kernel.outer], [], 1), target, declarations
+        )
 
     def run(self) -> KernelText:
         made = super().run()
@@ -93,7 +101,8 @@ class AttentionEmitter(KernelEmitter):
 
 
 def row_function(attention: Attention, target: Target, declarations: dict[str, str]) -> str:
-    """The function for one query: (query, key, bytes from one to the next, value, the same, mask if there is one, keys, result)."""
+    """The function for one query: (query, key, bytes from one to the next, value, the same, mask if there is one, keys,
+    result)."""
     mask = None if attention.mask is None else attention.mask.dtype
     writer = _RowWriter(attention.query.dtype, attention.features, mask, attention.scale, target, declarations)
     return define("attention", writer.text(), declarations)
@@ -101,7 +110,13 @@ def row_function(attention: Attention, target: Target, declarations: dict[str, s
 
 class _RowWriter(Writer):
     def __init__(
-        self, dtype: torch.dtype, features: int, mask: torch.dtype | None, scale: float, target: Target, declarations: dict[str, str]
+        self,
+        dtype: torch.dtype,
+        features: int,
+        mask: torch.dtype | None,
+        scale: float,
+        target: Target,
+        declarations: dict[str, str],
     ) -> None:
         super().__init__(target, declarations)
         self.dtype, self.features, self.mask, self.scale = dtype, features, mask, scale
@@ -130,7 +145,11 @@ class _RowWriter(Writer):
         """A number that was just computed, in all lanes."""
         b, vector = self.b, type_text("float", self.lanes)
         one = b.value(f"insertelement {vector} poison, float {value.text}, i64 0", "float", self.lanes)
-        return b.value(f"shufflevector {vector} {one.text}, {vector} poison, <{self.lanes} x i32> zeroinitializer", "float", self.lanes)
+        return b.value(
+            f"shufflevector {vector} {one.text}, {vector} poison, <{self.lanes} x i32> zeroinitializer",
+            "float",
+            self.lanes,
+        )
 
     def _block(self, first: Value, carried: list[Value]) -> list[Value]:
         """The keys from number `first` on: the largest score so far, the sum of powers, the weighted sums of values."""
@@ -139,7 +158,14 @@ class _RowWriter(Writer):
         left = b.op("sub nsw", Value("%keys", "i64"), first)
         last = b.intrinsic("smin", b.op("sub nsw", left, b.const(1, "i64")), b.const(COLUMNS - 1, "i64"))
         key = self._row("%k", "%k_step", first)
-        arguments = [Value("%q", "ptr"), b.const(0, "i64"), Value(key, "ptr"), Value("%k_step", "i64"), b.const(self.features, "i64"), last]
+        arguments = [
+            Value("%q", "ptr"),
+            b.const(0, "i64"),
+            Value(key, "ptr"),
+            Value("%k_step", "i64"),
+            b.const(self.features, "i64"),
+            last,
+        ]
         b.call_void(self.scores_of, [*arguments, b.const(0, "i64"), Value(self.scores, "ptr")])
         scores = [self._score(number, first, last) for number in range(COLUMNS // self.lanes)]
         largest = before
@@ -199,7 +225,9 @@ class _RowWriter(Writer):
         after = []
         for part, total in enumerate(sums):
             place = b.value(f"getelementptr {element.memory}, ptr {row}, i64 {part * lanes}", "ptr").text
-            raw = b.value(f"load {type_text(element.memory, lanes)}, ptr {place}, align {element.size}", element.memory, lanes)
+            raw = b.value(
+                f"load {type_text(element.memory, lanes)}, ptr {place}, align {element.size}", element.memory, lanes
+            )
             after.append(b.fma(power, convert(b, raw, self.dtype, torch.float32), total))
         return after
 

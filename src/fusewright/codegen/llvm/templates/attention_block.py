@@ -1,12 +1,14 @@
 """Attention of many queries as one LLVM function: a block of queries at a time, any number of keys.
 
-Takes a `Kernel` with an `attention` (`many`) whose features lie side by side, and a `Target`; gives the function's text. Always holds:
-scores, probabilities and sums are float32; a query whose keys are all masked gives zeros; nothing beyond an operand is read.
+Takes a `Kernel` with an `attention` (`many`) whose features lie side by side, and a `Target`; gives the function's
+text. Always holds: scores, probabilities and sums are float32; a query whose keys are all masked gives zeros; nothing
+beyond an operand is read.
 
-Each lane is a query. A block's queries are turned over once, so that a vector holds one feature of all of them; then a key's feature or a
-value's is one number for all lanes, read from where it lies, and the largest score, the powers and their sums need no step across lanes.
-Keys go through in blocks, whose scores stay in the first-level cache; what was summed so far is scaled when a larger score comes. Queries
-that do not exist repeat the last one, so that storing their results again changes nothing; so do keys, whose scores only the largest sees.
+Each lane is a query. A block's queries are turned over once, so that a vector holds one feature of all of them; then a
+key's feature or a value's is one number for all lanes, read from where it lies, and the largest score, the powers and
+their sums need no step across lanes. Keys go through in blocks, whose scores stay in the first-level cache; what was
+summed so far is scaled when a larger score comes. Queries that do not exist repeat the last one, so that storing their
+results again changes nothing; so do keys, whose scores only the largest sees.
 """
 
 from __future__ import annotations
@@ -65,12 +67,14 @@ class Block:
 
 
 def block_for(target: Target) -> Block:
-    """Loads of a turn take less time than its multiplications, and the sums are at least as many as are under way at once."""
+    """Loads of a turn take less time than its multiplications, and the sums are at least as many as are under way at
+    once."""
     return Block(8, 2, target.lanes(4)) if target.vector_bits >= 512 else Block(4, 3, target.lanes(4))
 
 
 def is_supported(attention: Attention, rows: Axis, target: Target) -> bool:
-    """Whether there is a kernel for it: one whose memory fits on a stack, of features that are whole squares. rows: the queries' axis."""
+    """Whether there is a kernel for it: one whose memory fits on a stack, of features that are whole squares. rows: the
+    queries' axis."""
     dtype, features, mask = attention.query.dtype, attention.features, attention.mask
     if target.vector_bits < LEAST_BITS or dtype not in STEP or (mask is not None and mask.dtype not in STEP):
         return False
@@ -107,7 +111,12 @@ class AttentionBlockEmitter(KernelEmitter):
         self.block = block_for(target)
         batch, heads, self.row_axis = kernel.outer
         domain = [(batch, 0), (heads, 0), (self.row_axis, self.block.width)]
-        super().__init__(Shape(kernel, list(kernel.outer), [], {}), Strategy("outer", 1, None, [], domain, [], 1), target, declarations)
+        super().__init__(
+            Shape(kernel, list(kernel.outer), [], {}),
+            Strategy("outer", 1, None, [], domain, [], 1),
+            target,
+            declarations,
+        )
 
     def run(self) -> KernelText:
         made = super().run()
@@ -117,7 +126,9 @@ class AttentionBlockEmitter(KernelEmitter):
 
     def _point(self, context: Context, starts: list[Value]) -> None:
         b, attention, start = self.b, self.attention, starts[-1]
-        function = blocks_function(attention, self.row_axis.extent, self._mask_step() != 0, self.block, self.target, b.declarations)
+        function = blocks_function(
+            attention, self.row_axis.extent, self._mask_step() != 0, self.block, self.target, b.declarations
+        )
         arguments = self._place(context, attention.query, start)
         for rows in (attention.key, attention.value):
             address, _ = self._place(context, rows, start)
@@ -128,7 +139,13 @@ class AttentionBlockEmitter(KernelEmitter):
         left = b.op("sub nsw", self.indexer.scalar(context, self.row_axis.extent - 1), start)
         last = b.intrinsic("smin", left, b.const(self.block.width - 1, "i64"))
         keys = self.indexer.scalar(context, attention.columns)
-        arguments += [keys, start, last, b.const(attention.scale, "float"), *self._place(context, attention.result, start)]
+        arguments += [
+            keys,
+            start,
+            last,
+            b.const(attention.scale, "float"),
+            *self._place(context, attention.result, start),
+        ]
         b.scope = context.here
         b.call_void(function, arguments)
 
@@ -149,13 +166,17 @@ class AttentionBlockEmitter(KernelEmitter):
 
 
 PARAMETERS = (
-    "(ptr %q, i64 %q_step, ptr %k, i64 %k_step, ptr %v, i64 %v_step, {mask}i64 %keys, i64 %first, i64 %last, float %scale, "
+    "(ptr %q, i64 %q_step, ptr %k, i64 %k_step, ptr %v, i64 %v_step, {mask}i64 %keys, i64 %first, i64 %last, float "
+    "%scale, "
     "ptr %out, i64 %out_step)"
 )
-"""Steps: bytes from one row to the next. first: number of the block's first query. last: which of the block's queries is its last."""
+"""Steps: bytes from one row to the next. first: number of the block's first query. last: which of the block's queries
+is its last."""
 
 
-def blocks_function(attention: Attention, rows: sizes.Dim, by_row: bool, block: Block, target: Target, declarations: dict[str, str]) -> str:
+def blocks_function(
+    attention: Attention, rows: sizes.Dim, by_row: bool, block: Block, target: Target, declarations: dict[str, str]
+) -> str:
     """The function for a block of queries where there are `rows` of them. by_row: the mask is another one for each."""
 
     def of(vectors: int) -> str:
@@ -169,7 +190,12 @@ def blocks_function(attention: Attention, rows: sizes.Dim, by_row: bool, block: 
         return of(1)
     # The last block is of a vector's queries at most.
     parameters = PARAMETERS.format(mask="" if attention.mask is None else "ptr %mask, i64 %mask_step, ")
-    lines = [parameters + " {", "entry:", f"  %few = icmp slt i64 %last, {block.lanes}", "  br i1 %few, label %one, label %several"]
+    lines = [
+        parameters + " {",
+        "entry:",
+        f"  %few = icmp slt i64 %last, {block.lanes}",
+        "  br i1 %few, label %one, label %several",
+    ]
     for label, vectors in (("one", 1), ("several", block.vectors)):
         lines += [f"{label}:", f"  call void @{of(vectors)}{parameters}", "  ret void"]
     return define("attention_blocks", "\n".join([*lines, "}"]), declarations)
@@ -178,16 +204,22 @@ def blocks_function(attention: Attention, rows: sizes.Dim, by_row: bool, block: 
 class _BlockWriter(Writer):
     """The function for a block of queries."""
 
-    def __init__(self, attention: Attention, by_row: bool, block: Block, target: Target, declarations: dict[str, str]) -> None:
+    def __init__(
+        self, attention: Attention, by_row: bool, block: Block, target: Target, declarations: dict[str, str]
+    ) -> None:
         super().__init__(target, declarations)
         self.block, self.causal, self.features = block, attention.causal, attention.features
         self.dtype, self.element = attention.query.dtype, ELEMENT_TYPES[attention.query.dtype]
         self.mask, self.by_row = None if attention.mask is None else attention.mask.dtype, by_row
         self.keys = _keys(self.dtype, self.features)
         self.turn = define("attention_turn", _TurnWriter(self.dtype, True, target, declarations).text(), declarations)
-        self.turn_back = define("attention_result", _ResultWriter(self.dtype, target, declarations).text(), declarations)
+        self.turn_back = define(
+            "attention_result", _ResultWriter(self.dtype, target, declarations).text(), declarations
+        )
         if self.mask is not None and by_row:
-            self.turn_mask = define("attention_turn", _TurnWriter(self.mask, False, target, declarations).text(), declarations)
+            self.turn_mask = define(
+                "attention_turn", _TurnWriter(self.mask, False, target, declarations).text(), declarations
+            )
 
     def text(self) -> str:
         b, block = self.b, self.block
@@ -197,20 +229,34 @@ class _BlockWriter(Writer):
         self.wide = "" if self.dtype is torch.float32 else self._scratch(self.keys * self.features)
         features, keys, last = b.const(self.features, "i64"), Value("%keys", "i64"), Value("%last", "i64")
         width = b.const(block.width, "i64")
-        b.call_void(self.turn, [Value("%q", "ptr"), Value("%q_step", "i64"), last, features, Value(self.queries, "ptr"), width])
+        b.call_void(
+            self.turn, [Value("%q", "ptr"), Value("%q_step", "i64"), last, features, Value(self.queries, "ptr"), width]
+        )
         nothing = b.splat(b.const(0.0, "float"), block.lanes)
         size = b.const(self.features * block.width, "i64")
         self.loop("clear", b.const(0, "i64"), size, block.lanes, [], lambda at, _: self._clear(at))
         if self.causal:
             self.numbers = self._numbers()
-            keys = b.intrinsic("smin", keys, b.op("add nsw", b.op("add nsw", Value("%first", "i64"), last), b.const(1, "i64")))
+            keys = b.intrinsic(
+                "smin", keys, b.op("add nsw", b.op("add nsw", Value("%first", "i64"), last), b.const(1, "i64"))
+            )
         start = [b.splat(b.const(-math.inf, "float"), block.lanes)] * block.vectors + [nothing] * block.vectors
-        carried = self.loop_if_any("block", b.const(0, "i64"), keys, self.keys, start, lambda at, now: self._block(at, now, keys))
+        carried = self.loop_if_any(
+            "block", b.const(0, "i64"), keys, self.keys, start, lambda at, now: self._block(at, now, keys)
+        )
         for number, total in enumerate(carried[block.vectors :]):
             # No key, or none that is not masked: zeros.
             total = b.select(b.compare("fcmp oeq", total, nothing), b.const(1.0, "float"), total)
             self._store(b.op("fdiv", b.const(1.0, "float"), total), factors, number * block.lanes)
-        arguments = [Value(self.sums, "ptr"), Value(factors, "ptr"), Value("%out", "ptr"), Value("%out_step", "i64"), last, features, width]
+        arguments = [
+            Value(self.sums, "ptr"),
+            Value(factors, "ptr"),
+            Value("%out", "ptr"),
+            Value("%out_step", "i64"),
+            last,
+            features,
+            width,
+        ]
         b.call_void(self.turn_back, arguments)
         b.emit("  ret void")
         return b.text(PARAMETERS.format(mask="" if self.mask is None else "ptr %mask, i64 %mask_step, "))
@@ -253,7 +299,9 @@ class _BlockWriter(Writer):
         b, lanes = self.b, self.block.lanes
         vector = type_text(value.type, lanes)
         one = b.value(f"insertelement {vector} poison, {value.typed}, i64 0", value.type, lanes)
-        return b.value(f"shufflevector {vector} {one.text}, {vector} poison, <{lanes} x i32> zeroinitializer", value.type, lanes)
+        return b.value(
+            f"shufflevector {vector} {one.text}, {vector} poison, <{lanes} x i32> zeroinitializer", value.type, lanes
+        )
 
     # --- a block of keys
 
@@ -279,7 +327,9 @@ class _BlockWriter(Writer):
             b.call_void(self.turn_mask, [*rows_of_it, count, Value(self.scores, "ptr"), b.const(block.width, "i64")])
         end = b.op("sub nsw", count, b.const(1, "i64"))
         zero = b.const(0, "i64")
-        largest = self.loop("scores", zero, count, block.across, before, lambda at, now: self._tile(at, now, rows, end, first))
+        largest = self.loop(
+            "scores", zero, count, block.across, before, lambda at, now: self._tile(at, now, rows, end, first)
+        )
         factors, shifts, after = [], [], []
         for old, new in zip(before, largest):
             # Where all are masked so far, the powers shall be 0, not NaN.
@@ -287,7 +337,9 @@ class _BlockWriter(Writer):
             shifts.append(shift)
             factors.append(exp(b, b.op("fsub", old, shift), at_most_zero=True))
         nothing = b.splat(b.const(0.0, "float"), block.lanes)
-        powers = self.loop("powers", zero, count, 1, [nothing] * block.vectors, lambda at, now: self._power(at, now, shifts))
+        powers = self.loop(
+            "powers", zero, count, 1, [nothing] * block.vectors, lambda at, now: self._power(at, now, shifts)
+        )
         for total, factor, power in zip(totals, factors, powers):
             after.append(b.fma(total, factor, power))
         rows = self._rows("%v", "%v_step", first, count)
@@ -310,14 +362,19 @@ class _BlockWriter(Writer):
             for at in range(0, self.features, width):
                 place = b.value(f"getelementptr {kind}, ptr {source}, i64 {at}", "ptr").text
                 raw = b.value(f"load {type_text(kind, width)}, ptr {place}, align {size}", kind, width)
-                to = b.value(f"getelementptr float, ptr {self.wide}, i64 {b.op('add nsw', start, b.const(at, 'i64')).text}", "ptr").text
+                to = b.value(
+                    f"getelementptr float, ptr {self.wide}, i64 {b.op('add nsw', start, b.const(at, 'i64')).text}",
+                    "ptr",
+                ).text
                 b.emit(f"  store {convert(b, raw, self.dtype, torch.float32).typed}, ptr {to}, align {4 * width}")
             return []
 
         self.loop("widen", b.const(0, "i64"), count, 1, [], row)
         return self.wide, str(4 * self.features)
 
-    def _tile(self, first: Value, largest: list[Value], rows: tuple[str, str], end: Value, block_first: Value) -> list[Value]:
+    def _tile(
+        self, first: Value, largest: list[Value], rows: tuple[str, str], end: Value, block_first: Value
+    ) -> list[Value]:
         """Scores of some keys, the last one again where there are fewer."""
         b, block = self.b, self.block
         numbers = [b.intrinsic("smin", b.op("add nsw", first, b.const(k, "i64")), end) for k in range(block.across)]
@@ -342,7 +399,9 @@ class _BlockWriter(Writer):
             for vector in range(block.vectors):
                 score = b.op("fmul", sums[k * block.vectors + vector], scale)
                 if self.mask is not None:
-                    score = b.op("fadd", score, self._load(here, vector * block.lanes) if self.by_row else self._mask_of(key))
+                    score = b.op(
+                        "fadd", score, self._load(here, vector * block.lanes) if self.by_row else self._mask_of(key)
+                    )
                 if self.causal:
                     seen = b.compare("icmp sle", self._spread(b.convert("trunc", key, "i32")), self.numbers[vector])
                     score = b.select(seen, score, b.const(-math.inf, "float"))
@@ -353,7 +412,9 @@ class _BlockWriter(Writer):
 
     def _mask_of(self, key: Value) -> Value:
         assert self.mask is not None
-        return convert(self.b, self._everywhere("%mask", key.text, ELEMENT_TYPES[self.mask].memory), self.mask, torch.float32)
+        return convert(
+            self.b, self._everywhere("%mask", key.text, ELEMENT_TYPES[self.mask].memory), self.mask, torch.float32
+        )
 
     def _power(self, key: Value, totals: list[Value], shifts: list[Value]) -> list[Value]:
         b, lanes = self.b, self.block.lanes
@@ -399,7 +460,9 @@ class _Square(Writer):
         b, zero = self.b, self.b.const(0, "i64")
 
         def below(row: Value, _: list[Value]) -> list[Value]:
-            return self.loop("columns", zero, Value("%columns", "i64"), SQUARE, [], lambda column, _: self._square(row, column))
+            return self.loop(
+                "columns", zero, Value("%columns", "i64"), SQUARE, [], lambda column, _: self._square(row, column)
+            )
 
         self.loop("rows", zero, Value("%width", "i64"), SQUARE, [], below)
         b.emit("  ret void")
@@ -425,8 +488,8 @@ class _Square(Writer):
 
 
 class _TurnWriter(_Square):
-    """(rows, bytes from one to the next, number of the last, columns, where column by column a number of each row goes, how many these
-    are): float32. whole: columns are a multiple of a square's; else -inf for those beyond the last."""
+    """(rows, bytes from one to the next, number of the last, columns, where column by column a number of each row goes,
+    how many these are): float32. whole: columns are a multiple of a square's; else -inf for those beyond the last."""
 
     def __init__(self, dtype: torch.dtype, whole: bool, target: Target, declarations: dict[str, str]) -> None:
         super().__init__(dtype, target, declarations)
@@ -462,13 +525,15 @@ class _TurnWriter(_Square):
         left = b.intrinsic("smin", b.op("sub nsw", Value("%columns", "i64"), column), b.const(SQUARE, "i64"))
         numbers = Value("<" + ", ".join(f"i32 {k}" for k in range(SQUARE)) + ">", "i32", SQUARE)
         one = b.value(f"insertelement {vector} poison, {b.convert('trunc', left, 'i32').typed}, i64 0", "i32", SQUARE)
-        spread = b.value(f"shufflevector {vector} {one.text}, {vector} poison, <{SQUARE} x i32> zeroinitializer", "i32", SQUARE)
+        spread = b.value(
+            f"shufflevector {vector} {one.text}, {vector} poison, <{SQUARE} x i32> zeroinitializer", "i32", SQUARE
+        )
         return b.compare("icmp slt", numbers, spread)
 
 
 class _ResultWriter(_Square):
-    """The way back: (columns with a number of each row, what to multiply each row by, rows, bytes from one to the next, number of the last,
-    columns, how many rows the columns have)."""
+    """The way back: (columns with a number of each row, what to multiply each row by, rows, bytes from one to the next,
+    number of the last, columns, how many rows the columns have)."""
 
     def text(self) -> str:
         self._squares()
@@ -477,8 +542,12 @@ class _ResultWriter(_Square):
     def _square(self, row: Value, column: Value) -> list[Value]:
         b = self.b
         factor = self._floats(b.value(f"getelementptr float, ptr %factors, i64 {row.text}", "ptr").text)
-        vectors = [b.op("fmul", self._floats(self._inside("%from", row, column, number)), factor) for number in range(SQUARE)]
+        vectors = [
+            b.op("fmul", self._floats(self._inside("%from", row, column, number)), factor) for number in range(SQUARE)
+        ]
         for number, vector in enumerate(transpose(b, vectors)):
             narrow = convert(b, vector, torch.float32, self.dtype)
-            b.emit(f"  store {narrow.typed}, ptr {self._outside('%to', row, number, column)}, align {self.element.size}")
+            b.emit(
+                f"  store {narrow.typed}, ptr {self._outside('%to', row, number, column)}, align {self.element.size}"
+            )
         return []

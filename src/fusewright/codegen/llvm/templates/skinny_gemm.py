@@ -1,11 +1,11 @@
 """A matrix product of few rows as one LLVM function, with the pointwise statements that follow it.
 
-Takes a `Kernel` with a `product` whose operands lie side by side along the inner dimension (a linear layer's weights as the layer keeps
-them), and a `Target`; gives the function's text. Always holds: products are summed in float32, over vectors of the inner dimension and
-then across them; nothing beyond an operand's rows is read.
+Takes a `Kernel` with a `product` whose operands lie side by side along the inner dimension (a linear layer's weights as
+the layer keeps them), and a `Target`; gives the function's text. Always holds: products are summed in float32, over
+vectors of the inner dimension and then across them; nothing beyond an operand's rows is read.
 
-The sums of a block of columns are made by a function that all kernels share (product_block.py). They stay on the stack, where the ordinary
-emitter reads them for the statements.
+The sums of a block of columns are made by a function that all kernels share (product_block.py). They stay on the stack,
+where the ordinary emitter reads them for the statements.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
 LEAST_BITS = 256
-"""Width of registers below which there is no kernel: there are too few of them, and a fused multiply-add is not certain."""
+"""Width of registers below which there is no kernel: there are too few of them, and a fused multiply-add is not
+certain."""
 
 TILE = "product tile"
 
@@ -45,8 +46,8 @@ _BYTES_PER_NS, _MULTIPLY_ADDS_PER_NS, _THREAD_NS = 8.0, 2.5, 8000.0
 
 
 def is_supported(product: Product, outer: tuple[Axis, ...], target: Target) -> bool:
-    """Whether there is a kernel for the product: one matrix by one matrix, both with the inner dimension side by side, of sizes that are
-    numbers but for the rows, of which there must be few (`Product.most`) if they are none."""
+    """Whether there is a kernel for the product: one matrix by one matrix, both with the inner dimension side by side,
+    of sizes that are numbers but for the rows, of which there must be few (`Product.most`) if they are none."""
     batch, rows, columns = (axis.extent for axis in outer)
     known = rows > 0 if isinstance(rows, int) else 0 < product.most <= MOST_ROWS
     sides = (product.left, outer[1]), (product.right, outer[2])
@@ -106,8 +107,8 @@ class ProductEmitter(KernelEmitter):
         super()._serial(context, starts)
 
     def _multiply(self, context: Context, start: Value) -> None:
-        """The block's sums for all rows: where their number is known by calls for some of them (the last ones again where they are no
-        multiple of the tile's), of which the first bring the next columns' weights from memory."""
+        """The block's sums for all rows: where their number is known by calls for some of them (the last ones again
+        where they are no multiple of the tile's), of which the first bring the next columns' weights from memory."""
         b, product, dtype = self.b, self.product, self.product.left.dtype
         b.scope = context.here
         left = b.op("sub nsw", self.indexer.scalar(context, self.column_axis.extent - 1), start)
@@ -143,7 +144,8 @@ class ProductEmitter(KernelEmitter):
 
 
 def _shape(kernel: Kernel, product: Product) -> Shape:
-    """The statements over rows and columns as they are: a block of columns must stay one. The sums are memory that the kernel writes."""
+    """The statements over rows and columns as they are: a block of columns must stay one. The sums are memory that the
+    kernel writes."""
     batch, rows, columns = kernel.outer
     rewriter = Rewriter(
         lambda dim: dim,
@@ -166,4 +168,9 @@ def _shape(kernel: Kernel, product: Product) -> Shape:
     view = StageView(stage, [], aliases)
     single: dict[Expr, Dim] = {axis.symbol: 0 for axis in (batch, rows) if axis.extent == 1}
     view.change(single)
-    return Shape(replace(kernel, stages=(stage,)), [axis for axis in (rows, columns) if axis.symbol not in single], [view], aliases)
+    return Shape(
+        replace(kernel, stages=(stage,)),
+        [axis for axis in (rows, columns) if axis.symbol not in single],
+        [view],
+        aliases,
+    )

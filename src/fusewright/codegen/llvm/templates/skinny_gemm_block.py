@@ -1,12 +1,13 @@
 """Sums of a block of columns of a matrix product of few rows, as functions that all product kernels of a module share.
 
-Takes the element type and a `Tile`; gives the name of an LLVM function, whose text is added to the module once. Always holds: products are
-summed in float32, over vectors of the inner dimension and then across them; nothing beyond an operand's rows is read.
+Takes the element type and a `Tile`; gives the name of an LLVM function, whose text is added to the module once. Always
+holds: products are summed in float32, over vectors of the inner dimension and then across them; nothing beyond an
+operand's rows is read.
 
-With few rows the time goes into reading the weights once. So a block of columns (rows of the weights' memory, which are long and read from
-their start to their end) is multiplied by all rows at a time: registers hold sums for some rows and columns, each a vector of partial sums
-along the inner dimension, which shuffles add up at the end. No copy of the weights is needed. Lengths and strides are arguments, so layers
-of all sizes have one function, which is compiled once.
+With few rows the time goes into reading the weights once. So a block of columns (rows of the weights' memory, which are
+long and read from their start to their end) is multiplied by all rows at a time: registers hold sums for some rows and
+columns, each a vector of partial sums along the inner dimension, which shuffles add up at the end. No copy of the
+weights is needed. Lengths and strides are arguments, so layers of all sizes have one function, which is compiled once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES, suffix, type_text
 
 COLUMNS = 16
-"""Columns of a block: with one row, what a thread reads before it looks at the next block is at least some kilobytes."""
+"""Columns of a block: with one row, what a thread reads before it looks at the next block is at least some
+kilobytes."""
 
 MOST_ROWS = 16
 """Of products over a number of rows that is known at run time only."""
@@ -43,9 +45,9 @@ class Tile:
 
 
 def tile_for(rows: int, target: Target, dtype: torch.dtype) -> Tile:
-    """The tile with the least computed in vain (the last rows are computed again where they are no multiple), the largest of those. One
-    row takes few columns at a time: more would read from as many places in memory, which share sets of a cache where the rows' length is
-    a power of two."""
+    """The tile with the least computed in vain (the last rows are computed again where they are no multiple), the
+    largest of those. One row takes few columns at a time: more would read from as many places in memory, which share
+    sets of a cache where the rows' length is a power of two."""
     return _tile(_best(rows, (6 if dtype is torch.float32 else 5) if _many(target) else 3), target)
 
 
@@ -61,7 +63,10 @@ def _many(target: Target) -> bool:
 
 
 def _best(rows: int, largest: int) -> int:
-    return min(range(1, min(rows, largest) + 1), key=lambda count: (-(-rows // count) * (count if count > 1 else _ONE_ROW), -count))
+    return min(
+        range(1, min(rows, largest) + 1),
+        key=lambda count: (-(-rows // count) * (count if count > 1 else _ONE_ROW), -count),
+    )
 
 
 def _tile(rows: int, target: Target) -> Tile:
@@ -69,9 +74,9 @@ def _tile(rows: int, target: Target) -> Tile:
 
 
 PARAMETERS = "(ptr %x, i64 %x_step, ptr %w, i64 %w_step, i64 %length, i64 %last, i64 %ahead, {rows}ptr %sums)"
-"""x, w: the first row, and the block's first column; steps: bytes from one to the next. last: number of the block's last column that
-exists (the others repeat it). ahead: w_step where the second-level cache is to fetch the next columns meanwhile, else 0. sums: rows x
-COLUMNS."""
+"""x, w: the first row, and the block's first column; steps: bytes from one to the next. last: number of the block's
+last column that exists (the others repeat it). ahead: w_step where the second-level cache is to fetch the next columns
+meanwhile, else 0. sums: rows x COLUMNS."""
 
 
 def tile_function(dtype: torch.dtype, length: int, tile: Tile, target: Target, declarations: dict[str, str]) -> str:
@@ -106,7 +111,8 @@ def _rows_loop(function: str, tile: Tile, label: str) -> list[str]:
         f"%sums_{label} = getelementptr i8, ptr %sums, i64 %slot_{label}",
         f"%only_{label} = icmp eq i64 %first_{label}, 0",
         f"%ahead_{label} = select i1 %only_{label}, i64 %ahead, i64 0",
-        f"call void @{function}(ptr %x_{label}, i64 %x_step, ptr %w, i64 %w_step, i64 %length, i64 %last, i64 %ahead_{label}, "
+        f"call void @{function}(ptr %x_{label}, i64 %x_step, ptr %w, i64 %w_step, i64 %length, i64 %last, i64 "
+        f"%ahead_{label}, "
         f"ptr %sums_{label})",
         f"%next_{label} = add nsw i64 %first_{label}, {tile.rows}",
         f"%more_{label} = icmp slt i64 %next_{label}, %rows",
@@ -115,22 +121,35 @@ def _rows_loop(function: str, tile: Tile, label: str) -> list[str]:
 
 
 class _TileWriter(Writer):
-    def __init__(self, dtype: torch.dtype, length: int, tile: Tile, target: Target, declarations: dict[str, str]) -> None:
+    def __init__(
+        self, dtype: torch.dtype, length: int, tile: Tile, target: Target, declarations: dict[str, str]
+    ) -> None:
         super().__init__(target, declarations)
         self.dtype, self.tile = dtype, tile
         self.element = ELEMENT_TYPES[dtype]
         self.lanes = target.lanes(4)
         self.step = self.lanes * STEP[dtype]
-        self.whole = length % (self.step * tile.chains) == 0  # most lengths are; then there is no second loop to be compiled
+        self.whole = (
+            length % (self.step * tile.chains) == 0
+        )  # most lengths are; then there is no second loop to be compiled
 
     def text(self) -> str:
         b, tile = self.b, self.tile
-        self.parts = b.value(f"alloca [{tile.rows * (COLUMNS // tile.columns)} x <{self.lanes} x float>], align 64", "ptr").text
+        self.parts = b.value(
+            f"alloca [{tile.rows * (COLUMNS // tile.columns)} x <{self.lanes} x float>], align 64", "ptr"
+        ).text
         chunk = self.step * tile.chains
         unrolled = b.op("and", Value("%length", "i64"), b.const(-chunk, "i64"))
         inputs = [self._address("%x", "%x_step", b.const(row, "i64")) for row in range(tile.rows)]
         self.ahead = b.op("mul nsw", Value("%ahead", "i64"), b.const(tile.columns, "i64")).text if tile.rows > 1 else ""
-        self.loop("groups", b.const(0, "i64"), b.const(COLUMNS, "i64"), tile.columns, [], lambda at, _: self._group(at, inputs, unrolled))
+        self.loop(
+            "groups",
+            b.const(0, "i64"),
+            b.const(COLUMNS, "i64"),
+            tile.columns,
+            [],
+            lambda at, _: self._group(at, inputs, unrolled),
+        )
         for row in range(tile.rows):
             self._finish_row(row)
         b.emit("  ret void")
@@ -179,7 +198,9 @@ class _TileWriter(Writer):
         sums = chains[:count]
         for chain in range(1, tile.chains):
             sums = [b.op("fadd", x, y) for x, y in zip(sums, chains[chain * count :])]
-        return sums if self.whole else self.loop_if_any("rest", unrolled, Value("%length", "i64"), self.step, sums, rest)
+        return (
+            sums if self.whole else self.loop_if_any("rest", unrolled, Value("%length", "i64"), self.step, sums, rest)
+        )
 
     def _chunk(self, at: Value, sums: list[Value], inputs: list[str], weights: list[str]) -> list[Value]:
         """A turn of the main loop: a step for each chain."""
@@ -198,7 +219,9 @@ class _TileWriter(Writer):
         few = b.convert("trunc", b.intrinsic("smin", left, b.const(self.step, "i64")), "i32")
         return self._turn(at, sums, inputs, weights, b.compare("icmp slt", numbers, few))
 
-    def _turn(self, at: Value, sums: list[Value], inputs: list[str], weights: list[str], mask: Value | None) -> list[Value]:
+    def _turn(
+        self, at: Value, sums: list[Value], inputs: list[str], weights: list[str], mask: Value | None
+    ) -> list[Value]:
         b, after = self.b, list(sums)
         xs = [self._vectors(address, at, mask) for address in inputs]
         for column, address in enumerate(weights):
@@ -210,7 +233,8 @@ class _TileWriter(Writer):
         return after
 
     def _vectors(self, address: str, at: Value, mask: Value | None, fetches: bool = False) -> list[Value]:
-        """Elements of a row from `at` on, as vectors of float32, 0 where the mask is false. In bfloat16 the even ones, then the odd."""
+        """Elements of a row from `at` on, as vectors of float32, 0 where the mask is false. In bfloat16 the even ones,
+        then the odd."""
         b, count, memory = self.b, self.step, self.element.memory
         place = b.value(f"getelementptr {memory}, ptr {address}, i64 {at.text}", "ptr").text
         if fetches:
@@ -249,8 +273,8 @@ class _TileWriter(Writer):
             b.emit(f"  store {vector.typed}, ptr {place}, align {4 * self.lanes}")
 
     def _joined(self, vectors: list[Value], wanted: int, columns: int = 1) -> list[Value]:
-        """Vectors with the sums of more columns each, by adding neighbours. columns: in each of the given vectors; wanted: lanes for a
-        column in the end."""
+        """Vectors with the sums of more columns each, by adding neighbours. columns: in each of the given vectors;
+        wanted: lanes for a column in the end."""
         b, lanes = self.b, self.lanes
         width = lanes // columns
         kind = f"<{lanes} x float>"
@@ -261,7 +285,11 @@ class _TileWriter(Writer):
             pairs = []
             for one, other in zip(vectors[::2], vectors[1::2]):
                 low, high = (
-                    b.value(f"shufflevector {kind} {one.text}, {kind} {other.text}, <{lanes} x i32> <{order}>", "float", lanes)
+                    b.value(
+                        f"shufflevector {kind} {one.text}, {kind} {other.text}, <{lanes} x i32> <{order}>",
+                        "float",
+                        lanes,
+                    )
                     for order in halves
                 )
                 pairs.append(b.op("fadd", low, high))

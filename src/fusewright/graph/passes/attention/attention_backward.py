@@ -1,8 +1,10 @@
 """Gradients of attention over short sequences, written out as batched products and loops.
 
-Takes and gives a functional graph of training on a CPU. PyTorch's fused backward works through blocks that suit long sequences; where the
-matrix of probabilities is small, five products and a fused softmax gradient take less than half of its time.
-Always holds: scores and their gradients are float32, as in the fused operator, whatever the inputs are; results have its types.
+Takes and gives a functional graph of training on a CPU. PyTorch's fused backward works through blocks that suit long
+sequences; where the matrix of probabilities is small, five products and a fused softmax gradient take less than half of
+its time.
+Always holds: scores and their gradients are float32, as in the fused operator, whatever the inputs are; results have
+    its types.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ MOST_BYTES = 8 * 1024 * 1024
 
 
 def attention_backward(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
-    for node in graph.find_nodes(op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu_backward.default):
+    for node in graph.find_nodes(
+        op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    ):
         if _is_short(node) and context.allow(f"attention gradient: {node.name}"):
             _write_out(graph, node)
     return graph
@@ -37,13 +41,19 @@ def _is_short(node: Node) -> bool:
     kinds: list[TensorType] = [one.meta["type"] for one in (gradient, query, key, value, out, logsumexp)]  # type: ignore[union-attr]
     if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
         return False
-    if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or any(kind.ndim != 4 for kind in kinds[:5]):
+    if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or any(
+        kind.ndim != 4 for kind in kinds[:5]
+    ):
         return False
     dtype = kinds[1].dtype
     same = all(kind.dtype is dtype for kind in kinds[:5]) and dtype in (torch.float32, torch.bfloat16)
     batch, heads, rows, features = kinds[1].shape
     columns = kinds[2].shape[2]
-    fits = kinds[2].shape == kinds[3].shape == (batch, heads, columns, features) and kinds[5].shape == (batch, heads, rows)
+    fits = kinds[2].shape == kinds[3].shape == (batch, heads, columns, features) and kinds[5].shape == (
+        batch,
+        heads,
+        rows,
+    )
     probabilities: Any = batch * heads * rows * columns
     return same and fits and kinds[5].dtype is torch.float32 and probabilities * 4 <= MOST_BYTES
 
@@ -57,7 +67,9 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     scale = 1.0 / math.sqrt(features) if scale is None else scale  # type: ignore[arg-type]
     build = Builder(graph)
     build.location = node.meta.get("location", ())
-    build.marks = {"recompute": True}  # the probabilities depend on no tangent: without this the forward would save them
+    build.marks = {
+        "recompute": True
+    }  # the probabilities depend on no tangent: without this the forward would save them
 
     def matrices(one: Any, dtype: torch.dtype) -> Node:
         cast = one if one.meta["type"].dtype is dtype else build.call(aten._to_copy.default, one, dtype=dtype)
@@ -75,7 +87,9 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
         own = {one: matrices(one, kind.dtype) for one in dict.fromkeys((query, key, gradient))}
         scores = build.call(aten.bmm.default, wide[query], turned(wide[key]))
         total = build.call(aten.reshape.default, logsumexp, [batch * heads, rows, 1])
-        powers = build.call(aten.exp.default, build.call(aten.sub.Tensor, build.call(aten.mul.Scalar, scores, scale), total))
+        powers = build.call(
+            aten.exp.default, build.call(aten.sub.Tensor, build.call(aten.mul.Scalar, scores, scale), total)
+        )
         if causal:
             places = [
                 build.call(aten.unsqueeze.default, build.call(aten.arange.default, size, device=kind.device), axis)

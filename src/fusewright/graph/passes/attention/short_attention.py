@@ -1,9 +1,9 @@
 """Attention of few queries and keys over sizes that are known, written out as loops (over others: select/attention.py).
 
-Takes and gives a functional graph of inference on a CPU. The library's operator works through blocks that suit long sequences: over one
-token (64 multiplications a head) it takes 4 to 12 microseconds, loops 0.3.
-Always holds: scores, probabilities and sums are float32, as in the operator; a query whose keys are all masked gives zeros, as there;
-results have the types that they had.
+Takes and gives a functional graph of inference on a CPU. The library's operator works through blocks that suit long
+sequences: over one token (64 multiplications a head) it takes 4 to 12 microseconds, loops 0.3.
+Always holds: scores, probabilities and sums are float32, as in the operator; a query whose keys are all masked gives
+zeros, as there; results have the types that they had.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Node = torch.fx.Node
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 MOST_WORK = 1 << 18
-"""Multiplications of queries by keys. Twelve heads of 64 with one query take 4 to 30 us for up to 32 keys where the operator takes 20 to 40
-(float32; 70 to 200 in bfloat16), 45 and 56 with 128 keys; the advantage goes down with more."""
+"""Multiplications of queries by keys. Twelve heads of 64 with one query take 4 to 30 us for up to 32 keys where the
+operator takes 20 to 40 (float32; 70 to 200 in bfloat16), 45 and 56 with 128 keys; the advantage goes down with more."""
 
 
 def short_attention(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
@@ -45,7 +45,9 @@ def may_write_out(graph: torch.fx.Graph) -> bool:
 def is_short(node: Node) -> bool:
     query, key, value = node.args[:3]
     kinds: list[TensorType] = [one.meta["type"] for one in (query, key, value)]  # type: ignore[union-attr]
-    if node.args[3:4] not in ((), (0.0,)) or any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
+    if node.args[3:4] not in ((), (0.0,)) or any(
+        user.target is not operator.getitem or user.args[1] != 0 for user in node.users
+    ):
         return False
     if kinds[0].device.type != "cpu" or any(kind.ndim != 4 or kind.dtype is not kinds[0].dtype for kind in kinds):
         return False

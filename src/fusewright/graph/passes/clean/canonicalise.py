@@ -1,7 +1,8 @@
 """Canonicalise: removes operators that change nothing and joins chains of views and casts.
 
-Takes and gives a functional graph. Always holds: values are equal to the bit (x + 0 stays for floats: it turns -0.0 into 0.0), a node is
-replaced only by one of the same type and strides, and tensors that leave the graph share storage, and are objects of their own, as before.
+Takes and gives a functional graph. Always holds: values are equal to the bit (x + 0 stays for floats: it turns -0.0
+into 0.0), a node is replaced only by one of the same type and strides, and tensors that leave the graph share storage,
+and are objects of their own, as before.
 """
 
 from __future__ import annotations
@@ -63,7 +64,14 @@ def _type(node: object) -> TensorType | None:
 
 
 def _same(a: TensorType | None, b: TensorType | None) -> bool:
-    return a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and same_strides(a, b)
+    return (
+        a is not None
+        and b is not None
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and same_strides(a, b)
+    )
 
 
 def _nothing(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:

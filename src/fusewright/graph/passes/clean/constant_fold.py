@@ -1,8 +1,8 @@
 """Constant folding: operators over tensors that are filled with one known number become one `full`.
 
-Takes and gives a functional graph. Always holds: what is computed here, with PyTorch's own operator, is exact by IEEE 754 (so the kernels
-of any device would give the same bits), or what eager would run on this machine's CPU; parameters and constants from outside are never
-looked at, but those that the program made of Python numbers are.
+Takes and gives a functional graph. Always holds: what is computed here, with PyTorch's own operator, is exact by IEEE
+754 (so the kernels of any device would give the same bits), or what eager would run on this machine's CPU; parameters
+and constants from outside are never looked at, but those that the program made of Python numbers are.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ _EXACT = frozenset(
     }
 )
 
-# Operators that compute, in CPU memory: of one element, their kernel is the one that eager runs there, and this is what it gives.
+# Operators that compute, in CPU memory: of one element, their kernel is the one that eager runs there, and this is what
+# it gives.
 _EAGERS_OWN = frozenset(
     {
         aten.abs.default,
@@ -139,7 +140,12 @@ def constant_fold(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph
         type_ = node.meta.get("type")
         if NUMBER in node.meta:
             numbers[node] = node.meta[NUMBER]
-        if node.op != "call_function" or not isinstance(type_, TensorType) or type_.dtype.is_complex or node.meta.get("private"):
+        if (
+            node.op != "call_function"
+            or not isinstance(type_, TensorType)
+            or type_.dtype.is_complex
+            or node.meta.get("private")
+        ):
             continue
         if node.target in _FILLS:
             number = _FILLS[node.target](node)
@@ -163,7 +169,8 @@ def constant_fold(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph
                     graph.erase_node(node)
                 continue
             numbers[node] = result
-            # A tensor that leaves the graph keeps its own operator's layout, and so do all others that are not row-major.
+            # A tensor that leaves the graph keeps its own operator's layout, and so do all others that are not
+            # row-major.
             if node in outside or not same_strides(type_, _row_major(type_)):
                 continue
             if not context.allow(f"constant_fold: {node.name} is full of {result}"):
@@ -192,7 +199,11 @@ def _chosen(node: torch.fx.Node, type_: TensorType, numbers: dict[torch.fx.Node,
         return None
     chosen = node.args[1 if numbers[node.args[0]] else 2]  # type: ignore[index]
     kind = chosen.meta["type"] if isinstance(chosen, torch.fx.Node) and not chosen.meta.get("private") else None
-    if not isinstance(kind, TensorType) or (kind.shape, kind.dtype, kind.device) != (type_.shape, type_.dtype, type_.device):
+    if not isinstance(kind, TensorType) or (kind.shape, kind.dtype, kind.device) != (
+        type_.shape,
+        type_.dtype,
+        type_.device,
+    ):
         return None
     return chosen if same_strides(kind, type_) else None  # type: ignore[return-value]
 

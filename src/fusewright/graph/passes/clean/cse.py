@@ -1,7 +1,7 @@
 """Common subexpression elimination: a pure operator that is repeated with the same arguments is computed once.
 
-Takes and gives a functional graph. Always holds: random operators and effects are never merged, nor two fresh tensors that both leave
-the graph (they are separate storage in eager), nor two results.
+Takes and gives a functional graph. Always holds: random operators and effects are never merged, nor two fresh tensors
+that both leave the graph (they are separate storage in eager), nor two results.
 """
 
 from __future__ import annotations

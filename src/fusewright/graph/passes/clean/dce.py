@@ -1,7 +1,7 @@
 """Dead code elimination: removes nodes that nothing uses.
 
-Takes and gives a functional graph. Always holds: inputs, epilogue copies, effects, random operators (removing a draw of random
-numbers would change every later one) and what gives a size stay.
+Takes and gives a functional graph. Always holds: inputs, epilogue copies, effects, random operators (removing a draw of
+random numbers would change every later one) and what gives a size stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which nodes of a functional graph can be seen from outside as storage: the outputs, epilogue values, and what they are views of.
+"""Which nodes of a functional graph can be seen from outside as storage: the outputs, epilogue values, and what they
+are views of.
 
-Takes a functional graph; gives the set of nodes whose storage leaves the graph. Merging two of them, or replacing one by an input,
-would make tensors share storage that are separate in eager.
+Takes a functional graph; gives the set of nodes whose storage leaves the graph. Merging two of them, or replacing one
+by an input, would make tensors share storage that are separate in eager.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 # Not views by their schema, but their result is (or may be) their argument's memory.
-_SHARING = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default, torch.ops.aten._reshape_alias.default})
+_SHARING = frozenset(
+    {torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default, torch.ops.aten._reshape_alias.default}
+)
 
 
 def shares_memory(node: torch.fx.Node) -> bool:

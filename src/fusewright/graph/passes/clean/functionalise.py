@@ -1,14 +1,16 @@
 """Functionalise: no operator writes to a tensor any more, except `copy_` into mutated inputs at the very end.
 
-Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure operators,
-followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]); an input whose placeholder has
-meta["updated_outside"] gets none: an output that is this input then is its new value.
-An operator without a pure form writes to private copies, and whoever reads a copy afterwards reads `written(copy, operator)`.
-Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph; outputs that
-shared storage still share it; operators that draw random numbers keep their order.
+Takes a recorded graph with in-place operators, `out=`, and views of mutated tensors; gives an equivalent graph of pure
+operators, followed by one epilogue `aten.copy_(input, new value)` for each mutated input (node.meta["epilogue"]); an
+input whose placeholder has meta["updated_outside"] gets none: an output that is this input then is its new value.
+An operator without a pure form writes to private copies, and whoever reads a copy afterwards reads
+`written(copy, operator)`.
+Always holds: what aliases an input in eager (an output that is an input, or a view of one) aliases it in the new graph;
+outputs that shared storage still share it; operators that draw random numbers keep their order.
 
-Every recorded tensor is a `Ref`: a chain of view steps from the root of its storage. A write makes a new value for the storage's root,
-through the scatter row of each step on the way; a read re-applies the steps to the current value when the cached one is out of date.
+Every recorded tensor is a `Ref`: a chain of view steps from the root of its storage. A write makes a new value for the
+storage's root, through the scatter row of each step on the way; a read re-applies the steps to the current value when
+the cached one is out of date.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ aten = torch.ops.aten
 
 @dataclass(slots=True)
 class _Storage:
-    """One allocation of the eager program. `root` is the new graph's node of its first value; `current` of its value now."""
+    """One allocation of the eager program. `root` is the new graph's node of its first value; `current` of its value
+    now."""
 
     root: torch.fx.Node
     current: torch.fx.Node
@@ -61,7 +64,8 @@ class _Ref:
     aliases: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
 
 
-# Operators that write to arguments without saying so in their schema: (written arguments, they are written only if this argument is true).
+# Operators that write to arguments without saying so in their schema: (written arguments, they are written only if this
+# argument is true).
 _HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
     aten.native_batch_norm.default: ((3, 4), 5),
     aten.cudnn_batch_norm.default: ((3, 4), 5),
@@ -209,7 +213,8 @@ class _Functionaliser:
         self._define(node, self._emit(node.target, args, kwargs, node))  # type: ignore[arg-type]
 
     def _emit(self, op: OpOverload, args: object, kwargs: object, like: torch.fx.Node | None = None) -> torch.fx.Node:
-        """One pure operator; its type is that of the recorded node `like` when the arguments' types are the recorded ones."""
+        """One pure operator; its type is that of the recorded node `like` when the arguments' types are the recorded
+        ones."""
         if like is not None and GIVES in like.meta:  # no meta kernel knows the size
             made = self.build.node(op, args, kwargs, like.meta["type"])  # type: ignore[arg-type]
             made.meta[GIVES] = like.meta[GIVES]
@@ -246,7 +251,9 @@ class _Functionaliser:
         except Exception as error:  # a meta kernel refuses the arguments: eager says why in its own words
             raise CannotFunctionalise(f"{form}: {error}") from error
         type_ = made.meta["type"]
-        if known.random and not (isinstance(type_, TensorType) and same_strides(type_, self.refs[_flat(targets)[0]].type)):
+        if known.random and not (
+            isinstance(type_, TensorType) and same_strides(type_, self.refs[_flat(targets)[0]].type)
+        ):
             self.new.erase_node(made)  # another layout would draw the numbers in another order
             self._write_copies(node, known.written)
             return
@@ -259,7 +266,9 @@ class _Functionaliser:
         if any(a.is_out for a in op._schema.arguments):
             for target, value in zip(written, values[-len(written) :], strict=False):  # type: ignore[assignment]
                 if self.refs[target].type.dtype != value.meta["type"].dtype:  # type: ignore[index]
-                    raise CannotFunctionalise(f"{op} into a tensor of another dtype, which may compute in that dtype or be refused")
+                    raise CannotFunctionalise(
+                        f"{op} into a tensor of another dtype, which may compute in that dtype or be refused"
+                    )
         fresh, new_values = values[:extra], values[extra:]
         if len(new_values) != len(written):
             raise CannotFunctionalise(f"{op}: {len(new_values)} new values for {len(written)} arguments")
@@ -313,10 +322,13 @@ class _Functionaliser:
             self._fresh(node, made)
 
     def _conform(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
-        """`value` with the dtype, shape and (where a fresh tensor can have them) strides of the tensor that it is written to."""
+        """`value` with the dtype, shape and (where a fresh tensor can have them) strides of the tensor that it is
+        written to."""
         type_, like = self._known(value.meta["type"]), self._known(like)
         if not torch.can_cast(type_.dtype, like.dtype):
-            raise CannotFunctionalise(f"a result of {type_.dtype} is written to a tensor of {like.dtype}")  # eager raises, mostly
+            raise CannotFunctionalise(
+                f"a result of {type_.dtype} is written to a tensor of {like.dtype}"
+            )  # eager raises, mostly
         if type_.dtype != like.dtype or type_.device != like.device:
             changes: dict[str, object] = {"dtype": like.dtype}
             if type_.device != like.device:
@@ -327,7 +339,8 @@ class _Functionaliser:
         return self._laid_out(value, like)
 
     def _known(self, type_: TensorType) -> TensorType:
-        """The type with what guards have told of its sizes: a cache's and those of what is written to it have symbols of their own."""
+        """The type with what guards have told of its sizes: a cache's and those of what is written to it have symbols
+        of their own."""
         return type_ if self.known is None else with_sizes(type_, self.known.simplify)  # type: ignore[return-value]
 
     def _laid_out(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
@@ -337,7 +350,8 @@ class _Functionaliser:
         return self.build.restride(value, like)
 
     def _in_order(self, value: torch.fx.Node, like: TensorType) -> torch.fx.Node:
-        """`value` with the strides of a copy of `like`: eager lays out by their order what it computes of such a tensor."""
+        """`value` with the strides of a copy of `like`: eager lays out by their order what it computes of such a
+        tensor."""
         type_, like = self._known(value.meta["type"]), self._known(like)
         if same_strides(type_, like) or is_dense(like):
             return self._laid_out(value, like)
@@ -411,7 +425,9 @@ class _Functionaliser:
         return found
 
     def _finish(self, node: torch.fx.Node) -> None:
-        mutated = [storage for storage in self.inputs if storage.version and not storage.root.meta.get("updated_outside")]
+        mutated = [
+            storage for storage in self.inputs if storage.version and not storage.root.meta.get("updated_outside")
+        ]
         results = [self.refs[old] for old in _flat(list(node.args[0])) if old in self.refs]  # type: ignore[arg-type]
         returned = Counter([*(id(ref.storage) for ref in results), *map(id, self.inputs)])
 
@@ -421,9 +437,13 @@ class _Functionaliser:
                 return self.plain[old]
             if any(ref.storage is storage for storage in self.inputs) and _passes(ref, _is_lazy):
                 raise CannotFunctionalise("a result is a conjugate or negative view of an input")
-            is_gradient = ref.storage.root.meta.get("tangent")  # gradients may share memory in eager; nobody relies on it
+            is_gradient = ref.storage.root.meta.get(
+                "tangent"
+            )  # gradients may share memory in eager; nobody relies on it
             if returned[id(ref.storage)] > 1 and not is_gradient and _passes(ref, _is_recast):
-                raise CannotFunctionalise("a result shares the memory of an input or of another result under another dtype")
+                raise CannotFunctionalise(
+                    "a result shares the memory of an input or of another result under another dtype"
+                )
             if ref.storage.version == 0:
                 return self._read(ref)
             is_input = any(ref.storage is storage for storage in mutated)

@@ -1,7 +1,8 @@
 """Specialise: sizes that a guard has fixed, or tied to others, are written as what they equal.
 
-Takes and gives any graph. A guard such as `s2 == 32` may be learnt after `s2` has gone into the types of earlier nodes; loops over `s2`
-and over 32 must not look different to the stages that follow. Always holds: only equalities that the capture's guards check are used.
+Takes and gives any graph. A guard such as `s2 == 32` may be learnt after `s2` has gone into the types of earlier nodes;
+loops over `s2` and over 32 must not look different to the stages that follow. Always holds: only equalities that the
+capture's guards check are used.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """A graph for any size of a dimension rewritten for one size that the others are padded to.
 
-Takes a functional graph, the symbol of a size and a bucket: an upper bound of that size; gives the graph in which inputs are padded with
-zeros to the bucket and results are cut to the size, so that everything between has the bucket's size, a number. Always holds: every
-element that is kept is computed from kept elements alone. Operators that treat positions apart carry the padding along, those that combine
-positions get a neutral element in its place, and for every other one `NotExact` says why the graph stays as it is.
+Takes a functional graph, the symbol of a size and a bucket: an upper bound of that size; gives the graph in which
+inputs are padded with zeros to the bucket and results are cut to the size, so that everything between has the bucket's
+size, a number. Always holds: every element that is kept is computed from kept elements alone. Operators that treat
+positions apart carry the padding along, those that combine positions get a neutral element in its place, and for every
+other one `NotExact` says why the graph stays as it is.
 
-What is followed is the layout of each value: for each of its dimensions the factors of its size, outermost first (a flattened batch of
-sequences has two), so that padding stands at the end of the bucketed factor wherever a view has moved it.
+What is followed is the layout of each value: for each of its dimensions the factors of its size, outermost first (a
+flattened batch of sequences has two), so that padding stands at the end of the bucketed factor wherever a view has
+moved it.
 """
 
 from __future__ import annotations
@@ -94,7 +96,11 @@ class _Bucketing:
         def result(value: Any) -> Any:
             if isinstance(value, Node) and value.op == "placeholder":
                 return self.originals[value]
-            return self._cut(value) if isinstance(value, Node) and isinstance(value.meta["type"], TensorType) else self.mapped(value, False)
+            return (
+                self._cut(value)
+                if isinstance(value, Node) and isinstance(value.meta["type"], TensorType)
+                else self.mapped(value, False)
+            )
 
         made = self.made.output(tuple(map(result, node.args[0])))
         made.meta.update(node.meta)
@@ -126,7 +132,9 @@ class _Bucketing:
         if not isinstance(node.target, OpOverload):
             raise NotExact(f"{node.target} is not known")
         known = facts(node.target)
-        drops = node.meta.get("random") and not (node.target is _ATTENTION and (len(node.args) < 4 or node.args[3] == 0))
+        drops = node.meta.get("random") and not (
+            node.target is _ATTENTION and (len(node.args) < 4 or node.args[3] == 0)
+        )
         if drops or known.effect or known.written:
             raise NotExact(f"{_name(node)} draws random numbers, or has an effect")
         handler = _HANDLERS.get(node.target)
@@ -147,11 +155,14 @@ class _Bucketing:
             types = (types[0],), (types[1],)
         for old, new in zip(*types, strict=True):
             if isinstance(old, TensorType) and tuple(map(self.becomes, old.shape)) != new.shape:
-                raise NotExact(f"{_name(node)} has the shape {new.shape}, not {old.shape} with the bucket for {self.size}")
+                raise NotExact(
+                    f"{_name(node)} has the shape {new.shape}, not {old.shape} with the bucket for {self.size}"
+                )
         self.layouts[node], self.new[node] = layout, made
 
     def again(self, node: Any, layout: Any, args: Sequence[Any] | None = None, shapes: bool = False) -> None:
-        """The same operator on the new operands. `shapes`: sizes among its arguments are shapes, and so the bucket's."""
+        """The same operator on the new operands. `shapes`: sizes among its arguments are shapes, and so the
+        bucket's."""
         given = self.mapped(node.args, shapes) if args is None else args
         self.finish(node, layout, self.build.call(node.target, *given, **self.mapped(node.kwargs, shapes)))
 
@@ -238,7 +249,8 @@ def _flat(value: Any) -> list[Any]:
     return [item for part in value for item in _flat(part)] if isinstance(value, (list, tuple)) else [value]
 
 
-# --- operators that keep positions apart -----------------------------------------------------------------------------------
+# --- operators that keep positions apart
+# -----------------------------------------------------------------------------------
 
 
 def _apart(work: _Bucketing, node: Any) -> None:
@@ -249,7 +261,15 @@ def _apart(work: _Bucketing, node: Any) -> None:
     work.again(node, layouts if isinstance(types, tuple) else layouts[0])
 
 
-_RAISES = {aten.floor_divide, aten.remainder, aten.fmod, aten.div, aten.bitwise_left_shift, aten.bitwise_right_shift, aten.pow}
+_RAISES = {
+    aten.floor_divide,
+    aten.remainder,
+    aten.fmod,
+    aten.div,
+    aten.bitwise_left_shift,
+    aten.bitwise_right_shift,
+    aten.pow,
+}
 """On integers, padding may be a divisor or an exponent that raises."""
 
 
@@ -309,7 +329,8 @@ def _cumulate(work: _Bucketing, node: Any) -> None:
     work.again(node, layout)
 
 
-# --- views -----------------------------------------------------------------------------------------------------------------
+# --- views
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def _view(work: _Bucketing, node: Any) -> None:
@@ -321,7 +342,8 @@ def _view(work: _Bucketing, node: Any) -> None:
 
 
 def _regrouped(factors: list[Dim], shape: Sequence[Dim], size: Symbol) -> Layout | None:
-    """The factors of a value in the dimensions of a view of it, sizes without `size` joined or split as the view does."""
+    """The factors of a value in the dimensions of a view of it, sizes without `size` joined or split as the view
+    does."""
     rest = [factor for factor in factors if factor != 1]
     result: list[tuple[Dim, ...]] = []
     for d in shape:
@@ -382,12 +404,17 @@ def _squeeze(work: _Bucketing, node: Any) -> None:
 def _expand(work: _Bucketing, node: Any) -> None:
     own = work.of(node.args[0])
     shape = node.meta["type"].shape
-    layout = [work.whole(d) if factors == () else factors for d, factors in zip(shape, ((),) * (len(shape) - len(own)) + own, strict=True)]
+    layout = [
+        work.whole(d) if factors == () else factors
+        for d, factors in zip(shape, ((),) * (len(shape) - len(own)) + own, strict=True)
+    ]
     work.again(node, tuple(layout), [work.new[node.args[0]], [work.becomes(d) for d in shape]])
 
 
 def _slice(work: _Bucketing, node: Any) -> None:
-    source, axis, start, end, step = (*node.args, *(0, 0, None, 1)[len(node.args) - 1 :]) if len(node.args) < 5 else node.args
+    source, axis, start, end, step = (
+        (*node.args, *(0, 0, None, 1)[len(node.args) - 1 :]) if len(node.args) < 5 else node.args
+    )
     layout = list(work.of(source))
     axis = axis % len(layout)
     before, after = source.meta["type"].shape[axis], node.meta["type"].shape[axis]
@@ -436,7 +463,8 @@ def _split(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(parts))
 
 
-# --- operators that combine positions ----------------------------------------------------------------------------------------
+# --- operators that combine positions
+# ----------------------------------------------------------------------------------------
 
 
 def _least(dtype: torch.dtype) -> Any:
@@ -459,7 +487,9 @@ def _reduction(neutral: Callable[[torch.dtype], Any]) -> Handler:
         for axis in axes:
             if work.size in layout[axis]:
                 value = work.masked(node, source, axis, neutral(source.meta["type"].dtype), value)
-        kept = tuple(() if axis in axes else factors for axis, factors in enumerate(layout) if keeps or axis not in axes)
+        kept = tuple(
+            () if axis in axes else factors for axis, factors in enumerate(layout) if keeps or axis not in axes
+        )
         work.again(node, kept, [value, *work.mapped(node.args[1:], False)])
 
     return handler
@@ -483,7 +513,9 @@ def _mean(work: _Bucketing, node: Any) -> None:
         if work.size in layout[axis]:
             value = work.masked(node, source, axis, 0, value)
     total = work.build.call(aten.sum.dim_IntList, value, axes, keeps)
-    count = work.build.call(aten.full.default, [], product(type_.shape[axis] for axis in axes), dtype=type_.dtype, device=type_.device)
+    count = work.build.call(
+        aten.full.default, [], product(type_.shape[axis] for axis in axes), dtype=type_.dtype, device=type_.device
+    )
     work.finish(node, kept, work.build.call(aten.div.Tensor, total, count))
 
 
@@ -534,7 +566,9 @@ def _attention(work: _Bucketing, node: Any) -> None:
             given: Any = node.kwargs.get("attn_mask")
             type_: TensorType = args[0].meta["type"]
             if given is None:
-                empty = work.build.call(aten.zeros.default, [1, 1, 1, work.bucket], dtype=type_.dtype, device=type_.device)
+                empty = work.build.call(
+                    aten.zeros.default, [1, 1, 1, work.bucket], dtype=type_.dtype, device=type_.device
+                )
                 work.layouts[empty] = ((), (), (), (work.size,))
                 mask = work.masked(node, empty, 3, float("-inf"), empty)
                 shape = [type_.shape[0], type_.shape[1], type_.shape[2], work.bucket]
@@ -574,7 +608,11 @@ def _gather(work: _Bucketing, node: Any) -> None:
     axis = given % max(len(layout), 1)
     if work.size in layout[axis] and not _counts(index):
         raise NotExact("an index into the dimension may count from its end")
-    if any(a != b and (work.size in a or work.size in b) for place, (a, b) in enumerate(zip(layout, chosen, strict=True)) if place != axis):
+    if any(
+        a != b and (work.size in a or work.size in b)
+        for place, (a, b) in enumerate(zip(layout, chosen, strict=True))
+        if place != axis
+    ):
         raise NotExact("gather of a part")
     work.again(node, chosen)
 
@@ -590,7 +628,8 @@ def _index_select(work: _Bucketing, node: Any) -> None:
 
 
 _KEEP_COUNTS = {
-    aten.view, aten.reshape, aten.unsqueeze, aten.expand, aten.slice, aten.clone, aten._to_copy, aten.permute, aten.transpose, aten.alias,
+    aten.view, aten.reshape, aten.unsqueeze, aten.expand, aten.slice, aten.clone, aten._to_copy, aten.permute,
+    aten.transpose, aten.alias,
 }  # fmt: skip
 
 
@@ -602,7 +641,9 @@ def _counts(node: Any) -> bool:
 
 
 _HANDLERS: dict[Any, Handler] = {
-    **dict.fromkeys((aten.clone.default, aten._to_copy.default, aten.alias.default, aten.detach.default, aten.copy.default), _copy),
+    **dict.fromkeys(
+        (aten.clone.default, aten._to_copy.default, aten.alias.default, aten.detach.default, aten.copy.default), _copy
+    ),
     **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), _factory),
     **dict.fromkeys((aten.new_ones.default, aten.new_zeros.default, aten.new_full.default), _factory),
     **dict.fromkeys((aten.full_like.default, aten.zeros_like.default, aten.ones_like.default), _copy),

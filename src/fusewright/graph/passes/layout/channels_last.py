@@ -1,9 +1,10 @@
 """Layout: chains of convolutions run in channels-last memory format.
 
-Takes and gives a functional graph, of inference or joint. The CPU's convolutions are quickest on channels-last tensors, and what stands
-between them (normalisation, activation, pooling, residual additions) does not care. The input of each 2-D convolution is brought to
-channels-last where it is not, and so is the gradient of its result; results carry the format on through operators of `AGNOSTIC` and
-views of `VIEWS`; every other reader, and the user, gets the layout it had before.
+Takes and gives a functional graph, of inference or joint. The CPU's convolutions are quickest on channels-last tensors,
+and what stands between them (normalisation, activation, pooling, residual additions) does not care. The input of each
+2-D convolution is brought to channels-last where it is not, and so is the gradient of its result; results carry the
+format on through operators of `AGNOSTIC` and views of `VIEWS`; every other reader, and the user, gets the layout it had
+before.
 Always holds: the values and the outputs' strides are those of the graph before the pass.
 """
 
@@ -28,17 +29,22 @@ Node = torch.fx.Node
 
 AGNOSTIC = frozenset({
     aten.convolution.default, aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default,
-    aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.mean.dim, aten.sum.dim_IntList,
-    aten.cat.default, aten.constant_pad_nd.default, aten.clone.default, aten._to_copy.default, aten.upsample_nearest2d.vec,
-    aten.convolution_backward.default, aten.native_batch_norm_backward.default, aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.mean.dim,
+    aten.sum.dim_IntList,
+    aten.cat.default, aten.constant_pad_nd.default, aten.clone.default, aten._to_copy.default,
+    aten.upsample_nearest2d.vec,
+    aten.convolution_backward.default, aten.native_batch_norm_backward.default,
+    aten.max_pool2d_with_indices_backward.default,
     aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default, aten.native_layer_norm.default,
     aten.native_layer_norm_backward.default,
 })  # fmt: skip
 """Operators whose result does not depend on how their arguments lie in memory; those of POINTWISE are so too."""
 
 POINTWISE = frozenset({
-    aten.hardtanh_backward.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.leaky_relu_backward.default,
-    aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default, aten._prelu_kernel_backward.default,
+    aten.hardtanh_backward.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default,
+    aten.leaky_relu_backward.default,
+    aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default,
+    aten._prelu_kernel_backward.default,
 })  # fmt: skip
 """Pointwise operators beside those that PyTorch has tagged so."""
 
@@ -52,7 +58,9 @@ LEAST_CONVOLUTIONS = 2
 
 
 def _pointwise(target: Any) -> bool:
-    tagged = isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags and not facts(target).written
+    tagged = (
+        isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags and not facts(target).written
+    )
     return tagged or target in POINTWISE
 
 
@@ -61,8 +69,9 @@ def _wants_channels_last(node: Node, joint: bool) -> bool:
     if node.op != "call_function" or node.target is not aten.convolution.default:
         return False
     kind, weight = node.args[0].meta["type"], node.args[1].meta["type"]  # type: ignore[union-attr]
-    # A GPU's matrix units take channels last: cuDNN would convert at every convolution. In training in full precision a GPU's or a CPU's
-    # other order of summation would show: batch norms over few elements make percents of rounding in gradients.
+    # A GPU's matrix units take channels last: cuDNN would convert at every convolution. In training in full precision a
+    # GPU's or a CPU's other order of summation would show: batch norms over few elements make percents of rounding in
+    # gradients.
     half = kind.dtype in (torch.bfloat16, torch.float16)
     place = half or (kind.device.type == "cpu" and not joint)
     static = (*(kind.shape if joint else kind.shape[1:2]), *weight.shape)
@@ -126,7 +135,9 @@ class _Layout:
         if found is None:
             with self.graph.inserting_before(reader):
                 self.build.location = reader.meta.get("location", ())
-                found = self.converted[node] = self.build.call(aten.clone.default, node, memory_format=torch.channels_last)
+                found = self.converted[node] = self.build.call(
+                    aten.clone.default, node, memory_format=torch.channels_last
+                )
         return found
 
     def visit(self, node: Node) -> None:
@@ -142,7 +153,9 @@ class _Layout:
             return
         if _pointwise(node.target):
             self.agree(node)
-        carries = _pointwise(node.target) or node.target in AGNOSTIC or (node.target in VIEWS and node not in self.escaping)
+        carries = (
+            _pointwise(node.target) or node.target in AGNOSTIC or (node.target in VIEWS and node not in self.escaping)
+        )
         if carries and not (_explicit_format(node) or node.meta.get("private")):
             self.retype(node)
             return
@@ -162,8 +175,8 @@ class _Layout:
         self.retype(node)
 
     def agree(self, node: Node) -> None:
-        """Arguments of a pointwise operator that are as large as its result all become channels-last where one of them is, so that the
-        result is too: what is contiguous would win over it."""
+        """Arguments of a pointwise operator that are as large as its result all become channels-last where one of them
+        is, so that the result is too: what is contiguous would win over it."""
         whole = [one for one in node.all_input_nodes if _shape(one) == _shape(node) and len(_shape(node)) == 4]
         if any(one in self.original and suggests_channels_last(one.meta["type"]) for one in whole):
             for one in whole:
@@ -205,10 +218,14 @@ def layout(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
         return graph
     run = _Layout(graph, context, joint)
     nodes = list(graph.nodes)
-    end = next(node for node in nodes if node.op == "output" or node.meta.get("epilogue"))  # nothing is computed after it
+    end = next(
+        node for node in nodes if node.op == "output" or node.meta.get("epilogue")
+    )  # nothing is computed after it
     for node in nodes:
         if node.op == "output" or node.meta.get("epilogue"):
-            run.restore_arguments(node, [argument for argument in node.all_input_nodes if argument in run.original], end)
+            run.restore_arguments(
+                node, [argument for argument in node.all_input_nodes if argument in run.original], end
+            )
         elif node.op == "call_function":
             run.visit(node)
     return graph

@@ -1,7 +1,9 @@
-"""Convolutions over lines (1-D) become convolutions over images of one row, so that the passes for images serve them too.
+"""Convolutions over lines (1-D) become convolutions over images of one row, so that the passes for images serve them
+too.
 
-Takes and gives a functional inference graph. PyTorch's own 1-D convolution lays the weights out anew at every call, and runs on
-channels that lie far apart; as images, chains of them run in channels-last format with packed weights (`layout`, `pack`).
+Takes and gives a functional inference graph. PyTorch's own 1-D convolution lays the weights out anew at every call, and
+runs on channels that lie far apart; as images, chains of them run in channels-last format with packed weights
+(`layout`, `pack`).
 Always holds: the sums are those of the convolution; results have the types that they had.
 """
 

@@ -1,8 +1,10 @@
-"""Matrix products on a GPU get sizes whose rows start at multiples of 16 bytes, by padding with zeros (option `shape_padding`).
+"""Matrix products on a GPU get sizes whose rows start at multiples of 16 bytes, by padding with zeros (option
+`shape_padding`).
 
-Takes and gives a functional graph. A library's quickest kernels load 16 bytes at a time, which rows of 50,257 halves do not allow.
-Always holds: the padded part of a sum is zero times zero, and padded rows and columns are cut off again; results have the types that
-they had. Padding copies; it is done where the product gains more than that by the rates below.
+Takes and gives a functional graph. A library's quickest kernels load 16 bytes at a time, which rows of 50,257 halves do
+    not allow.
+Always holds: the padded part of a sum is zero times zero, and padded rows and columns are cut off again; results have
+the types that they had. Padding copies; it is done where the product gains more than that by the rates below.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ aten = torch.ops.aten
 ALIGNMENT = {"cuda": 16}
 """Bytes that rows start at multiples of, by kind of device; others are left alone."""
 RATES = {torch.float16: (500e12, 130e12), torch.bfloat16: (500e12, 130e12)}
-"""Operations a second of an aligned product and of one that is not, measured on an H200 (bfloat16, 4096x4095x4097: 0.28 ms padded, 1.08 ms
-as it is). Products in float32 run without tensor cores unless the program allows TF32, and alignment matters little to them."""
+"""Operations a second of an aligned product and of one that is not, measured on an H200 (bfloat16, 4096x4095x4097: 0.28
+ms padded, 1.08 ms as it is). Products in float32 run without tensor cores unless the program allows TF32, and alignment
+matters little to them."""
 BANDWIDTH = 3e12
 """Bytes a second of the copies."""
 LAUNCH = 4e-6
@@ -63,7 +66,13 @@ def _padding(node: torch.fx.Node, first: int) -> Padding | None:
     """What is worth padding."""
     left, right = (_type(node.args[first + k]) for k in (0, 1))
     result = node.meta["type"]
-    if left is None or right is None or result.dtype is not left.dtype or result.dtype not in RATES or result.device.type not in ALIGNMENT:
+    if (
+        left is None
+        or right is None
+        or result.dtype is not left.dtype
+        or result.dtype not in RATES
+        or result.device.type not in ALIGNMENT
+    ):
         return None
     rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
     sizes = (*result.shape[:-2], rows, inner, columns)
@@ -80,7 +89,8 @@ def _padding(node: torch.fx.Node, first: int) -> Padding | None:
 
 
 def _unaligned(kind: TensorType, step: int) -> int | None:
-    """The dimension (0 or 1 of the last two) that is contiguous while the other's stride is no multiple of `step`: padding mends that."""
+    """The dimension (0 or 1 of the last two) that is contiguous while the other's stride is no multiple of `step`:
+    padding mends that."""
     for along in (1, 0):
         other = kind.stride[-1 - along]
         if kind.stride[along - 2] == 1 and kind.shape[-1 - along] != 1:
@@ -92,7 +102,11 @@ def _gain(left: TensorType, right: TensorType, result: TensorType, padding: Padd
     """Seconds that padding saves, by the rates."""
     elements = 0
     kernels = 0
-    copies = ((left, padding.rows or padding.inner), (right, padding.inner or padding.columns), (result, padding.columns))
+    copies = (
+        (left, padding.rows or padding.inner),
+        (right, padding.inner or padding.columns),
+        (result, padding.columns),
+    )
     for kind, padded in copies:
         if padded:
             elements += int(math.prod(kind.shape))  # type: ignore[arg-type]
@@ -117,7 +131,9 @@ def _rewrite(build: Builder, node: torch.fx.Node, first: int, padding: Padding) 
             return value
         if _type(value).stride[-2] == 1 and _type(value).stride[-1] != 1:  # type: ignore[union-attr]
             turned = build.call(aten.transpose.int, value, -2, -1)
-            return build.call(aten.transpose.int, build.call(aten.constant_pad_nd.default, turned, [0, down, 0, across], 0), -2, -1)
+            return build.call(
+                aten.transpose.int, build.call(aten.constant_pad_nd.default, turned, [0, down, 0, across], 0), -2, -1
+            )
         return build.call(aten.constant_pad_nd.default, value, [0, across, 0, down], 0)
 
     arguments[first] = padded(arguments[first], padding.rows, padding.inner)
@@ -127,7 +143,9 @@ def _rewrite(build: Builder, node: torch.fx.Node, first: int, padding: Padding) 
         across = padding.columns if added[-1:] == kind.shape[-1:] else 0
         down = padding.rows if added[-2:-1] == kind.shape[-2:-1] else 0
         if down or across:
-            arguments[0] = build.call(aten.constant_pad_nd.default, arguments[0], [0, across, 0, down][: 2 * len(added)], 0)
+            arguments[0] = build.call(
+                aten.constant_pad_nd.default, arguments[0], [0, across, 0, down][: 2 * len(added)], 0
+            )
     target: Any = node.target
     made = build.call(target, *arguments, **node.kwargs)
     if padding.columns:

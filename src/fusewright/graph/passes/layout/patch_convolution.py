@@ -1,8 +1,9 @@
-"""Convolutions over patches that do not overlap (a kernel as large as its stride) and their gradients become matrix products.
+"""Convolutions over patches that do not overlap (a kernel as large as its stride) and their gradients become matrix
+products.
 
-Takes and gives a functional graph on a CPU. Such a layer (the first of a vision transformer) multiplies each patch by one matrix. In
-training the library's gradient of its weight, made for small kernels that overlap, takes many times as long as the product; in inference
-the convolution itself takes 2 to 4 times as long in bfloat16.
+Takes and gives a functional graph on a CPU. Such a layer (the first of a vision transformer) multiplies each patch by
+one matrix. In training the library's gradient of its weight, made for small kernels that overlap, takes many times as
+long as the product; in inference the convolution itself takes 2 to 4 times as long in bfloat16.
 Always holds: results have the types that they had; the sums are those of the convolution, in another order.
 """
 
@@ -23,7 +24,10 @@ Node = torch.fx.Node
 
 
 def patch_convolution(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
-    for target, first, rewrite in ((aten.convolution.default, 0, _forward), (aten.convolution_backward.default, 1, _backward)):
+    for target, first, rewrite in (
+        (aten.convolution.default, 0, _forward),
+        (aten.convolution_backward.default, 1, _backward),
+    ):
         for node in graph.find_nodes(op="call_function", target=target):
             if _by_patches(node, first) and context.allow(f"patches: {node.name}"):
                 with replacing(graph, node) as build:
@@ -39,14 +43,18 @@ def patches_in_inference(graph: torch.fx.Graph, context: PassContext) -> torch.f
 
 
 def _by_patches(node: Node, first: int) -> bool:
-    """Whether the convolution of the arguments from `first` on (input, weight, _, stride, padding, ...) is one of patches."""
+    """Whether the convolution of the arguments from `first` on (input, weight, _, stride, padding, ...) is one of
+    patches."""
     x, weight, _, stride, padding, dilation, transposed, _, groups = node.args[first : first + 9]
     kinds: list[TensorType] = [one.meta["type"] for one in (x, weight)]  # type: ignore[union-attr]
     if transposed or groups != 1 or kinds[0].ndim != 4 or kinds[0].device.type != "cpu":
         return False
     if any(padding) or any(gap != 1 for gap in dilation):  # type: ignore[union-attr, arg-type]
         return False
-    if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or kinds[0].dtype is not kinds[1].dtype:
+    if (
+        not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape)
+        or kinds[0].dtype is not kinds[1].dtype
+    ):
         return False
     steps, kernel, image = _pair(stride), kinds[1].shape[2:], kinds[0].shape[2:]
     whole = all(size % step == 0 for size, step in zip(image, steps))  # type: ignore[operator]
@@ -81,7 +89,11 @@ def _forward(build: Builder, node: Node) -> None:
     batch, channels, rows, columns = kind.shape
     patches = _patches(build, x, weight.meta["type"].shape[2:])  # type: ignore[union-attr]
     turned = build.call(aten.t.default, _matrix(build, weight))
-    flat = build.call(aten.mm.default, patches, turned) if bias is None else build.call(aten.addmm.default, bias, patches, turned)
+    flat = (
+        build.call(aten.mm.default, patches, turned)
+        if bias is None
+        else build.call(aten.addmm.default, bias, patches, turned)
+    )
     image = build.call(aten.view.default, flat, [batch, rows, columns, channels])
     node.replace_all_uses_with(build.restride(build.call(aten.permute.default, image, [0, 3, 1, 2]), kind))
 

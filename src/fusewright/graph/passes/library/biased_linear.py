@@ -1,7 +1,8 @@
 """Linear layers with a bias in bfloat16 go to oneDNN's own operator for them, with the weight as it lies.
 
-Takes and gives a functional graph of training on a CPU (inference packs its weights, see pack.py). `addmm` spreads the bias over the result
-before the product accumulates into it: on a processor with matrix units that pass is a third of the product's time.
+Takes and gives a functional graph of training on a CPU (inference packs its weights, see pack.py). `addmm` spreads the
+bias over the result before the product accumulates into it: on a processor with matrix units that pass is a third of
+the product's time.
 Always holds: bias and product are added in float32 and rounded once, as `addmm` does.
 """
 
@@ -30,7 +31,9 @@ def biased_linear(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph
         bias, x, _ = node.args
         build.location = node.meta.get("location", ())
         with graph.inserting_before(node):
-            made = build.node(torch.ops.mkldnn._linear_pointwise.default, (x, weight, bias, "none", [], ""), {}, node.meta["type"])
+            made = build.node(
+                torch.ops.mkldnn._linear_pointwise.default, (x, weight, bias, "none", [], ""), {}, node.meta["type"]
+            )
         made.meta |= node.meta
         node.replace_all_uses_with(made)
         graph.erase_node(node)
@@ -38,7 +41,8 @@ def biased_linear(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph
 
 
 def _weight(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The weight (features out x features in) if the node is bias + x @ weight.t() as the library's operator takes it."""
+    """The weight (features out x features in) if the node is bias + x @ weight.t() as the library's operator takes
+    it."""
     bias, x, turned = node.args
     if not all(isinstance(one, torch.fx.Node) for one in (bias, x, turned)) or any(
         node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")

@@ -1,8 +1,9 @@
 """Convolutions on a GPU get their bias from a kernel of ours, and so does the bias its gradient.
 
-Takes and gives a functional graph, of inference or joint. PyTorch calls cuDNN without the bias and adds it in a pass over the result
-(10% of ConvNeXt's forward on an H200); the gradient is a sum in another pass (6% of its step). As operators of their own both join the
-loops beside them. Always holds: the result is rounded to its type before the bias is added, as it is by that pass.
+Takes and gives a functional graph, of inference or joint. PyTorch calls cuDNN without the bias and adds it in a pass
+over the result (10% of ConvNeXt's forward on an H200); the gradient is a sum in another pass (6% of its step). As
+operators of their own both join the loops beside them. Always holds: the result is rounded to its type before the bias
+is added, as it is by that pass.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def _sums(node: Node) -> bool:
     gradient: Any = node.args[0]
     wanted: Any = node.args[10]
     kinds = node.meta["type"]
-    return bool(wanted[2]) and gradient.meta["type"].device.type in DEVICES and kinds[2].dtype is gradient.meta["type"].dtype
+    return (
+        bool(wanted[2])
+        and gradient.meta["type"].device.type in DEVICES
+        and kinds[2].dtype is gradient.meta["type"].dtype
+    )
 
 
 def _sum(graph: torch.fx.Graph, node: Node) -> None:

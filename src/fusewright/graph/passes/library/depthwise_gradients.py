@@ -1,8 +1,10 @@
-"""Gradients of the weights of depthwise convolutions over small images are computed on contiguous copies, not on channels-last tensors.
+"""Gradients of the weights of depthwise convolutions over small images are computed on contiguous copies, not on
+channels-last tensors.
 
-Takes and gives a functional graph of training on a CPU. On channels-last tensors the library sums a depthwise weight's gradient in some
-250 matrices of its own and adds them up at the end: where there are few positions, making and adding these is most of the work (11 ms
-instead of 2 for 768 channels, 7x7 weights and two images of 7x7), and they take more memory than the layer.
+Takes and gives a functional graph of training on a CPU. On channels-last tensors the library sums a depthwise weight's
+gradient in some 250 matrices of its own and adds them up at the end: where there are few positions, making and adding
+these is most of the work (11 ms instead of 2 for 768 channels, 7x7 weights and two images of 7x7), and they take more
+memory than the layer.
 Always holds: results have the types that they had; the sums are those of the convolution, in another order.
 """
 
@@ -68,10 +70,14 @@ def _split(graph: torch.fx.Graph, node: Node) -> None:
         build.marks = {}
         slopes = build.call(aten.clone.default, gradient, memory_format=torch.contiguous_format)
         # The bias's gradient comes with the weight's: asked for alone, the library computes both.
-        own = build.call(aten.convolution_backward.default, slopes, images, weight, bias, *geometry, [False, True, wanted[2]])
+        own = build.call(
+            aten.convolution_backward.default, slopes, images, weight, bias, *geometry, [False, True, wanted[2]]
+        )
         others = None
         if wanted[0]:
-            others = build.call(aten.convolution_backward.default, gradient, x, weight, bias, *geometry, [True, False, False])
+            others = build.call(
+                aten.convolution_backward.default, gradient, x, weight, bias, *geometry, [True, False, False]
+            )
         for reader in list(node.users):
             assert reader.target is operator.getitem
             position: Any = reader.args[1]

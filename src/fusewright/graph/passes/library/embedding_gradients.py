@@ -1,9 +1,10 @@
 """Gradients of embeddings are added, row by row, to what the same weight has got elsewhere.
 
-Takes and gives a functional backward graph. `embedding_dense_backward` fills a matrix as large as the vocabulary for the few rows that were
-read, and a weight that is tied (an output layer, a second embedding) adds it to another such matrix. Here the rows go into that matrix,
-or into zeros, in place.
-Always holds: the matrix that is written to is made by this graph and read by nothing before; sums are taken in the order of the rows.
+Takes and gives a functional backward graph. `embedding_dense_backward` fills a matrix as large as the vocabulary for
+the few rows that were read, and a weight that is tied (an output layer, a second embedding) adds it to another such
+matrix. Here the rows go into that matrix, or into zeros, in place.
+Always holds: the matrix that is written to is made by this graph and read by nothing before; sums are taken in the
+    order of the rows.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def _is_plain(node: Node) -> bool:
     gradient, index, _, _, by_frequency = node.args
     kinds = [one.meta["type"] for one in (gradient, index, node)]  # type: ignore[union-attr]
     static = all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape)
-    return not by_frequency and static and kinds[2].device.type == "cpu" and kinds[2].dtype in (torch.float32, torch.float64)
+    return (
+        not by_frequency
+        and static
+        and kinds[2].device.type == "cpu"
+        and kinds[2].dtype in (torch.float32, torch.float64)
+    )
 
 
 def _other_term(total: Node, gradient: Node) -> Node | None:
@@ -59,7 +65,9 @@ def _other_term(total: Node, gradient: Node) -> Node | None:
     if not isinstance(other, Node) or other.op != "call_function" or other is gradient or shares_memory(other):
         return None
     kinds: list[TensorType] = [one.meta["type"] for one in (other, gradient, total)]
-    same = all(isinstance(kind, TensorType) and (kind.shape, kind.dtype) == (kinds[2].shape, kinds[2].dtype) for kind in kinds)
+    same = all(
+        isinstance(kind, TensorType) and (kind.shape, kind.dtype) == (kinds[2].shape, kinds[2].dtype) for kind in kinds
+    )
     if not same or kinds[0].stride != contiguous_strides(kinds[0].shape) or other.target is operator.getitem:
         return None
     return other if len(other.users) == 1 else None

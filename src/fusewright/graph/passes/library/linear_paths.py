@@ -1,8 +1,9 @@
 """The library's ways to compute a linear layer by parameters, and which one is likely the quickest for a shape.
 
-Takes a `Linear` (dtype and sizes of one matrix product by a constant matrix); `ways_for` gives the names of the ways that exist for it, and
-`likely` the one that measurements on several shapes favour. `graph/passes/parameters/pack.py` builds graphs of a way, `select/linear.py`
-measures them. Always holds: every way computes the same sums in the same precision (NaN and infinities included); the order differs.
+Takes a `Linear` (dtype and sizes of one matrix product by a constant matrix); `ways_for` gives the names of the ways
+that exist for it, and `likely` the one that measurements on several shapes favour. `graph/passes/parameters/pack.py`
+builds graphs of a way, `select/linear.py` measures them. Always holds: every way computes the same sums in the same
+precision (NaN and infinities included); the order differs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ SMALLEST = 8
 """Smaller matrices are not worth a layout of their own."""
 
 FEW_ROWS = 16
-"""Below so many rows reading the weights is what costs: the operator as it is needs 0.3 to 1.0 times as long as the others in float32 while
-the weights stay in a core's caches, 1.0 to 1.8 times as long where they do not (and there are more than FEWER_ROWS)."""
+"""Below so many rows reading the weights is what costs: the operator as it is needs 0.3 to 1.0 times as long as the
+others in float32 while the weights stay in a core's caches, 1.0 to 1.8 times as long where they do not (and there are
+more than FEWER_ROWS)."""
 FEWER_ROWS = 2
 FEW_CHANNELS = 64
-"""A convolution of fewer is a matter of memory: a product that need not write the bias first takes 0.4 to 0.9 times as long as oneDNN's
-convolution in float32; with more, MKL's product reaches 1.3 times the convolution's speed."""
+"""A convolution of fewer is a matter of memory: a product that need not write the bias first takes 0.4 to 0.9 times as
+long as oneDNN's convolution in float32; with more, MKL's product reaches 1.3 times the convolution's speed."""
 CACHED = 2 << 20
 """Weights that stay in the caches (two cores have 4 MiB)."""
 LARGEST_TWICE = 32 << 20
@@ -31,10 +33,10 @@ LARGEST_TWICE = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """rows x inner times inner x columns. rows: None when it is not known. varies: any number of rows may come, `rows` is an example.
-    by_rows: each output's weights lie side by side, as in
-    nn.Linear; else each input's do. image: (batch, height, width), whose product is `rows`, of a convolution by 1x1 over channels-last
-    images, which is such a product too; pixels: of such a convolution over images of any size."""
+    """rows x inner times inner x columns. rows: None when it is not known. varies: any number of rows may come, `rows`
+    is an example. by_rows: each output's weights lie side by side, as in
+    nn.Linear; else each input's do. image: (batch, height, width), whose product is `rows`, of a convolution by 1x1
+    over channels-last images, which is such a product too; pixels: of such a convolution over images of any size."""
 
     dtype: torch.dtype
     rows: int | None
@@ -68,9 +70,9 @@ def no_rows(linear: Linear) -> int:
 
 
 PLAIN, TURNED, MKL, ONEDNN, CONVOLUTION, OWN = "plain", "turned", "mkl", "onednn", "convolution", "own"
-"""The operator as it is; the same with each input's weights side by side; MKL's packed matrix, which is made for one number of rows (where
-the rows vary, for the one that usually comes; any other takes the weights turned); oneDNN's; oneDNN's convolution; a kernel of ours, which
-reads each output's weights side by side (select/generated_gemm.py)."""
+"""The operator as it is; the same with each input's weights side by side; MKL's packed matrix, which is made for one
+number of rows (where the rows vary, for the one that usually comes; any other takes the weights turned); oneDNN's;
+oneDNN's convolution; a kernel of ours, which reads each output's weights side by side (select/generated_gemm.py)."""
 
 
 def _onednn_takes(dtype: torch.dtype) -> bool:
@@ -97,18 +99,21 @@ def ways_for(linear: Linear) -> tuple[str, ...]:
 
 
 def likely(linear: Linear, ways: Sequence[str], quick_onednn: bool = False) -> str:
-    """The way to take without measuring. quick_onednn: whether oneDNN's products in float32 are much quicker than eager's on this
-    processor."""
+    """The way to take without measuring. quick_onednn: whether oneDNN's products in float32 are much quicker than
+    eager's on this processor."""
     if quick_onednn and linear.dtype is torch.float32 and ONEDNN in ways:
         return CONVOLUTION if linear.image is not None and min(linear.inner, linear.columns) < FEW_CHANNELS else ONEDNN
     if linear.image is not None:
         if linear.rows is not None and linear.rows < FEW_ROWS:
-            return PLAIN  # a call of oneDNN's convolution takes 75 to 100 microseconds beside its work, a product 5 to 10
+            return (
+                PLAIN  # a call of oneDNN's convolution takes 75 to 100 microseconds beside its work, a product 5 to 10
+            )
         if min(linear.inner, linear.columns) < FEW_CHANNELS:
             return TURNED if TURNED in ways and not linear.bias else CONVOLUTION
         return MKL if MKL in ways else CONVOLUTION
     if linear.pixels and min(linear.inner, linear.columns) >= FEW_CHANNELS and MKL in ways:
-        return MKL  # ResNet-50 where one size stays: 0.97 and 0.90 of static code's speed, with oneDNN's products 0.92 and 0.84
+        # ResNet-50 where one size stays: 0.97 and 0.90 of static code's speed, with oneDNN's products 0.92 and 0.84
+        return MKL
     if linear.pixels and ONEDNN in ways:
         return ONEDNN
     if linear.varies and linear.dtype is torch.float32 and TURNED in ways:

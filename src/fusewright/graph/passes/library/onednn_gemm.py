@@ -1,8 +1,9 @@
 """Large matrix products in float32 go to oneDNN where that is much quicker than eager's library.
 
-Takes and gives a functional graph, of training or of inference (there what multiplies by parameters is pack.py's, which packs them). MKL
-uses half the width of the registers on processors that are not Intel's: on two cores of Zen 5, 512x768x3072, it takes 14.7 ms and oneDNN
-6.5, with operands as they lie. Always holds: the same sums in the same precision, in another order; NaN and infinities included.
+Takes and gives a functional graph, of training or of inference (there what multiplies by parameters is pack.py's, which
+packs them). MKL uses half the width of the registers on processors that are not Intel's: on two cores of Zen 5,
+512x768x3072, it takes 14.7 ms and oneDNN 6.5, with operands as they lie. Always holds: the same sums in the same
+precision, in another order; NaN and infinities included.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LEAST_WORK = 1 << 21
 """Multiplications: of fewer a call's overhead is the larger part."""
 
 LEAST_SIZE = 8
-"""Sizes below which another layout costs more than the product (3072x1024x2 takes 0.35 ms as it is, 0.6 with oneDNN)."""
+"""Sizes below which another layout costs more than the product (3072x1024x2 takes 0.35 ms as it is, 0.6 with
+oneDNN)."""
 
 UNKNOWN = 32
 """What a size that depends on data is taken to be."""
@@ -81,7 +83,9 @@ def _rewrite(graph: torch.fx.Graph, node: Node) -> None:
     bias = None if node.target is aten.mm.default else node.args[0]
     with graph.inserting_before(node):
         by_outputs = weight.args[0] if weight.target is aten.t.default else build.call(aten.t.default, weight)  # type: ignore[union-attr]
-        made = build.node(torch.ops.mkldnn._linear_pointwise.default, (x, by_outputs, bias, "none", [], ""), {}, node.meta["type"])
+        made = build.node(
+            torch.ops.mkldnn._linear_pointwise.default, (x, by_outputs, bias, "none", [], ""), {}, node.meta["type"]
+        )
     made.meta |= node.meta
     node.replace_all_uses_with(made)
     graph.erase_node(node)

@@ -1,9 +1,10 @@
 """Splits off what depends on parameters alone, so that it is computed once and not at every call.
 
-Takes a functional inference graph whose parameter inputs carry meta["stable"]; changes it so that each such value that the rest reads is
-one more input, behind the others; gives the steps that compute these inputs (from sizes as they usually are, too).
-Always holds: views of parameters stay where they are (they cost nothing), and so does what would need much more memory than the
-parameters that it comes from.
+Takes a functional inference graph whose parameter inputs carry meta["stable"]; changes it so that each such value that
+the rest reads is one more input, behind the others; gives the steps that compute these inputs (from sizes as they
+usually are, too).
+Always holds: views of parameters stay where they are (they cost nothing), and so does what would need much more memory
+than the parameters that it comes from.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Node = torch.fx.Node
 
 MOST_GROWTH = 2
 SMALL = 1 << 20
-"""A value may take MOST_GROWTH times the bytes of the parameters that it comes from; a value of SMALL bytes may always be kept."""
+"""A value may take MOST_GROWTH times the bytes of the parameters that it comes from; a value of SMALL bytes may always
+be kept."""
 
 
 def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
@@ -34,7 +36,11 @@ def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
     if not wanted:
         return None
     steps, inputs = _steps(graph, wanted)
-    usual = tuple((node.meta["usual"], node.meta["type"].name) for node in graph.find_nodes(op="placeholder") if "usual" in node.meta)
+    usual = tuple(
+        (node.meta["usual"], node.meta["type"].name)
+        for node in graph.find_nodes(op="placeholder")
+        if "usual" in node.meta
+    )
     types = tuple(node.meta["type"] for node in wanted)
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in wanted:
@@ -45,13 +51,19 @@ def split_preparation(graph: torch.fx.Graph) -> Preparation | None:
     for node in reversed(list(graph.nodes)):
         if node in stable and node.op != "placeholder" and not node.users:
             graph.erase_node(node)
-    results = tuple(Ref(position) for position in range(len(inputs) + len(steps) - len(wanted), len(inputs) + len(steps)))
+    results = tuple(
+        Ref(position) for position in range(len(inputs) + len(steps) - len(wanted), len(inputs) + len(steps))
+    )
     return Preparation(tuple(inputs), tuple(steps), results, types, usual)
 
 
 def _is_worth_keeping(node: Node, stable: set[Node]) -> bool:
     """Whether the rest of the graph reads `node`, and it is worth its memory."""
-    if node.op == "placeholder" or all(user in stable for user in node.users) or not isinstance(node.meta["type"], TensorType):
+    if (
+        node.op == "placeholder"
+        or all(user in stable for user in node.users)
+        or not isinstance(node.meta["type"], TensorType)
+    ):
         return False
     base = node
     while base.op == "call_function" and isinstance(base.target, torch._ops.OpOverload) and facts(base.target).is_view:
@@ -62,7 +74,8 @@ def _is_worth_keeping(node: Node, stable: set[Node]) -> bool:
 
 
 def may_be_kept(node: Node) -> bool:
-    """Whether a value that depends on parameters alone may stay in memory beside them: else it is computed at every call."""
+    """Whether a value that depends on parameters alone may stay in memory beside them: else it is computed at every
+    call."""
     size = _bytes(node)
     if size is None:
         return False
@@ -92,7 +105,8 @@ def _sources(node: Node) -> set[Node]:
 
 
 def _steps(graph: torch.fx.Graph, wanted: list[Node]) -> tuple[list[Step], list[int]]:
-    """The steps that compute `wanted`, whose last ones are `wanted` in order; and the positions of the inputs that they read."""
+    """The steps that compute `wanted`, whose last ones are `wanted` in order; and the positions of the inputs that they
+    read."""
     needed: set[Node] = set()
     waiting = list(wanted)
     while waiting:

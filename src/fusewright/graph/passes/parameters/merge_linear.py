@@ -1,11 +1,11 @@
-"""Linear layers that read one input (a transformer's query, key and value; a gate and its projection) become one product with their weights
-side by side, of which each takes its columns.
+"""Linear layers that read one input (a transformer's query, key and value; a gate and its projection) become one
+product with their weights side by side, of which each takes its columns.
 
-Takes and gives a functional inference graph whose parameter inputs carry meta["stable"]. The weights side by side depend on parameters
-alone, so they are made once (graph/passes/parameters/freeze.py).
-Always holds: each element is the sum that it was, in the same precision. What a layer gave is a window on the product's rows from now
-on; only operators that read any strides see it: layers whose result leaves the graph, or that another matrix product reads, stay as they
-are.
+Takes and gives a functional inference graph whose parameter inputs carry meta["stable"]. The weights side by side
+depend on parameters alone, so they are made once (graph/passes/parameters/freeze.py).
+Always holds: each element is the sum that it was, in the same precision. What a layer gave is a window on the product's
+rows from now on; only operators that read any strides see it: layers whose result leaves the graph, or that another
+matrix product reads, stay as they are.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 
 MOST_ROWS = 512
-"""With so many rows the layers are a few percent quicker together, with 128 rows 1.15 to 1.25 times as quick, with 16 rows 1.5 to 2 times,
-with one 2 to 2.3 times (float32, 512 to 768 inputs and outputs); above, they cost the same. Products in half precision are shorter, and
-gain more."""
+"""With so many rows the layers are a few percent quicker together, with 128 rows 1.15 to 1.25 times as quick, with 16
+rows 1.5 to 2 times, with one 2 to 2.3 times (float32, 512 to 768 inputs and outputs); above, they cost the same.
+Products in half precision are shorter, and gain more."""
 LEAST_WORK = 1 << 16
-"""Multiplications: with less (12 layers of width 128 on one token) one thread was 10% slower, two threads 5% quicker."""
+"""Multiplications: with less (12 layers of width 128 on one token) one thread was 10% slower, two threads 5%
+quicker."""
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.convolution.default})
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -84,13 +85,24 @@ def _kind(node: Node, stable: set[Node], env: ShapeEnv | None) -> tuple[object, 
     x, weight, bias = _parts(node)
     type_, kind = node.meta["type"], weight.meta["type"]
     sizes = (type_.shape[1], *kind.shape, _rows(node, env))
-    if type_.device.type != "cpu" or type_.dtype not in _DTYPES or not all(isinstance(size, int) and size > 0 for size in sizes):
+    if (
+        type_.device.type != "cpu"
+        or type_.dtype not in _DTYPES
+        or not all(isinstance(size, int) and size > 0 for size in sizes)
+    ):
         return None
-    if sizes[-1] > MOST_ROWS or weight not in stable or x in stable or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}:
+    if (
+        sizes[-1] > MOST_ROWS
+        or weight not in stable
+        or x in stable
+        or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}
+    ):
         return None
     if type_.stride != contiguous_strides(type_.shape):
         return None
-    if bias is not None and (bias not in stable or bias.meta["type"].shape != type_.shape[1:] or bias.meta["type"].dtype != type_.dtype):
+    if bias is not None and (
+        bias not in stable or bias.meta["type"].shape != type_.shape[1:] or bias.meta["type"].dtype != type_.dtype
+    ):
         return None
     by_rows = kind.stride == (1, kind.shape[0])
     if not by_rows and kind.stride != contiguous_strides(kind.shape):
@@ -134,7 +146,8 @@ def _retype(node: Node, type_: object, found: dict[Node, object], env: ShapeEnv 
 
 
 def _split(kind: object, view: Node) -> TensorType | None:
-    """A view that splits the dimensions of a matrix, whatever the sizes are (its rule would ask which of two sizes is the larger)."""
+    """A view that splits the dimensions of a matrix, whatever the sizes are (its rule would ask which of two sizes is
+    the larger)."""
     shape = view.meta["type"].shape
     if view.target is not aten.view.default or not isinstance(kind, TensorType) or kind.ndim != 2:
         return None
@@ -142,7 +155,9 @@ def _split(kind: object, view: Node) -> TensorType | None:
         outer, inner = shape[:border], shape[border:]
         if known_eq(product(outer), kind.shape[0]) and known_eq(product(inner), kind.shape[1]):
             rows = [step * kind.stride[0] for step in contiguous_strides(outer)]
-            return replace(kind, shape=shape, stride=(*rows, *(step * kind.stride[1] for step in contiguous_strides(inner))))
+            return replace(
+                kind, shape=shape, stride=(*rows, *(step * kind.stride[1] for step in contiguous_strides(inner)))
+            )
     return None
 
 
@@ -158,7 +173,9 @@ def _merge(graph: torch.fx.Graph, nodes: Sequence[Node], x: Node, env: ShapeEnv 
         weights.append(weight)
         biases.append(bias)
     with graph.inserting_before(first):
-        if weights[0].meta["type"].stride[0] == 1 and weights[0].meta["type"].shape[1] > 1:  # each output's weights lie side by side
+        if (
+            weights[0].meta["type"].stride[0] == 1 and weights[0].meta["type"].shape[1] > 1
+        ):  # each output's weights lie side by side
             rows = [build.call(aten.t.default, weight) for weight in weights]
             together = build.call(aten.t.default, build.call(aten.cat.default, rows))
         else:

@@ -1,10 +1,11 @@
-"""Packing: linear layers and convolutions by parameters go to the library's quickest operators, with weights in the layout those like best.
+"""Packing: linear layers and convolutions by parameters go to the library's quickest operators, with weights in the
+layout those like best.
 
-Takes and gives a functional inference graph whose parameter inputs carry meta["stable"]. Also folds a BatchNorm in evaluation into the
-convolution before it, and an activation behind it into the operator. The new nodes that depend on parameters alone (packed weights,
-folded statistics) are computed once: see graph/passes/parameters/freeze.py.
-Always holds: values equal those before within rounding, NaN and infinities included (oneDNN's ReLU and GELU lose them, so those stay
-loops).
+Takes and gives a functional inference graph whose parameter inputs carry meta["stable"]. Also folds a BatchNorm in
+evaluation into the convolution before it, and an activation behind it into the operator. The new nodes that depend on
+parameters alone (packed weights, folded statistics) are computed once: see graph/passes/parameters/freeze.py.
+Always holds: values equal those before within rounding, NaN and infinities included (oneDNN's ReLU and GELU lose them,
+so those stay loops).
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class _Packing:
         return example_of(size, self.build.env, SMALLEST)
 
     def near(self, size: Dim) -> int:
-        """As `example`, but a power of two near it where the size is symbolic: another example then asks for the same choice."""
+        """As `example`, but a power of two near it where the size is symbolic: another example then asks for the same
+        choice."""
         number = self.example(size)
         return number if isinstance(size, int) or number < 2 else 1 << round(math.log2(number))
 
@@ -138,12 +140,18 @@ class _Packing:
         if not self.is_stable(weight, bias) or not may_be_kept(weight):
             return
         rows, (inner, columns) = type_.shape[0], kind.shape
-        if not isinstance(columns, int) or not isinstance(inner, int) or type_.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if (
+            not isinstance(columns, int)
+            or not isinstance(inner, int)
+            or type_.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+        ):
             return
         by_rows = kind.stride == (1, inner)
         varies = not isinstance(rows, int)
         apart = self.bias_apart(node, bias, rows)
-        linear = Linear(type_.dtype, self.near(rows), inner, columns, bias is not None and not apart, by_rows, varies=varies)
+        linear = Linear(
+            type_.dtype, self.near(rows), inner, columns, bias is not None and not apart, by_rows, varies=varies
+        )
         plain_input = _is_plain(x.meta["type"])
         ways = tuple(way for way in self.ways(linear, rows) if plain_input or way in (PLAIN, TURNED))
         way = self.context.choose(linear, ways) if linear.rows != 0 else PLAIN
@@ -163,19 +171,22 @@ class _Packing:
             self.beside(node, x, weight, bias, linear, most)
 
     def beside(self, product: Node, x: Node, weight: Node, bias: Node | None, linear: Linear, most: int) -> None:
-        """Says of the library's product how a kernel of ours makes it for few rows: from each output's weights side by side."""
+        """Says of the library's product how a kernel of ours makes it for few rows: from each output's weights side by
+        side."""
         if not linear.by_rows:
             weight = self.call(aten.t.default, self.by_rows(weight, product), at=product)
         noted = self.new(FEW_ROWS, (product, x, weight, bias, most), product.meta["type"], product.next)
         product.replace_all_uses_with(noted, delete_user_cb=lambda user: user is not noted)
 
     def ways(self, linear: Linear, rows: Dim) -> tuple[str, ...]:
-        """The ways that the product may take. A matrix for the rows that usually come needs sizes that the call has as inputs."""
+        """The ways that the product may take. A matrix for the rows that usually come needs sizes that the call has as
+        inputs."""
         return tuple(way for way in ways_for(linear) if way != MKL or not linear.varies or self.usual.has(rows))
 
     def bias_apart(self, node: Node, bias: Node | None, rows: Dim) -> bool:
-        """Whether the one kernel that reads the product `node` shall add its bias. Products take it as what they add to: each row of the
-        result is written twice, and read once more. In half precision the sum is rounded after the bias alone."""
+        """Whether the one kernel that reads the product `node` shall add its bias. Products take it as what they add
+        to: each row of the result is written twice, and read once more. In half precision the sum is rounded after the
+        bias alone."""
         few = isinstance(rows, int) and rows < PLAIN_ROWS
         return bias is not None and not few and node.meta["type"].dtype is torch.float32 and _is_read_by_a_loop(node)
 
@@ -211,7 +222,8 @@ class _Packing:
         return dense
 
     def sizes_of(self, weight: Node, at: Node) -> Node:
-        """What tells a product its sizes: parameters, or where they were computed something as large without their memory."""
+        """What tells a product its sizes: parameters, or where they were computed something as large without their
+        memory."""
         source = weight
         while isinstance(source.target, torch._ops.OpOverload) and facts(source.target).is_view:
             source = source.all_input_nodes[0]
@@ -220,7 +232,9 @@ class _Packing:
         whole = self.packed.get((weight, "sizes"))
         if whole is None:
             one = self.call(aten.new_zeros.default, weight, [1, 1], at=at)
-            whole = self.packed[weight, "sizes"] = self.call(aten.expand.default, one, list(weight.meta["type"].shape), at=at)
+            whole = self.packed[weight, "sizes"] = self.call(
+                aten.expand.default, one, list(weight.meta["type"].shape), at=at
+            )
         return whole
 
     def reordered(self, operator: Any, weight: Node, rows: Dim | None, at: Node) -> Node:
@@ -233,8 +247,9 @@ class _Packing:
         return packed
 
     def mkl(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> Node:
-        """MKL's matrix, packed for one number of rows. The operator multiplies any other number of rows by the weights that give it its
-        sizes; where the rows vary, these are turned, and the packed ones are for the rows that usually come."""
+        """MKL's matrix, packed for one number of rows. The operator multiplies any other number of rows by the weights
+        that give it its sizes; where the rows vary, these are turned, and the packed ones are for the rows that usually
+        come."""
         rows: Dim | None = linear.rows
         plain = self.sizes_of(weight, node)
         if linear.varies:
@@ -248,7 +263,9 @@ class _Packing:
 
     def onednn(self, node: Node, x: Node, weight: Node, bias: Node | None, linear: Linear) -> Node:
         packed = self.reordered(torch.ops.mkldnn._reorder_linear_weight.default, weight, linear.rows, node)
-        made = self.new(torch.ops.mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""), self.dense_result(node), node)
+        made = self.new(
+            torch.ops.mkldnn._linear_pointwise.default, (x, packed, bias, "none", [], ""), self.dense_result(node), node
+        )
         self.replace(node, made)
         return made
 
@@ -261,7 +278,13 @@ class _Packing:
     def convolution(self, node: Node) -> None:
         x, weight, bias, transposed = *node.args[:3], node.args[6]
         type_, kind = node.meta["type"], weight.meta["type"]  # type: ignore[union-attr]
-        if transposed or type_.ndim != 4 or type_.device.type != "cpu" or not self.is_stable(weight, bias) or kind.dtype != type_.dtype:
+        if (
+            transposed
+            or type_.ndim != 4
+            or type_.device.type != "cpu"
+            or not self.is_stable(weight, bias)
+            or kind.dtype != type_.dtype
+        ):
             return
         if not may_be_kept(weight):  # type: ignore[arg-type]
             return
@@ -300,8 +323,9 @@ class _Packing:
         reorder = torch.ops.mkldnn._reorder_convolution_weight.default
         packed = weight
         if all(isinstance(size, int) for size in x.meta["type"].shape) or set(kind.shape[2:]) != {1}:
-            # oneDNN has several layouts for windows of one pixel, and takes 10 to 20 times as long where an image is of another size
-            # than the one that the layout was chosen for (measured: 256 to 1024 channels, 7x7 pixels); the user's is as good for any.
+            # oneDNN has several layouts for windows of one pixel, and takes 10 to 20 times as long where an image is of
+            # another size than the one that the layout was chosen for (measured: 256 to 1024 channels, 7x7 pixels); the
+            # user's is as good for any.
             packed = self.new(reorder, (weight, padding, stride, dilation, groups, sizes), kind, node)
         operands: tuple[Any, ...] = (x, packed, bias, padding, stride, dilation, groups, "none", [], "")
         made = self.new(torch.ops.mkldnn._convolution_pointwise.default, operands, node.meta["type"], after)
@@ -309,12 +333,15 @@ class _Packing:
         return made
 
     def is_small_depthwise(self, node: Node) -> bool:
-        """Whether each channel has a small window of its own, over images whose channels lie side by side: loops compute that together
-        with what stands before and behind it (loops/lower/convolution.py), and the library's passes over memory are saved."""
+        """Whether each channel has a small window of its own, over images whose channels lie side by side: loops
+        compute that together with what stands before and behind it (loops/lower/convolution.py), and the library's
+        passes over memory are saved."""
         arguments: Any = node.args
         x, weight, groups = arguments[0].meta["type"], arguments[1].meta["type"], arguments[8]
         channels, _, *window = weight.shape
-        by_channels = groups == channels == x.shape[1] and channels >= LEAST_CHANNELS and math.prod(window) <= LARGEST_WINDOW
+        by_channels = (
+            groups == channels == x.shape[1] and channels >= LEAST_CHANNELS and math.prod(window) <= LARGEST_WINDOW
+        )
         return by_channels and x.stride[1] == 1 and node.meta["type"].stride[1] == 1
 
     def channels_side_by_side(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node:
@@ -327,14 +354,21 @@ class _Packing:
         return made
 
     def is_product(self, node: Node) -> bool:
-        """Whether a convolution multiplies each pixel's channels by one matrix, and the pixels lie one behind the other."""
+        """Whether a convolution multiplies each pixel's channels by one matrix, and the pixels lie one behind the
+        other."""
         arguments: Any = node.args
         x, weight, _, stride, padding, _, _, _, groups = arguments
-        by_one = groups == 1 and tuple(weight.meta["type"].shape[2:]) == (1, 1) and set(stride) == {1} and set(padding) == {0}
+        by_one = (
+            groups == 1
+            and tuple(weight.meta["type"].shape[2:]) == (1, 1)
+            and set(stride) == {1}
+            and set(padding) == {0}
+        )
         return by_one and _is_plain_images(x.meta["type"]) and _is_plain_images(node.meta["type"])
 
     def product_by_images(self, node: Node, after: Node, x: Node, weight: Node, bias: Node | None) -> Node | None:
-        """The convolution as a matrix product in place of `after`, or None where oneDNN's convolution is the quicker one."""
+        """The convolution as a matrix product in place of `after`, or None where oneDNN's convolution is the quicker
+        one."""
         (batch, inner, height, width), columns = x.meta["type"].shape, weight.meta["type"].shape[0]
         rows, dtype = batch * height * width, weight.meta["type"].dtype
         apart = self.bias_apart(after, bias, rows)
@@ -352,7 +386,9 @@ class _Packing:
         flat = self.within(aten.view.default, pixels, [rows, inner], at=after)
         matrix = self.within(aten.reshape.default, weight, [columns, inner], at=after)
         turned = self.within(aten.t.default, matrix, at=after)
-        target, operands = (aten.mm.default, (flat, turned)) if bias is None else (aten.addmm.default, (bias, flat, turned))
+        target, operands = (
+            (aten.mm.default, (flat, turned)) if bias is None else (aten.addmm.default, (bias, flat, turned))
+        )
         product = self.within(target, *operands, at=after)
         whole = product if later is None else self.within(aten.add.Tensor, product, later, at=after)
         back = self.within(aten.view.default, whole, [batch, height, width, columns], at=after)
@@ -363,9 +399,15 @@ class _Packing:
         return made
 
     def norm_after(self, node: Node) -> Node | None:
-        """The BatchNorm in evaluation, by parameters, that alone reads a convolution's result and whose first result alone is read."""
+        """The BatchNorm in evaluation, by parameters, that alone reads a convolution's result and whose first result
+        alone is read."""
         reader = next(iter(node.users)) if len(node.users) == 1 else None
-        if reader is None or reader.target is not aten.native_batch_norm.default or reader.args[0] is not node or reader.args[5]:
+        if (
+            reader is None
+            or reader.target is not aten.native_batch_norm.default
+            or reader.args[0] is not node
+            or reader.args[5]
+        ):
             return None
         results = list(reader.users)
         whole = len(results) == 1 and results[0].target is operator.getitem and results[0].args[1] == 0
@@ -379,19 +421,29 @@ class _Packing:
             scale = self.call(aten.mul.Tensor, scale, gamma, at=node)
         shape = [weight.meta["type"].shape[0], 1, 1, 1]
         scaled = self.call(aten.mul.Tensor, weight, self.call(aten.reshape.default, scale, shape, at=node), at=node)
-        shift = self.call(aten.neg.default, mean, at=node) if bias is None else self.call(aten.sub.Tensor, bias, mean, at=node)
+        shift = (
+            self.call(aten.neg.default, mean, at=node)
+            if bias is None
+            else self.call(aten.sub.Tensor, bias, mean, at=node)
+        )
         shift = self.call(aten.mul.Tensor, shift, scale, at=node)
         return scaled, shift if beta is None else self.call(aten.add.Tensor, shift, beta, at=node)
 
     def norm(self, node: Node) -> None:
-        """A BatchNorm in evaluation that no convolution has taken in: one factor and one summand a channel, made beforehand in float32."""
+        """A BatchNorm in evaluation that no convolution has taken in: one factor and one summand a channel, made
+        beforehand in float32."""
         x, gamma, beta, mean, variance, training, _, epsilon = node.args
         results = list(node.users)
         alone = len(results) == 1 and results[0].target is operator.getitem and results[0].args[1] == 0
         kind: TensorType = x.meta["type"]  # type: ignore[union-attr]
         if training or not alone or mean is None or variance is None or not self.is_stable(gamma, beta, mean, variance):
             return
-        if kind.device.type != "cpu" or kind.dtype not in _IN_FLOAT or kind.ndim < 2 or not self.context.allow(f"prepared: {node.name}"):
+        if (
+            kind.device.type != "cpu"
+            or kind.dtype not in _IN_FLOAT
+            or kind.ndim < 2
+            or not self.context.allow(f"prepared: {node.name}")
+        ):
             return
         gamma, beta, mean, variance = (self.in_float(one, node) for one in (gamma, beta, mean, variance))  # type: ignore[arg-type]
         scale = self.call(aten.rsqrt.default, self.call(aten.add.Scalar, variance, epsilon, at=node), at=node)
@@ -430,7 +482,12 @@ class _Packing:
             return
         reader = next(iter(node.users)) if len(node.users) == 1 else None
         name = None if reader is None else ACTIVATIONS.get(reader.target)
-        if name is None or reader is None or reader.meta["type"] != node.meta["type"] or not self.context.allow(f"fused: {name}"):
+        if (
+            name is None
+            or reader is None
+            or reader.meta["type"] != node.meta["type"]
+            or not self.context.allow(f"fused: {name}")
+        ):
             return
         node.update_arg(position, name)
         self.replace(reader, node)

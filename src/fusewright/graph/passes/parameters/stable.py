@@ -1,8 +1,8 @@
 """What of a graph depends on parameters alone.
 
-Takes a functional graph whose parameter inputs carry meta["stable"]; gives the nodes that have one value as long as these do not change.
-An input with meta["usual"] is a size too, as it usually is (see graph/passes/parameters/usual_sizes.py): what depends on it is prepared as
-well.
+Takes a functional graph whose parameter inputs carry meta["stable"]; gives the nodes that have one value as long as
+these do not change. An input with meta["usual"] is a size too, as it usually is (see
+graph/passes/parameters/usual_sizes.py): what depends on it is prepared as well.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fusewright.sizes.expressions import Expr, free_symbols
 
 
 def is_pure(node: torch.fx.Node, usual: Set[Expr] = frozenset()) -> bool:
-    """Whether the node computes the same from the same tensors, and does nothing else (a size of the call is none of these, a size in
-    `usual` is)."""
+    """Whether the node computes the same from the same tensors, and does nothing else (a size of the call is none of
+    these, a size in `usual` is)."""
     if node.op != "call_function" or node.meta.get("random") or node.meta.get("epilogue"):
         return False
     if node.target is operator.getitem:

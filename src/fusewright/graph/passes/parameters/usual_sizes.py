@@ -1,8 +1,9 @@
 """Sizes as they usually are, beside the sizes of the call: for what is prepared for one size and serves any.
 
-Takes a functional inference graph over symbolic sizes; gives its sizes in terms of symbols of their own, whose values are inputs behind
-the others, marked by meta["usual"] (the position of the input whose usual value it is). `runtime/parameters.py` gives these inputs their
-values, and prepares anew when other sizes have come for a while. Always holds: results do not depend on the usual sizes beyond rounding.
+Takes a functional inference graph over symbolic sizes; gives its sizes in terms of symbols of their own, whose values
+are inputs behind the others, marked by meta["usual"] (the position of the input whose usual value it is).
+`runtime/parameters.py` gives these inputs their values, and prepares anew when other sizes have come for a while.
+Always holds: results do not depend on the usual sizes beyond rounding.
 """
 
 from __future__ import annotations

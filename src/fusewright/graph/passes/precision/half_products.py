@@ -1,9 +1,10 @@
 """Products of halves run in float32 where the processor has no instructions that multiply them.
 
-Takes and gives a functional graph, of inference or joint. Such a processor's library widens each element on the way, again and again: on
-two cores with AVX-512 alone 512x768x768 took 11.8 ms in bfloat16, 32 in float16 and 2.4 in float32, a convolution by 3x3 8.2, 24.9 and 2.0.
-Widened beforehand, parameters once for all calls, an operand is as exact as it was; sums are made in float32, as the library makes them,
-and the result is rounded once, as there. Always holds: results have the types that they had.
+Takes and gives a functional graph, of inference or joint. Such a processor's library widens each element on the way,
+again and again: on two cores with AVX-512 alone 512x768x768 took 11.8 ms in bfloat16, 32 in float16 and 2.4 in float32,
+a convolution by 3x3 8.2, 24.9 and 2.0. Widened beforehand, parameters once for all calls, an operand is as exact as it
+was; sums are made in float32, as the library makes them, and the result is rounded once, as there. Always holds:
+results have the types that they had.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 @cache
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether this processor has instructions for products of that type, or may have: other families than x86 are not asked."""
+    """Whether this processor has instructions for products of that type, or may have: other families than x86 are not
+    asked."""
     if platform.machine() not in ("x86_64", "AMD64", "i686", "x86"):
         return True
     if dtype is torch.bfloat16:
@@ -55,7 +57,11 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 def may_widen(graph: torch.fx.Graph) -> bool:
     """Whether products of the graph may be widened on this processor."""
-    return any(_half(node) for target in (*_PRODUCTS, *_CONVOLUTIONS) for node in graph.find_nodes(op="call_function", target=target))
+    return any(
+        _half(node)
+        for target in (*_PRODUCTS, *_CONVOLUTIONS)
+        for node in graph.find_nodes(op="call_function", target=target)
+    )
 
 
 def half_products(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
@@ -73,7 +79,8 @@ def _kind(value: object) -> Any:
 
 
 def _half(node: Node) -> bool:
-    """Whether all tensors that the product reads and gives are halves of one type on a CPU that cannot multiply them."""
+    """Whether all tensors that the product reads and gives are halves of one type on a CPU that cannot multiply
+    them."""
     kinds = [kind for kind in map(_kind, node.all_input_nodes) if isinstance(kind, TensorType)] + _results(node)
     dtype = kinds[0].dtype
     if dtype not in HALVES or any(kind.dtype is not dtype or kind.device.type != "cpu" for kind in kinds):
@@ -87,7 +94,8 @@ def _results(node: Node) -> list[TensorType]:
 
 
 class _Costs:
-    """What conversions take, and what the products gain by them, in seconds. `stable`: nodes that are computed beforehand."""
+    """What conversions take, and what the products gain by them, in seconds. `stable`: nodes that are computed
+    beforehand."""
 
     def __init__(self, env: ShapeEnv | None, stable: Set[Node], takes_own: Callable[[Linear], bool]) -> None:
         self.env = env
@@ -103,7 +111,8 @@ class _Costs:
         return work * HALVES[_kind(factors[0]).dtype] > moved * CONVERSION
 
     def is_own(self, node: Node) -> bool:
-        """Whether a kernel of ours is to multiply the halves as they are: it wants each output's weights side by side."""
+        """Whether a kernel of ours is to multiply the halves as they are: it wants each output's weights side by
+        side."""
         if node.target not in (aten.mm.default, aten.addmm.default):
             return False
         arguments: Any = node.args
@@ -123,7 +132,9 @@ class _Costs:
             return [x, weight], self.window_products(x, weight, node, arguments[6])
         if node.target is aten.convolution_backward.default:
             gradient, x, weight = arguments[:3]
-            return [gradient, x, weight], self.window_products(x, weight, gradient, arguments[7]) * sum(map(bool, arguments[10][:2]))
+            return [gradient, x, weight], self.window_products(x, weight, gradient, arguments[7]) * sum(
+                map(bool, arguments[10][:2])
+            )
         left, right = arguments[_PRODUCTS[node.target] :][:2]
         rows, columns = self.size(_kind(left).shape[-2]), self.size(_kind(right).shape[-1])
         # With one row, reading the other factor is what takes time: halves are read in half of it.

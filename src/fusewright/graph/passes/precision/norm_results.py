@@ -1,9 +1,12 @@
-"""The result of a batch normalisation by its own statistics is written out: pointwise in its input, mean and 1 / deviation.
+"""The result of a batch normalisation by its own statistics is written out: pointwise in its input, mean and 1 /
+deviation.
 
-Takes and gives a functional joint graph. The operator keeps the sums (and the running statistics); its result becomes x * alpha + beta. So
-the partition sees that the backward can compute the result, and the activation behind it, again from what it reads anyway, and does not
-save them beside it. The running statistics that the gradient is handed, and does not look at, are taken from it: and not saved.
-Always holds: the arithmetic is that of the operator's own kernel (see loops/lower/norms.py), in the type in which it computes.
+Takes and gives a functional joint graph. The operator keeps the sums (and the running statistics); its result becomes x
+* alpha + beta. So the partition sees that the backward can compute the result, and the activation behind it, again from
+what it reads anyway, and does not save them beside it. The running statistics that the gradient is handed, and does not
+look at, are taken from it: and not saved.
+Always holds: the arithmetic is that of the operator's own kernel (see loops/lower/norms.py), in the type in which it
+    computes.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ TRAINS: dict[torch._ops.OpOverload, Callable[[tuple[object, ...]], bool]] = {
     aten._native_batch_norm_legit_functional.default: lambda args: args[5] is True,
     aten._native_batch_norm_legit.no_stats: lambda args: args[3] is True,
 }
-"""Operators whose first arguments are (input, weight, bias) and results (result, mean, 1 / deviation, ...) → whether they use the batch's
-own statistics."""
+"""Operators whose first arguments are (input, weight, bias) and results (result, mean, 1 / deviation, ...) → whether
+they use the batch's own statistics."""
 
 
 def norm_results(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
@@ -37,7 +40,12 @@ def norm_results(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
                 _write_out(graph, node)
     for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
         gradient, x, weight, mean, var, saved_mean, saved_root, train, *rest = node.args
-        if train is True and saved_mean is not None and saved_root is not None and (mean is not None or var is not None):
+        if (
+            train is True
+            and saved_mean is not None
+            and saved_root is not None
+            and (mean is not None or var is not None)
+        ):
             if not context.allow(f"running statistics: {node.name}"):
                 break
             node.args = (gradient, x, weight, None, None, saved_mean, saved_root, train, *rest)
@@ -50,7 +58,11 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     kind: TensorType = x.meta["type"]  # type: ignore[union-attr]
     working = torch.float64 if kind.dtype is torch.float64 else torch.float32
     readers = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
-    if not readers or kind.ndim < 2 or not all(isinstance(one, TensorType) and one.dtype is working for one in kinds[1:3]):
+    if (
+        not readers
+        or kind.ndim < 2
+        or not all(isinstance(one, TensorType) and one.dtype is working for one in kinds[1:3])
+    ):
         return  # statistics that were rounded are not what the operator computes with
     build = building_for(graph, node)
 
@@ -68,7 +80,9 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
         if weight is not None:
             scale = build.call(aten.mul.Tensor, scale, channels(weight))
         shift = build.call(aten.mul.Tensor, mean, scale)
-        shift = build.call(aten.neg.default, shift) if bias is None else build.call(aten.sub.Tensor, channels(bias), shift)
+        shift = (
+            build.call(aten.neg.default, shift) if bias is None else build.call(aten.sub.Tensor, channels(bias), shift)
+        )
         result = build.call(aten.add.Tensor, build.call(aten.mul.Tensor, wide(x), scale), shift)
         if kind.dtype is not working:
             result = build.call(aten._to_copy.default, result, dtype=kind.dtype)
@@ -81,7 +95,9 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
 def _item(build: Builder, node: Node, index: int) -> Node:
     """Result `index` of `node`, in front of all that reads it."""
     made = build.item(node, index)
-    for other in [user for user in node.users if user.target is operator.getitem and user.args[1] == index and user is not made]:
+    for other in [
+        user for user in node.users if user.target is operator.getitem and user.args[1] == index and user is not made
+    ]:
         other.replace_all_uses_with(made)
         build.graph.erase_node(other)
     return made
