@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import fusewright
 from fusewright.base import events
@@ -283,3 +285,132 @@ def test_torchao(name: str, heard: Heard) -> None:
     for rows in (16, 5, 9):
         check(compiled, model, torch.randn(rows, 64))
     assert not heard.of(events.Broken, events.Skipped, events.FellBack, events.InternalError)
+
+
+# Subclasses without the contract: nothing of the compiler's is left in what they hold, and nobody meets an error of ours.
+
+
+class Opaque(torch.Tensor):
+    """Holds a tensor, and does with it whatever is done to itself."""
+
+    inner: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: Any, inner: torch.Tensor) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_map(lambda one: one.inner if isinstance(one, cls) else one, (args, kwargs or {}))
+        return tree_map(lambda one: cls(one) if isinstance(one, torch.Tensor) else one, func(*given[0], **given[1]))
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({self.inner!r})"
+
+
+class OpaqueByFunction(Opaque):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class OpaqueByDefault(Opaque):
+    __torch_function__ = torch.Tensor.__torch_function__
+
+
+class WithContract(OpaqueByFunction):
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(parts["inner"])
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+OUTSIDE = torch.ones(2, 3)
+MADE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "a tensor": lambda kind, x: kind(x),
+    "a list": lambda kind, x: [kind(x), x],
+    "a dict": lambda kind, x: {"k": (kind(x), 1)},
+    "an object": lambda kind, x: Holder(kind(x)),
+    "an object of a plain one": lambda kind, x: Holder(x * 3),
+    "a closure": lambda kind, x: lambda: x + 1,
+    "a method": lambda kind, x: x.add,
+    "an iterator": lambda kind, x: iter([x, x + 1]),
+    "a set": lambda kind, x: {1: {x * 2}},
+    "a real tensor": lambda kind, x: [OUTSIDE, x + 1],
+    "a parameter": lambda kind, x: nn.Parameter(x * 2),
+    "a size": lambda kind, x: (x.shape[0], x.shape, None, x.dtype),
+}
+USED: dict[str, Callable[[Any, torch.Tensor, list[Any]], Any]] = {
+    "returned": lambda made, x, store: made,
+    "among results": lambda made, x, store: (x + 1, [made]),
+    "kept": lambda made, x, store: store.append(made),
+    "computed with": lambda made, x, store: made + 1 if isinstance(made, torch.Tensor) else x * 2,
+    "named": lambda made, x, store: (x + 1, type(made).__name__),
+}
+
+
+def described(value: Any) -> Any:
+    """All that can be reached of a value. Fails where it is the compiler's own."""
+    assert not type(value).__module__.startswith(("fusewright.capture", "fusewright.graph")), type(value)
+    if isinstance(value, torch.Tensor):
+        inner = value.inner if isinstance(value, Opaque) else value.detach().as_subclass(torch.Tensor).tolist()
+        return type(value).__name__, described(inner), value.requires_grad
+    if isinstance(value, (list, tuple, set)):
+        return type(value).__name__, [described(part) for part in value]
+    if isinstance(value, dict):
+        return [(key, described(part)) for key, part in value.items()]
+    if isinstance(value, Holder):
+        return described(value.held)
+    if isinstance(value, types.FunctionType):
+        return [described(cell.cell_contents) for cell in value.__closure__ or ()]
+    return (type(value).__name__, described(value.__self__)) if hasattr(value, "__self__") else type(value).__name__
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("kind", [Opaque, OpaqueByFunction, OpaqueByDefault, WithContract])
+def test_nothing_of_the_compilers_is_left(kind: Any, made: str, backend: str, heard: Heard) -> None:
+    maker = fusewright.allow_in_graph(lambda x: MADE[made](kind, x))
+    for use in USED.values():
+        for make in (lambda: torch.arange(6.0).reshape(2, 3), lambda: kind(torch.arange(6.0).reshape(2, 3))):
+
+            def function(x: torch.Tensor, store: list[Any], use: Any = use) -> Any:
+                return use(maker(x * 2), x, store)
+
+            fusewright.reset()
+            compiled = fusewright.compile(function, backend=backend)
+            for _ in range(2):
+                stores: tuple[list[Any], list[Any]] = [], []
+                expected, found = function(make(), stores[0]), compiled(make(), stores[1])
+                assert described((found, stores[1])) == described((expected, stores[0]))
+    assert not heard.of(events.InternalError)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("kind", [Opaque, OpaqueByFunction, OpaqueByDefault, WithContract])
+def test_as_arguments_and_parameters(kind: Any, backend: str, heard: Heard) -> None:
+    layer = nn.Linear(3, 2)
+    layer.weight = nn.Parameter(kind(layer.weight.detach()), requires_grad=False)
+    x = torch.arange(6.0).reshape(2, 3)
+    for function, args in (
+        (layer, (x,)),
+        (lambda a, b: (a * 2 + b, b + 1), (kind(x), x)),
+        (lambda a: [kind(a + 1), a * 2], (x,)),
+    ):
+        compiled = fusewright.compile(function, backend=backend)
+        for _ in range(2):
+            assert described(compiled(*args)) == described(function(*args))
+    assert not heard.of(events.InternalError)

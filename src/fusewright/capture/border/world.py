@@ -52,6 +52,7 @@ from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES
+from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Expr, Relation
 
 if TYPE_CHECKING:
@@ -598,6 +599,8 @@ class World:
         args = tuple(protocols.for_native(self, argument) for argument in args)
         kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
         result = unwatched(self.recorder.call, fn, args, kwargs)
+        if type(result) is not TracedTensor:
+            wrapper.check_result(self, fn, result)
         self.repeats.log(fn, args, kwargs, result)
         return result
 

@@ -72,7 +72,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     if plain and continuation.names == (RESULT,) and continuation.lines == (f"return {RESULT}",):
         (value,) = continuation.values
         if (
-            isinstance(value, torch.Tensor)
+            world.recorder_owns(value)
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
             and not _must_be_detached(world, value)

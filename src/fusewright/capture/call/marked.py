@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from fusewright.base import marks
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import unwatched
-from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
+from fusewright.capture.border.values.symbolic import SYMBOLIC
 from fusewright.sizes.symint import dim_of
 
 if TYPE_CHECKING:
@@ -41,8 +43,16 @@ def _substitute(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def run_natively(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """allow_in_graph: the function itself runs on traced tensors."""
-    return tracer.world.torch_call(fn, args, kwargs)
+    """allow_in_graph: the function itself runs on traced tensors. Objects that it makes could hold some of these where
+    nobody looks."""
+    result = tracer.world.torch_call(fn, args, kwargs)
+    for part in tree_leaves(result):
+        held = (isinstance(part, torch.Tensor) and not hasattr(part, "_is_param")) or tracer.world.outside(
+            part
+        ) is not None
+        if not (held or is_constant(part) or type(part) in SYMBOLIC or type(part) in FROZEN_TYPES):
+            raise GraphBreak("untraceable-call", f"{getattr(fn, '__qualname__', fn)} gives a {type(part).__qualname__}")
+    return result
 
 
 def of_function(fn: types.FunctionType) -> Rule | None:

@@ -84,6 +84,25 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     return world.stand_in(real, source, made)  # type: ignore[no-any-return]
 
 
+def check_result(world: World, fn: object, result: object) -> None:
+    """Raises GraphBreak where a function has given a tensor, in whatever containers, that the graph knows nothing of:
+    of a class that sees operators first and may hold traced tensors, or a real one."""
+    if isinstance(result, torch.Tensor):
+        functorch = torch._C._functorch.is_functorch_wrapped_tensor(result)
+        known = world.recorder_owns(result) or functorch or (world.recorder.level == "aten" and is_wrapper(result))
+        if not known and world.outside(result) is None:
+            raise GraphBreak(
+                CODE,
+                f"{getattr(fn, '__qualname__', fn)} gives a {type(result).__qualname__} that is no part of the graph",
+            )
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            check_result(world, fn, part)
+    elif isinstance(result, dict):
+        for part in result.values():
+            check_result(world, fn, part)
+
+
 class _IsStill:
     """Guard callable: it is the very tensor. Does not keep it alive."""
 
