@@ -54,8 +54,8 @@ RETIRED = {
 
 
 _WITHOUT_TEXT = (
-    type, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverloadPacket, torch.Generator,
-    torch.ScriptObject,
+    type, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverloadPacket, torch.Generator, torch.finfo,
+    torch.iinfo, torch.ScriptObject,
 )  # fmt: skip
 """Arguments whose text is no Python code."""
 
