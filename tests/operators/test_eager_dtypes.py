@@ -30,6 +30,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "pooling of bool": (lambda x: torch.nn.functional.max_pool1d(x[None], 2), BOOL),
     "a loss over other dtypes": (lambda x: torch.nn.functional.huber_loss(x, x.float()), BOOL),
     "a loss of integers": (lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"), INT),
+    "argmin of bool": (lambda x: x.argmin(0), BOOL),
+    "the least of each row of bool's places": (lambda x: torch.stack([x, x]).any(0).argmax(0), BOOL),
+    "logcumsumexp of integers": (lambda x: x.logcumsumexp(0), INT),
+    "interpolation of integers": (lambda x: torch.nn.functional.interpolate(x[None, None], scale_factor=2), INT),
     "addcmul of bool": (lambda x: torch.addcmul(x, x, x), BOOL),
 }
 

@@ -203,7 +203,7 @@ def generate(
     gpu: Any = None
     plan = None if half else _of_bodies(to_compile, graph, options)
     if plan is None:
-        program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants)
+        program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion)
         gpu = None if _is_on_cpu(program) else _gpu()
         if gpu is not None:
             options = gpu.schedule_options(options, program)
@@ -247,7 +247,9 @@ def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: Sched
     if found is None:
         return None
     run, short = functools.partial(run_stage, to_compile), bodies.shortened(graph, found)
-    program: LoopProgram = run("loops", "loops", print_program, lower, short.graph, to_compile.constants)
+    program: LoopProgram = run(
+        "loops", "loops", print_program, lower, short.graph, to_compile.constants, options.fusion
+    )
     if not _is_on_cpu(program):
         return None
     own = {program.inputs[before]: program.inputs[after] for before, after in short.own.items()}

@@ -1,7 +1,7 @@
 """Whether eager has a kernel for these dtypes, and what it gives: meta kernels, and loops of ours, accept more than
 PyTorch's CPU kernels.
 
-Takes a pointwise operator with its arguments and the result type that was inferred (a TensorType in each tensor's
+Takes a pointwise operator or a reduction with its arguments and the result type that was inferred (a TensorType in each tensor's
 place); gives the reason why eager would do something else, else "". Always holds: the answer comes from the operator
 itself, run once for each question on tensors of one element; a question holds all that it is run with, so no answer
 serves another one.
@@ -39,9 +39,9 @@ class _Given(NamedTuple):
 
 
 def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> str:
-    """Why eager refuses the call, or that it gives another dtype; empty when it agrees, or when the operator is no
-    pointwise one of the CPU's."""
-    if not _is_pointwise(func):
+    """Why eager refuses the call, or that it gives another dtype; empty when it agrees, or when the operator is none
+    that is asked about, or none of the CPU's."""
+    if not _is_asked(func):
         return ""
     given = tuple(map(_asked_with, args)), tuple((name, _asked_with(value)) for name, value in kwargs.items())
     found = _answer(func, torch.get_default_dtype(), *given)
@@ -52,18 +52,24 @@ def disagreement(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, 
 
 
 @cache
-def _is_pointwise(func: OpOverload) -> bool:
+def _is_asked(func: OpOverload) -> bool:
     """Without random numbers: asking must change nothing."""
     tags = (functional_form(func) or func).tags  # in-place forms are not all tagged
-    return (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags) or func in _LOSSES
+    elementwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return elementwise or torch.Tag.reduction in tags or func in _OTHERS
 
 
-# Losses go over their operands as pointwise operators do, and then reduce.
-_LOSSES = frozenset(
+# Losses go over their operands as pointwise operators do, and then reduce; the others go along a dimension.
+_OTHERS = frozenset(
     getattr(torch.ops.aten, name).default
     for loss in ("huber_loss", "smooth_l1_loss", "mse_loss", "soft_margin_loss", "binary_cross_entropy")
     for name in (loss, f"{loss}_backward")
-)
+) | {
+    getattr(torch.ops.aten, name).default
+    for name in """cumsum cumprod cummax cummin logcumsumexp sort median nanmedian upsample_nearest1d upsample_nearest2d
+        upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+        upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d""".split()
+}
 
 
 def _asked_with(value: object) -> object:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import Graph
 
 import fusewright
+from fusewright.base.events import STREAM, KernelMade
 from fusewright.loops.ir import Extern, Pointwise, Reduction
 from fusewright.loops.lower import lower
 from tests.loops import reference, tracing
@@ -268,3 +269,18 @@ def test_casts_there_and_back(narrow: torch.dtype, wide: torch.dtype) -> None:
 
     x = torch.randn(64)
     torch.testing.assert_close(fusewright.compile(function, fullgraph=True)(x), function(x), rtol=0, atol=0)
+
+
+def test_without_fusion_each_operator_is_a_kernel() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).exp().t() + 1
+        return (y.sigmoid() - y.softmax(0)).sum(0)
+
+    x, kernels = torch.randn(5, 7), {}
+    for fusion in (True, False):
+        made: list[str] = []
+        with STREAM.listening(lambda event: made.append(event.name) if isinstance(event, KernelMade) else None):
+            compiled = fusewright.compile(function, options={"fusion": fusion, "disk_cache": False})
+            torch.testing.assert_close(compiled(x), function(x))
+        kernels[fusion] = len(made)
+    assert kernels[True] <= 3 < 7 <= kernels[False]

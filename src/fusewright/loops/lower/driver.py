@@ -101,9 +101,10 @@ class Call:
 class Lowering:
     """The state of one lowering: buffers, operations so far, and what each node stands for."""
 
-    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True) -> None:
         self.graph = graph
         self.constants = constants
+        self.fusion = fusion
         self.program = LoopProgram()
         self.binder = ex.Binder()
         self.environment: dict[Node, Any] = {}
@@ -240,6 +241,8 @@ class Lowering:
             return True
         if isinstance(value.expression, ir.Load) and not value.expression.bindings:
             return False
+        if not self.fusion:
+            return True
         price = ex.cost(value.expression)
         if price.nodes > MAX_NODES or price.loads > MAX_LOADS:
             return True
@@ -655,7 +658,7 @@ def lazy_locations(tree: Any) -> tuple[Location, ...]:
     return merge_locations(*(value.locations for value in tensors_in(tree)))
 
 
-def lower(graph: Graph, constants: Mapping[str, torch.Tensor]) -> LoopProgram:
-    """The loops of `graph`. `constants`: the tensor of each get_attr node's target. Raises TypeError for a node that is
-    no ATen call."""
-    return Lowering(graph, constants).run()
+def lower(graph: Graph, constants: Mapping[str, torch.Tensor], fusion: bool = True) -> LoopProgram:
+    """The loops of `graph`. `constants`: the tensor of each get_attr node's target. `fusion`: False puts the result of
+    each operator into memory. Raises TypeError for a node that is no ATen call."""
+    return Lowering(graph, constants, fusion).run()
