@@ -392,6 +392,7 @@ def main() -> None:
     if arguments.worker:
         work(arguments.worker.split(","), not arguments.skip_generate, arguments.outermost.split(","))
         return
+    from benchmarks.tables import save_rows
     from benchmarks.zoo import ROWS
 
     names = (
@@ -403,7 +404,7 @@ def main() -> None:
     whole = sum(record["whole"] for record in records)
     print(f"{whole} of {len(records)} whole")
     if arguments.json:
-        arguments.json.write_text(json.dumps(records, indent=1))
+        save_rows(arguments.json, records)
     if arguments.write:
         write(arguments.write, table(records))
 
