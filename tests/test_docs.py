@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +85,38 @@ def test_paths_in_backquotes_exist(page: Path) -> None:
         if is_path and "/" in quoted and not any((place / quoted).exists() for place in PLACES):
             missing.append(quoted)
     assert not missing, f"{page.name} names files that are not there: {missing}"
+
+
+NAME = re.compile(r"([A-Za-z_][\w.]*?)(?:\(.*\))?")
+ELSEWHERE = {"PYTHONDONTWRITEBYTECODE"}
+
+
+@functools.cache
+def vocabulary() -> frozenset[str]:
+    """Every word of the tree, and every file's name."""
+    folders = (ROOT / folder for folder in ("src", "csrc", "tests", "benchmarks"))
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".c", ".cpp", ".h")]
+    texts = [file.read_text() for file in (*files, ROOT / "pyproject.toml") if file != Path(__file__)]
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text)) | {file.name for file in files}
+
+
+def exists(name: str) -> bool:
+    if name.endswith((".py", ".c", ".cpp", ".h")):
+        return name in vocabulary()
+    if name in ELSEWHERE or all(word in vocabulary() for word in filter(None, name.split("."))):
+        return True
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_names_in_backquotes_exist(page: Path) -> None:
+    names = [found[1] for quoted in re.findall(r"`([^`\n]+)`", page.read_text()) if (found := NAME.fullmatch(quoted))]
+    missing = [name for name in names if not exists(name)]
+    assert not missing, f"{page.name} names what is not there: {missing}"
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
