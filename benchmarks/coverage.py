@@ -325,12 +325,15 @@ def show(record: dict[str, Any]) -> None:
 
 def table(records: list[dict[str, Any]]) -> str:
     """The section of docs/coverage.md."""
+    from benchmarks.tables import origin, provenance
     from benchmarks.zoo import ROWS
 
     whole = sum(record["whole"] for record in records)
     equal = sum(record["difference"] is not None and record["difference"] <= TOLERANCE for record in records)
     said = [
         HEADING,
+        "",
+        origin(provenance()),
         "",
         "Written by `benchmarks/coverage.py`: tiny configs, random weights, float32, CPU, under `no_grad`. *Whole*: one graph under",
         "`fullgraph=True`. *Difference*: the largest ||compiled - eager|| / ||eager|| over all tensors of the output, whose whole structure is compared.",

@@ -56,14 +56,19 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
 
 
-def save_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows with where they come from, a row a line."""
-    head = {
+def provenance() -> dict[str, str]:
+    """Where figures that this process measures come from."""
+    return {
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "command": " ".join(["python", *sys.argv]),
     }
+
+
+def save_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows with where they come from, a row a line."""
+    head = provenance()
     lines = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "rows": [\n{lines}\n ]\n}}\n')
@@ -205,7 +210,8 @@ def readme() -> str:
             *map(call, ("cpu-call-intel", "cpu-call-zen5", "gpu-call-h200")),
         ),
     ]
-    return table(rows)
+    dates = sorted(found["date"] for found in map(result, (path.stem for path in RESULTS.glob("*.json"))))
+    return f"{table(rows)}\n\nMeasured from {dates[0]} to {dates[-1]}; on the H200 in default mode."
 
 
 def zen5_summary() -> str:
