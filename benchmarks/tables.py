@@ -56,13 +56,21 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
 
 
+def command(words: list[str]) -> str:
+    """How to measure again: the script from the root of the tree, without where its JSON goes."""
+    script = Path(words[0]).resolve()
+    said = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
+    rest = [word for before, word in zip(words, words[1:]) if "--json" not in (before, word)]
+    return " ".join(["python", str(said), *rest])
+
+
 def provenance() -> dict[str, str]:
     """Where figures that this process measures come from."""
     return {
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(sys.argv),
     }
 
 
