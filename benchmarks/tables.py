@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
@@ -60,7 +61,7 @@ def command(words: list[str]) -> str:
     """How to measure again: the script from the root of the tree, without where its JSON goes."""
     script = Path(words[0]).resolve()
     said = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
-    rest = [word for before, word in zip(words, words[1:]) if "--json" not in (before, word)]
+    rest = [word for before, word in itertools.pairwise(words) if "--json" not in (before, word)]
     return " ".join(["python", str(said), *rest])
 
 
