@@ -136,6 +136,7 @@ def part(models: list[tuple[str, str]], text: str) -> list[tuple[str, str]]:
 def main() -> None:
     from benchmarks.architectures import ARCHITECTURES
     from benchmarks.models import MODELS
+    from benchmarks.tables import RUNS, load_rows, save_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -150,12 +151,11 @@ def main() -> None:
     parser.add_argument(
         "--caches", type=Path, help="keeps the engines' caches there, a folder for each model; empty at first"
     )
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "compare.json")
+    parser.add_argument("--json", type=Path, default=RUNS / "compare.json")
     parser.add_argument("--slice", default="1/1", help="k/n: every n-th of the (model, dtype), from the k-th on")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the JSON file, and add what they lack")
     arguments = parser.parse_args()
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    known: list[Row] = json.loads(arguments.json.read_text()) if arguments.resume and arguments.json.exists() else []
+    known = load_rows(arguments.json) if arguments.resume else []
     rows: Rows = {(row["model"], row["dtype"], row["engine"]): row for row in known}
     every = [f"{name}:{batch}" for name in ARCHITECTURES for batch in arguments.batch.split(",")]
     groups = {"architectures": every, "all": [*MODELS, *every]}
@@ -165,7 +165,7 @@ def main() -> None:
 
     def note(row: Row) -> None:
         rows.setdefault((row["model"], row["dtype"], row["engine"]), {}).update(row)
-        arguments.json.write_text(json.dumps(list(rows.values()), indent=1))
+        save_rows(arguments.json, rows.values())
 
     for model, dtype in part(
         [(model, dtype) for model in models for dtype in arguments.dtypes.split(",")], arguments.slice

@@ -325,12 +325,15 @@ def show(record: dict[str, Any]) -> None:
 
 def table(records: list[dict[str, Any]]) -> str:
     """The section of docs/coverage.md."""
+    from benchmarks.tables import origin, provenance
     from benchmarks.zoo import ROWS
 
     whole = sum(record["whole"] for record in records)
     equal = sum(record["difference"] is not None and record["difference"] <= TOLERANCE for record in records)
     said = [
         HEADING,
+        "",
+        origin(provenance()),
         "",
         "Written by `benchmarks/coverage.py`: tiny configs, random weights, float32, CPU, under `no_grad`. *Whole*: one graph under",
         "`fullgraph=True`. *Difference*: the largest ||compiled - eager|| / ||eager|| over all tensors of the output, whose whole structure is compared.",
@@ -392,6 +395,7 @@ def main() -> None:
     if arguments.worker:
         work(arguments.worker.split(","), not arguments.skip_generate, arguments.outermost.split(","))
         return
+    from benchmarks.tables import save_rows
     from benchmarks.zoo import ROWS
 
     names = (
@@ -403,7 +407,7 @@ def main() -> None:
     whole = sum(record["whole"] for record in records)
     print(f"{whole} of {len(records)} whole")
     if arguments.json:
-        arguments.json.write_text(json.dumps(records, indent=1))
+        save_rows(arguments.json, records)
     if arguments.write:
         write(arguments.write, table(records))
 

@@ -26,7 +26,7 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("", "src")]
 Step = Callable[[Tensor], Tensor]
 
 
@@ -119,6 +119,8 @@ def worker(rank: int, options: argparse.Namespace, store: str, report: str) -> N
 
 
 def main() -> None:
+    from benchmarks.tables import save_rows
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.device_count() > 1 else "cpu")
@@ -144,7 +146,19 @@ def main() -> None:
             f"{engine:<16}{row['first']:>10.2f} s{steady * 1e3:>11.2f} ms{base / steady:>17.2f}x{row['error']:>16.1e}"
         )
     if options.json:
-        Path(options.json).write_text(json.dumps({"options": vars(options), "engines": rows}, indent=1))
+        medians = {engine: statistics.median(row["times"]) for engine, row in rows.items()}
+        save_rows(
+            Path(options.json),
+            [
+                {
+                    "engine": engine,
+                    "first step, s": row["first"],
+                    "steady step, s": medians[engine],
+                    "error": row["error"],
+                }
+                for engine, row in rows.items()
+            ],
+        )
 
 
 if __name__ == "__main__":

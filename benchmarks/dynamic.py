@@ -99,26 +99,26 @@ def summary(rows: list[Row]) -> list[str]:
 
 def main() -> None:
     from benchmarks.dynamic_streams import STREAMS
+    from benchmarks.tables import RUNS, load_rows, save_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(STREAMS))
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each steady state; 0 leaves them out")
     parser.add_argument("--summary", action="store_true", help="measure nothing: print what the file holds")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "dynamic.json")
+    parser.add_argument("--json", type=Path, default=RUNS / "dynamic.json")
     arguments = parser.parse_args()
-    rows: list[Row] = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+    rows = load_rows(arguments.json)
     if arguments.summary:
         print("\n".join([HEAD, *map(line, rows), *summary(rows)]))
         return
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
     print(HEAD)
     for name in arguments.only.split(","):
         for way in arguments.ways.split(","):
             row = measure(name, way, arguments.seconds)
             rows = [old for old in rows if (old["stream"], old["way"]) != (name, way)] + [row]
             print(line(row), flush=True)
-            arguments.json.write_text(json.dumps(rows, indent=1))
+            save_rows(arguments.json, rows)
     print("\n".join(summary(rows)))
 
 

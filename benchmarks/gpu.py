@@ -13,7 +13,6 @@ Each stage fits ten minutes on an H200. The table is printed last. Every figure 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("FUSEWRIGHT_CACHE_DIR", tempfile.mkdtemp(prefix="fusewright-bench-"))
@@ -33,6 +33,7 @@ from torch import nn
 
 import fusewright
 from benchmarks.overhead import Watched
+from benchmarks.tables import save_rows
 from fusewright.backends.registry import Backend
 from fusewright.base import events
 
@@ -541,8 +542,7 @@ def main() -> int:
     if options.stage == "first":
         firsts = first_calls(cases, ways)
         if options.json:
-            with open(options.json, "w") as out:
-                json.dump([vars(f) for f in firsts], out, indent=1)
+            save_rows(Path(options.json), [vars(f) for f in firsts])
         return 0
     import torch._dynamo
 
@@ -557,8 +557,8 @@ def main() -> int:
         for name, (cpu, wall) in times.items():
             print(f"{name:20} {cpu:8.2f} {wall:8.2f}")
         if options.json:
-            with open(options.json, "w") as out:
-                json.dump(times, out, indent=1)
+            rows = [{"way": way, "CPU, us": cpu, "wall, us": wall} for way, (cpu, wall) in times.items()]
+            save_rows(Path(options.json), rows)
         return 0
     bandwidth = copy_bandwidth() if options.stage == "kernels" else float("nan")
     results: list[Result] = []
@@ -573,8 +573,7 @@ def main() -> int:
     print(header)
     print(table(results, cases, bandwidth))
     if options.json:
-        with open(options.json, "w") as out:
-            json.dump({"header": header, "results": [vars(r) for r in results]}, out, indent=1)
+        save_rows(Path(options.json), [vars(r) for r in results])
     return 1 if any(r.note for r in results) else 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import statistics
 import sys
 import time
@@ -28,7 +27,7 @@ LARGE = 8 << 20
 """Bytes of results from which their memory counts."""
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 Program = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 ROWS: dict[str, Callable[[int, int, torch.dtype], Program]] = {}
@@ -219,12 +218,14 @@ def measure(name: str, dtype: torch.dtype, mib: int, seconds: float) -> dict[str
 
 
 def main() -> None:
+    from benchmarks.tables import RUNS, save_rows
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--mib", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "kernels.json")
+    parser.add_argument("--json", type=Path, default=RUNS / "kernels.json")
     parser.add_argument("--keep-memory", action="store_true")
     arguments = parser.parse_args()
     if arguments.keep_memory:
@@ -240,8 +241,7 @@ def main() -> None:
                 f" {made['speedup']:8.2f} {made['relative_error']:8.0e}",
                 flush=True,
             )
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(rows, indent=1))
+    save_rows(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ guards alone; and, for the model, what a call takes beyond the sum of its kernel
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 import fusewright
 from fusewright.backends.registry import Backend, GraphToCompile, resolve
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 Way = Callable[[], Any]
 
 
@@ -119,6 +120,8 @@ def model(rounds: int, torch_compile: bool) -> dict[str, float]:
 
 
 def main() -> None:
+    from benchmarks.tables import save_rows
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--no-torch-compile", action="store_true")
@@ -133,7 +136,7 @@ def main() -> None:
             peers = [way for way in ("eager", "torch.compile") if way in found]
             print("  " + ", ".join(f"{found['fusewright'] / found[way]:.2f}x of {way}" for way in peers))
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1))
+        save_rows(arguments.json, [{"program": name, **found} for name, found in results.items()])
 
 
 if __name__ == "__main__":

@@ -102,19 +102,20 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
+    from benchmarks.tables import RUNS, load_rows, save_rows
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--engines", default="fusewright,torch.compile")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--jax", help="an interpreter that has jax")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "startup.json")
+    parser.add_argument("--json", type=Path, default=RUNS / "startup.json")
     arguments = parser.parse_args()
-    rows: list[Row] = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+    rows = load_rows(arguments.json)
 
     def add(made: Row) -> None:
         rows[:] = [row for row in rows if (row["model"], row["engine"]) != (made["model"], made["engine"])] + [made]
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(rows, indent=1))
+        save_rows(arguments.json, rows)
 
     for model in filter(None, arguments.models.split(",")):
         for engine in arguments.engines.split(","):

@@ -114,6 +114,7 @@ def summary(rows: list[Row]) -> list[str]:
 
 
 def main() -> None:
+    from benchmarks.tables import RUNS, load_rows, save_rows
     from benchmarks.train_models import MODELS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,13 +125,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--what", default="time,memory", help="time, memory, check: a process for each")
     parser.add_argument("--summary", action="store_true", help="measure nothing, print what the JSON file holds")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "train.json")
+    parser.add_argument("--json", type=Path, default=RUNS / "train.json")
     arguments = parser.parse_args()
     quick = arguments.quick
     models = (arguments.models or ",".join(QUICK if quick else MODELS)).split(",")
     dtypes = (arguments.dtypes or ("float32" if quick else "float32,bfloat16")).split(",")
     seconds = arguments.seconds if arguments.seconds is not None else 1.0 if quick else 3.0
-    rows: list[Row] = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+    rows = load_rows(arguments.json)
     print(HEAD)
     if arguments.summary:
         print("\n".join([*map(line, rows), *summary(rows)]))
@@ -147,8 +148,7 @@ def main() -> None:
                         row |= measure(model, engine, dtype, seconds, what)
                 rows = [*(other for other in rows if other is not known), row]
                 print(line(row), flush=True)
-                arguments.json.parent.mkdir(parents=True, exist_ok=True)
-                arguments.json.write_text(json.dumps(rows, indent=1))
+                save_rows(arguments.json, rows)
     print("\n".join(summary(rows)))
 
 

@@ -1,7 +1,9 @@
-"""The documentation: every Python example runs, and the tables list what the code has."""
+"""The documentation: every Python example runs and prints what the page says, and the tables list what there is."""
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +12,16 @@ import pytest
 import torch
 
 import fusewright
+from benchmarks import tables
 from fusewright.backends import registry
 from fusewright.base.options import MODES, OPTIONS, STANCES, VARIABLES
 from fusewright.tools import logs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md"))]
-EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLE = re.compile(r"^```python\n(.*?)^```(?:\n\nThis prints:\n\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
 EXAMPLES = [
-    (page.name, number, text) for page in PAGES for number, text in enumerate(EXAMPLE.findall(page.read_text()))
+    (page.name, number, *texts) for page in PAGES for number, texts in enumerate(EXAMPLE.findall(page.read_text()))
 ]
 
 
@@ -29,11 +32,16 @@ def nothing_left() -> Iterator[None]:
     registry._backends.pop("printing", None)
 
 
-@pytest.mark.parametrize(("page", "number", "text"), EXAMPLES, ids=[f"{page}-{number}" for page, number, _ in EXAMPLES])
-def test_every_example_runs(page: str, number: int, text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "number", "text", "output"), EXAMPLES, ids=[f"{page}-{number}" for page, number, *_ in EXAMPLES]
+)
+def test_every_example_runs(
+    page: str, number: int, text: str, output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / f"{page}_{number}.py"  # capture reads source lines
     file.write_text(text)
     exec(compile(text, str(file), "exec"), {"__name__": "__main__", "model": torch.nn.Linear(2, 2)})
+    assert not output or capsys.readouterr().out == output
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:
@@ -79,7 +87,53 @@ def test_paths_in_backquotes_exist(page: Path) -> None:
     assert not missing, f"{page.name} names files that are not there: {missing}"
 
 
+NAME = re.compile(r"([A-Za-z_][\w.]*?)(?:\(.*\))?")
+ELSEWHERE = {"PYTHONDONTWRITEBYTECODE"}
+
+
+@functools.cache
+def vocabulary() -> frozenset[str]:
+    """Every word of the tree, and every file's name."""
+    folders = (ROOT / folder for folder in ("src", "csrc", "tests", "benchmarks"))
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".c", ".cpp", ".h")]
+    texts = [file.read_text() for file in (*files, ROOT / "pyproject.toml") if file != Path(__file__)]
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text)) | {file.name for file in files}
+
+
+def exists(name: str) -> bool:
+    if name.endswith((".py", ".c", ".cpp", ".h")):
+        return name in vocabulary()
+    if name in ELSEWHERE or all(word in vocabulary() for word in filter(None, name.split("."))):
+        return True
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_names_in_backquotes_exist(page: Path) -> None:
+    names = [found[1] for quoted in re.findall(r"`([^`\n]+)`", page.read_text()) if (found := NAME.fullmatch(quoted))]
+    missing = [name for name in names if not exists(name)]
+    assert not missing, f"{page.name} names what is not there: {missing}"
+
+
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+@pytest.mark.parametrize("page", tables.PAGES)
+def test_tables_are_printed_from_the_results(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert text.count("<!-- table:") == len(tables.PLACE.findall(text)) > 0
+    assert tables.filled(text) == text, f"python -m benchmarks.tables writes {page} anew"
+
+
+@pytest.mark.parametrize("path", sorted(tables.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_results_say_where_they_come_from(path: Path) -> None:
+    found = tables.result(path.stem)
+    assert all(found[name] for name in ("machine", "date", "commit", "command", "rows"))
+    assert any(f"<!-- table: {path.stem} -->" in (ROOT / page).read_text() for page in tables.PAGES), "on no page"
