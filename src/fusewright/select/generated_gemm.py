@@ -10,7 +10,6 @@ the plan; a matrix whose inner dimension does not lie side by side stays with th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 
@@ -30,7 +29,8 @@ from fusewright.schedule.driver import with_memory
 from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
 from fusewright.select import attention, products, skinny_gemm as few_rows_ways
 from fusewright.select.products import Replacement, Site
-from fusewright.sizes.expressions import Expr, evaluate, free_symbols
+from fusewright.sizes.estimate import NO_EXAMPLES, estimate
+from fusewright.sizes.expressions import Expr
 
 MOST_ROWS = 16
 """With more, multiplying takes longer than reading the weights: a library's kernels, made for that, are quicker."""
@@ -57,8 +57,6 @@ LEAST_QUERIES = 16
 
 TILES = {torch.bfloat16: "+amx-bf16", torch.float16: "+amx-fp16"}
 """What a processor has that multiplies tiles of these."""
-
-NO_EXAMPLES: Mapping[Expr, int] = MappingProxyType({})
 
 LITTLE_WORK = 1 << 20
 """Multiplications up to which any number of rows is quicker without a library's call."""
@@ -191,8 +189,7 @@ def described(site: Site, examples: Mapping[Expr, int] = NO_EXAMPLES) -> Linear:
     """The product as the passes that choose a way of the library's describe it."""
     by_rows = site.right.inner is products.inner_symbol(site.inner)
     varies = not isinstance(site.rows, int)
-    known = examples.keys() >= free_symbols(site.rows)
-    rows = evaluate(site.rows, examples) if known else None
+    rows = estimate(site.rows, examples)
     return Linear(site.result.dtype, rows, site.inner, site.columns, site.bias is not None, by_rows, varies=varies)
 
 

@@ -25,8 +25,9 @@ from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
 from fusewright.operators.shape_rules import by_rule
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import known_eq, product
-from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.shape_env import ShapeEnv, examples_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, symbols_in
 
 aten = torch.ops.aten
@@ -69,11 +70,8 @@ def _parts(node: Node) -> tuple[Node, Node, Node | None]:
 
 
 def _rows(node: Node, env: ShapeEnv | None) -> int:
-    """How many there are, in the example where any number may come; 0 where that is not known (it depends on data)."""
-    rows = node.meta["type"].shape[0]
-    if isinstance(rows, int):
-        return rows
-    return 0 if env is None or env.is_unbacked(rows) else env.hint(rows)
+    """How many there are, or likely are where any number may come."""
+    return estimate(node.meta["type"].shape[0], examples_of(env))
 
 
 def _kind(node: Node, stable: set[Node], env: ShapeEnv | None) -> tuple[object, ...] | None:

@@ -29,7 +29,6 @@ from fusewright.graph.passes.library.linear_paths import (
     ONEDNN,
     OWN,
     PLAIN,
-    SMALLEST,
     TURNED,
     Linear,
     ways_for,
@@ -39,8 +38,9 @@ from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.graph.passes.parameters.usual_sizes import UsualSizes
 from fusewright.graph.skinny_gemm import FEW_ROWS
 from fusewright.operators.schema import facts
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, maximum
-from fusewright.sizes.shape_env import example_of
+from fusewright.sizes.shape_env import examples_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ class _Packing:
 
     def example(self, size: Dim) -> int:
         """A size as the library is told it when it chooses a layout, which any other size may then use too."""
-        return example_of(size, self.build.env, SMALLEST)
+        return estimate(size, examples_of(self.build.env))
 
     def near(self, size: Dim) -> int:
         """As `example`, but a power of two near it where the size is symbolic: another example then asks for the same
