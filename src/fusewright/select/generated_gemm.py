@@ -27,8 +27,9 @@ from fusewright.runtime import launch
 from fusewright.runtime.machine_code import load_code
 from fusewright.schedule.driver import with_memory
 from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
-from fusewright.select import attention, products, skinny_gemm as few_rows_ways
-from fusewright.select.products import Replacement, Site
+from fusewright.select import attention, replacement, sites, skinny_gemm as few_rows_ways, variants
+from fusewright.select.replacement import Replacement
+from fusewright.select.sites import Site
 from fusewright.sizes.estimate import NO_EXAMPLES, estimate
 from fusewright.sizes.expressions import Expr
 
@@ -87,11 +88,11 @@ def is_possible_for(linear: Linear, target: Target | None = None) -> bool:
         linear.varies
         or rows is None
         or not 0 < rows <= MOST_ROWS
-        or linear.inner < products.LEAST_INNER
+        or linear.inner < sites.LEAST_INNER
         or linear.columns == 0
     ):
         return False
-    return linear.dtype in products.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
+    return linear.dtype in sites.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
 
 
 def _quick_rows(dtype: torch.dtype, target: Target) -> int:
@@ -118,7 +119,9 @@ def with_own_products(
 ) -> Plan:
     """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of
     rows for as many as `few_rows` says. own_bytes: of the plan's schedule; examples: of the symbols of its sizes."""
-    plan = with_memory(products.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
+    plan = (
+        with_memory(replacement.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
+    )
     beside = _of_any_rows(plan, few_rows, examples)
     return with_memory(few_rows_ways.beside(plan, beside), own_bytes) if beside else plan
 
@@ -131,8 +134,8 @@ def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
         site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)
     ]
     plan = with_memory(attention.replaced(plan, many), own_bytes) if many else plan
-    sites = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
-    return with_memory(attention.beside(plan, sites, MOST_WORK), own_bytes) if sites else plan
+    unknown = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
+    return with_memory(attention.beside(plan, unknown, MOST_WORK), own_bytes) if unknown else plan
 
 
 def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool:
@@ -152,10 +155,10 @@ def _of_any_rows(
         if site.result.device.type != "cpu":
             continue
         site = replace(site, most=site.most or few_rows(described(site, examples)))
-        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        variant = None if site.following < 0 or site.following in claimed else variants.fused(plan, site)
         if variant is None:
-            site = products.alone(site)
-            variant = products.plain(plan, site)
+            site = sites.alone(site)
+            variant = variants.plain(plan, site)
         product = variant.product.product
         if site.most > 0 and product is not None and is_supported(product, variant.product.outer, host_target()):
             claimed.add(site.following)
@@ -166,7 +169,7 @@ def _of_any_rows(
 def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacement]:
     claimed: set[int] = set()
     chosen = []
-    for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
+    for site in reversed(sites.find(plan)):  # the last product that a kernel reads takes it over
         if (
             site.result.device.type != "cpu"
             or site.batch != 1
@@ -174,20 +177,20 @@ def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacem
             or not takes(described(site))
         ):
             continue
-        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        variant = None if site.following < 0 or site.following in claimed else variants.fused(plan, site)
         if variant is None:
-            site = products.alone(site)
-            variant = products.plain(plan, site)
+            site = sites.alone(site)
+            variant = variants.plain(plan, site)
         product = variant.product.product
         if product is not None and is_supported(product, variant.product.outer, host_target()):
             claimed.add(site.following)
-            chosen.append(products.of_variant(site, variant))
+            chosen.append(variants.of_variant(site, variant))
     return chosen
 
 
 def described(site: Site, examples: Mapping[Expr, int] = NO_EXAMPLES) -> Linear:
     """The product as the passes that choose a way of the library's describe it."""
-    by_rows = site.right.inner is products.inner_symbol(site.inner)
+    by_rows = site.right.inner is sites.inner_symbol(site.inner)
     varies = not isinstance(site.rows, int)
     rows = estimate(site.rows, examples)
     return Linear(site.result.dtype, rows, site.inner, site.columns, site.bias is not None, by_rows, varies=varies)

@@ -15,7 +15,9 @@ from fusewright.base.records import dataclass, replace
 from fusewright.loops.ir import Expression, Store
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.plan import Define, Kernel, Operand, Plan, RunKernel, roots
-from fusewright.select.products import Replacement, Site, digits, is_private, steps_of, substituted, touched
+from fusewright.select.replacement import Replacement, is_private, touched
+from fusewright.select.sites import Site, steps_of
+from fusewright.select.variants import digits, substituted
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
 
