@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
+from fusewright.base import thresholds
 from fusewright.base.records import replace
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.templates.skinny_gemm import tile_for
@@ -31,7 +32,7 @@ def without_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor had no instructions for halves, with which the library is the quicker one."""
 
     def quick_rows(dtype: torch.dtype, target: Target) -> int:
-        return own_products.MOST_ROWS_OF_FLOATS if dtype is torch.float32 else own_products.MOST_ROWS
+        return thresholds.MOST_ROWS_OF_FLOATS if dtype is torch.float32 else thresholds.MOST_ROWS
 
     monkeypatch.setattr(own_products, "_quick_rows", quick_rows)
 

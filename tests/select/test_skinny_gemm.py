@@ -13,6 +13,7 @@ from torch import nn
 
 import fusewright
 from fusewright.backends import pipeline as native_stages
+from fusewright.base import thresholds
 from fusewright.codegen.call_plan_types import CallPlan, Guarded, SlotSpec, SlotStep, slots_of
 from fusewright.runtime.artifact import dump, load_plan
 from fusewright.schedule.plan import Plan
@@ -159,10 +160,10 @@ def test_the_rule_asks_for_the_example() -> None:
     def linear(rows: int | None, dtype: torch.dtype = torch.float32, inner: int = 2048) -> Any:
         return own_products.Linear(dtype, rows, inner, 2048, True, True, varies=True)
 
-    assert own_products.most_rows(linear(3)) == own_products.MOST_ROWS_OF_FLOATS
+    assert own_products.most_rows(linear(3)) == thresholds.MOST_ROWS_OF_FLOATS
     assert (
         own_products.most_rows(linear(3, inner=64)) == 8
-        and own_products.most_rows(linear(3, inner=32)) == own_products.MOST_ROWS
+        and own_products.most_rows(linear(3, inner=32)) == thresholds.MOST_ROWS
     )
     assert (
         own_products.most_rows(linear(100))
@@ -221,7 +222,7 @@ SHAPES = (
 def test_attention(
     dtype: torch.dtype, features: int, mask: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_products, "MOST_WORK", 1 << 16)
+    monkeypatch.setattr(own_products, "MOST_ATTENTION_WORK", 1 << 16)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
         q, k, v = (x.view(x.shape[0], x.shape[1], HEADS, features).transpose(1, 2) for x in (q, k, v))

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.thresholds import LEAST_TUNED_BYTES, LEAST_TUNED_WORK, MARGIN, MAY_WIN
 from fusewright.codegen.analysis import analyse
 from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.signature import signature
@@ -35,22 +36,14 @@ from fusewright.select.sites import Site
 from fusewright.select.variants import Variant
 from fusewright.sizes.expressions import free_symbols
 
-MARGIN = 0.03
-"""Share of the time of what runs without tuning that another contender must save."""
 MOST_TILES = 8
 """Contenders for a product, beside the library."""
 MOST_COMPUTING_TILES = 5
 """Contenders for a product that computes operands, for each choice of these."""
 BULK_ARCH = 90
 """Compute capability from which GPUs have a copy engine for tensors (9.0)."""
-LEAST_WORK = 1 << 20
-"""Multiplications of a product that is worth a race."""
-LEAST_BYTES = 1 << 22
-"""Memory that a kernel must touch for its block sizes to be worth a race."""
 FEW, MANY = 5, 20
 """Measurements of every contender, and then of those that may win."""
-MAY_WIN = 1.2
-"""Contenders that take longer than this many times the quickest one's time are not measured further."""
 AHEAD = 4
 """Questions whose kernels are being compiled while one is raced."""
 FORMAT = 1
@@ -238,7 +231,7 @@ def product_questions(plan: Plan, processor: Processor, device: torch.device) ->
     claimed: set[int] = set()
     by_key: dict[str, list[Site]] = {}
     for site in reversed(sites.find(plan)):  # the last product that a kernel reads takes it over
-        if site.work < LEAST_WORK or site.result.device != device:
+        if site.work < LEAST_TUNED_WORK or site.result.device != device:
             continue
         if site.following in claimed:
             site = sites.alone(site)
@@ -358,7 +351,7 @@ def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> li
         if (
             kernel.product is not None
             or kernel.sizes
-            or _bytes(plan, kernel) < LEAST_BYTES
+            or _bytes(plan, kernel) < LEAST_TUNED_BYTES
             or _writes_outside(plan, kernel)
         ):
             continue

@@ -14,6 +14,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fusewright.base.records import replace
+from fusewright.base.thresholds import (
+    LEAST_QUERIES,
+    LITTLE_WORK,
+    MOST_ATTENTION_WORK,
+    MOST_ROWS,
+    MOST_ROWS_BESIDE_HALVES,
+    MOST_ROWS_BESIDE_TILES,
+    MOST_ROWS_OF_FLOATS,
+)
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.llvm import compile_kernels
 from fusewright.codegen.llvm.emit.target import Target
@@ -33,34 +42,8 @@ from fusewright.select.sites import Site
 from fusewright.sizes.estimate import NO_EXAMPLES, estimate
 from fusewright.sizes.expressions import Expr
 
-MOST_ROWS = 16
-"""With more, multiplying takes longer than reading the weights: a library's kernels, made for that, are quicker."""
-
-MOST_ROWS_OF_FLOATS = 8
-"""In float32, where MKL's packed matrix reads as quickly: 1.1 to 1.25 times as quick with 16 rows, 0.95 to 1 with 8,
-0.8 to 1 with less."""
-
-MOST_ROWS_BESIDE_TILES = 2
-"""Where the processor multiplies tiles of halves (AMX), and the library uses that."""
-
-MOST_ROWS_BESIDE_HALVES = 4
-"""Where it multiplies vectors of halves (AVX512-BF16, Zen 5): 0.3 to 0.9 of the library's time, with 8 rows 0.8 to
-1.2."""
-
-MOST_WORK = 1 << 19
-"""Multiplications of queries by keys up to which attention is quicker by a kernel of ours. Twelve heads of 64, library
-and ours, us: 1 query and 10, 40, 200, 1000 keys 54 and 6, 59 and 11, 94 and 57, 455 and 359; 16 queries and 40 keys 131
-and 97; 4 and 400 212 and 489 (float32; in bfloat16 without instructions for it 1.6 to 12 times as quick, up to 1000
-keys)."""
-
-LEAST_QUERIES = 16
-"""From which on attention over sizes that are known is by a kernel of ours."""
-
 TILES = {torch.bfloat16: "+amx-bf16", torch.float16: "+amx-fp16"}
 """What a processor has that multiplies tiles of these."""
-
-LITTLE_WORK = 1 << 20
-"""Multiplications up to which any number of rows is quicker without a library's call."""
 
 
 def is_likely_quick(linear: Linear, target: Target | None = None) -> bool:
@@ -135,7 +118,7 @@ def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
     ]
     plan = with_memory(attention.replaced(plan, many), own_bytes) if many else plan
     unknown = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
-    return with_memory(attention.beside(plan, unknown, MOST_WORK), own_bytes) if unknown else plan
+    return with_memory(attention.beside(plan, unknown, MOST_ATTENTION_WORK), own_bytes) if unknown else plan
 
 
 def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import CONVERSION, HALVES
 from fusewright.graph.builder import Builder, building_for, env_of
 from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.library.linear_paths import Linear
@@ -31,11 +32,6 @@ from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-
-HALVES = {torch.bfloat16: 31e-12, torch.float16: 97e-12}
-"""Seconds that a multiplication takes longer than one in float32, on the machine above (two threads)."""
-CONVERSION = 0.25e-9
-"""Seconds to write one element in the other precision."""
 
 _PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
 """Where the left factor is among the arguments."""
