@@ -36,7 +36,7 @@ from fusewright.runtime import launch
 from fusewright.runtime.machine_code import load_code
 from fusewright.schedule.driver import with_memory
 from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
-from fusewright.select import attention, replacement, sites, skinny_gemm as few_rows_ways, variants
+from fusewright.select import attention, replacement, sites, skinny_gemm, variants
 from fusewright.select.replacement import Replacement
 from fusewright.select.sites import Site
 from fusewright.sizes.estimate import NO_EXAMPLES, estimate
@@ -93,7 +93,7 @@ def _quick_rows(dtype: torch.dtype, target: Target) -> int:
     )
 
 
-def with_own_products(
+def with_generated_gemm(
     plan: Plan,
     own_bytes: int | None,
     takes: Callable[[Linear], bool],
@@ -106,10 +106,10 @@ def with_own_products(
         with_memory(replacement.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
     )
     beside = _of_any_rows(plan, few_rows, examples)
-    return with_memory(few_rows_ways.beside(plan, beside), own_bytes) if beside else plan
+    return with_memory(skinny_gemm.beside(plan, beside), own_bytes) if beside else plan
 
 
-def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
+def with_generated_attention(plan: Plan, own_bytes: int | None) -> Plan:
     """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that
     are not known. own_bytes: as above."""
     target = host_target()
@@ -134,7 +134,7 @@ def _of_any_rows(
 ) -> list[tuple[Site, Kernel]]:
     claimed: set[int] = set()
     chosen = []
-    for site in reversed(few_rows_ways.find(plan)):
+    for site in reversed(skinny_gemm.find(plan)):
         if site.result.device.type != "cpu":
             continue
         site = replace(site, most=site.most or few_rows(described(site, examples)))
@@ -199,7 +199,7 @@ def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     target = torch.ops.aten.mm.default if bias is None else torch.ops.aten.addmm.default
     extern = Extern(str(target), target, tuple(refs[name] for name in order), (), ("out",), "out")
     plan = Plan({}, buffers, (RunExtern(extern),), tuple(named), (Output("buffer", "out"),))
-    plan = with_own_products(plan, None, lambda described: True)
+    plan = with_generated_gemm(plan, None, lambda described: True)
     if not isinstance(plan.steps[0], RunKernel):
         raise ValueError("no kernel for this product")
     module = compile_kernels(list(plan.kernels.values()))

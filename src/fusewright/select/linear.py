@@ -41,7 +41,7 @@ from fusewright.graph.passes.library.linear_paths import (
     ways_for,
 )
 from fusewright.runtime import host
-from fusewright.select import generated_gemm as own_products
+from fusewright.select import generated_gemm
 
 ROUNDS = 3
 
@@ -73,7 +73,7 @@ class Chooser:
         """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was
         no race."""
         winner = _winners.get(_product(linear)) if self.races else None
-        return own_products.is_likely_quick(linear) if winner is None else winner == OWN
+        return generated_gemm.is_likely_quick(linear) if winner is None else winner == OWN
 
     def has_quick_onednn(self) -> bool:
         """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a
@@ -97,17 +97,17 @@ class Chooser:
 
     def few_rows(self, linear: Linear) -> int:
         """For how many rows a kernel of ours is to be beside the way that is chosen, where any number may come."""
-        return own_products.most_rows(linear)
+        return generated_gemm.most_rows(linear)
 
     def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
-        own = own_products.is_possible_for(linear)
-        if own and not self.races and own_products.is_likely_quick(linear):
+        own = generated_gemm.is_possible_for(linear)
+        if own and not self.races and generated_gemm.is_likely_quick(linear):
             return OWN
         default = likely(linear, ways, ONEDNN in ways and linear.dtype is torch.float32 and self.has_quick_onednn())
         if linear.rows is None or (len(ways) < 2 and not (own and self.races)):
             return default
         if linear.work < LEAST_MEASURED_WORK:
-            return OWN if own and own_products.is_likely_quick(linear) else PLAIN
+            return OWN if own and generated_gemm.is_likely_quick(linear) else PLAIN
         if own and self.races:
             ways = (*ways, OWN)
         name = (linear, torch.get_num_threads(), tuple(ways))
@@ -238,7 +238,7 @@ def _convolution(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: to
 
 
 def _own(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
-    return own_products.trial(linear, x, weight.t().contiguous(), bias)
+    return generated_gemm.trial(linear, x, weight.t().contiguous(), bias)
 
 
 _TRIES: dict[str, Callable[[Linear, torch.Tensor, torch.Tensor, torch.Tensor | None], Try]] = {
