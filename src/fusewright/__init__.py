@@ -4,6 +4,7 @@ from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters
 from fusewright.api import aot, compile, compile_, explain, list_backends, register_backend, reset, set_logs, set_stance
 from fusewright.base.errors import (
     BackendError,
+    CacheWarning,
     DynamicMarkError,
     FusewrightError,
     GraphBreakError,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
+    "CacheWarning",
     "DynamicMarkError",
     "FusewrightError",
     "GraphBreakError",
@@ -52,3 +54,7 @@ __all__ = [
     "set_stance",
     "substitute_in_graph",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusewright.operators.schema import functional_form
 from fusewright.sizes.expressions import Expr
@@ -80,7 +81,8 @@ def _answer(
     """The result dtypes, or the error. `default`: the default dtype, which results may depend on."""
     if _elsewhere((args, tuple(value for _, value in kwargs))):
         return ()
-    with torch.no_grad(), warnings.catch_warnings():
+    # The question may be asked while something records whatever runs: it is no part of that.
+    with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return _dtypes(func(*map(_made, args), **{name: _made(value) for name, value in kwargs}))
