@@ -1,4 +1,4 @@
-"""Programs with matrix products, and the variants (select/products.py) that each of their sites must have at least."""
+"""Programs with matrix products, and the variants (select/variants.py) that each of their sites must have at least."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Plan
-from fusewright.select import products
+from fusewright.select import sites, variants
 from tests.loops.tracing import lowered
 
 GPU = ScheduleOptions(
@@ -74,5 +74,5 @@ def planned(name: str) -> tuple[Plan, list[torch.Tensor], list[torch.Tensor]]:
     )
 
 
-def all_variants(plan: Plan) -> list[tuple[products.Site, products.Variant]]:
-    return [(site, variant) for site in products.find(plan) for variant in products.variants(plan, site, SLICES)]
+def all_variants(plan: Plan) -> list[tuple[sites.Site, variants.Variant]]:
+    return [(site, variant) for site in sites.find(plan) for variant in variants.variants(plan, site, SLICES)]

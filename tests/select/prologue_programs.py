@@ -11,9 +11,11 @@ from fusewright.graph import passes
 from fusewright.loops.lower import lower
 from fusewright.schedule import schedule
 from fusewright.schedule.plan import Plan
-from fusewright.select import products, prologues
-from fusewright.select.products import Replacement, Site, Variant
+from fusewright.select import prologues, sites, variants
 from fusewright.select.prologues import Producer
+from fusewright.select.replacement import Replacement
+from fusewright.select.sites import Site
+from fusewright.select.variants import Variant
 from tests.loops.tracing import record
 from tests.select.product_programs import GPU, SLICES
 
@@ -104,7 +106,7 @@ def planned(name: str) -> tuple[Plan, list[torch.Tensor], list[torch.Tensor]]:
 def offers(plan: Plan) -> list[tuple[Site, tuple[Producer, ...]]]:
     """Each product that can compute operands, with these."""
     used = prologues.uses(plan)
-    return [(site, found) for site in products.find(plan) if (found := prologues.producers(plan, site, used))]
+    return [(site, found) for site in sites.find(plan) if (found := prologues.producers(plan, site, used))]
 
 
 def all_variants(plan: Plan) -> list[tuple[Variant, list[Replacement]]]:
@@ -112,14 +114,14 @@ def all_variants(plan: Plan) -> list[tuple[Variant, list[Replacement]]]:
     for site, producers in offers(plan):
         for chosen in {producers, *((producer,) for producer in producers)}:
             mine = prologues.computing(site, chosen)
-            for variant in products.variants(plan, mine, SLICES):
-                found.append((variant, [*prologues.of_producers(plan, chosen), products.of_variant(mine, variant)]))
+            for variant in variants.variants(plan, mine, SLICES):
+                found.append((variant, [*prologues.of_producers(plan, chosen), variants.of_variant(mine, variant)]))
     return found
 
 
 def everything(plan: Plan) -> list[Replacement]:
     """Every operand computed that can be, no product with the kernel that follows."""
-    chosen = [(products.alone(site), found) for site, found in offers(plan)]
+    chosen = [(sites.alone(site), found) for site, found in offers(plan)]
     replaced = prologues.of_producers(plan, [producer for _, found in chosen for producer in found])
-    sites = (prologues.computing(site, found) for site, found in chosen)
-    return replaced + [products.of_variant(site, products.plain(plan, site)) for site in sites]
+    computing = (prologues.computing(site, found) for site, found in chosen)
+    return replaced + [variants.of_variant(site, variants.plain(plan, site)) for site in computing]

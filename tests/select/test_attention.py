@@ -15,7 +15,7 @@ from fusewright.backends import pipeline as native_stages
 from fusewright.codegen.llvm.module import host_target
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.verify import verify
-from fusewright.select import attention as sites, generated_gemm as own_products
+from fusewright.select import attention as sites, generated_gemm
 from tests.backends.rounding import assert_as_near_as_eager
 from tests.listening import kernel_names, stage_texts
 
@@ -34,18 +34,18 @@ SHAPES = (
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the kernels made; plans are verified, and no attention is short."""
-    given = own_products.with_own_attention
+    given = generated_gemm.with_generated_attention
 
     def verified(plan: Plan, own_bytes: int | None) -> Plan:
         whole = given(plan, own_bytes)
         verify(whole)
         return whole
 
-    monkeypatch.setattr(native_stages.own_products, "with_own_attention", verified)
+    monkeypatch.setattr(native_stages.generated_gemm, "with_generated_attention", verified)
     monkeypatch.setattr(
         importlib.import_module("fusewright.graph.passes.attention.short_attention"), "is_short", lambda node: False
     )
-    monkeypatch.setattr(own_products, "TILES", {})
+    monkeypatch.setattr(generated_gemm, "TILES", {})
     with kernel_names() as made:
         yield made
 
@@ -212,7 +212,7 @@ def test_what_stays_with_the_operator(kernels: list[str]) -> None:
 def test_halves_stay_with_a_processor_that_multiplies_tiles_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[sites.Site] = []
     given = sites.find
-    monkeypatch.setattr(own_products.attention, "find", lambda plan: seen.extend(given(plan)) or given(plan))
+    monkeypatch.setattr(generated_gemm.attention, "find", lambda plan: seen.extend(given(plan)) or given(plan))
     x = torch.randn(1, 2, 200, 32)
     for dtype in (torch.float32, torch.bfloat16):
         with torch.no_grad():
@@ -224,7 +224,7 @@ def test_halves_stay_with_a_processor_that_multiplies_tiles_of_them(monkeypatch:
     tiles = replace(plain, features="+avx512f,+amx-bf16")
 
     def is_quick(dtype: torch.dtype, target: object) -> bool:
-        return own_products.is_quick_block(of[dtype].kernel, of[dtype].attention, target)  # type: ignore[arg-type]
+        return generated_gemm.is_quick_block(of[dtype].kernel, of[dtype].attention, target)  # type: ignore[arg-type]
 
     assert is_quick(torch.float32, plain) and is_quick(torch.float32, tiles) and is_quick(torch.bfloat16, plain)
     assert not is_quick(torch.bfloat16, tiles) and not is_quick(torch.float32, replace(plain, vector_bits=128))

@@ -86,7 +86,7 @@ def test_convolutions_as_products(name: str, monkeypatch: pytest.MonkeyPatch) ->
     function, make = CONVOLUTIONS[name]
     torch.manual_seed(0)
     plan = planned(function, make())
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_WORK", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_WORK", 0)
     processor = Processor(90, 2)
     questions = product_questions(plan, processor, CPU)
     assert len(questions) == 2
@@ -98,7 +98,7 @@ def test_convolutions_as_products(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_skinny_product_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_WORK", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_WORK", 0)
     torch.manual_seed(0)
     plan = planned(lambda x, w, y: F.rms_norm(y + F.linear(x, w), (64,)), [r(3, 512), r(64, 512), r(3, 64)])
     (question,) = product_questions(plan, Processor(), CPU)
@@ -116,7 +116,7 @@ COPIED: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]
 
 @pytest.mark.parametrize("name", COPIED)
 def test_products_by_the_copy_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_WORK", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_WORK", 0)
     function, make = COPIED[name]
     torch.manual_seed(0)
     plan = planned(function, make())
@@ -129,7 +129,7 @@ def test_products_by_the_copy_engine(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_the_copy_engine_cannot_bring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_WORK", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_WORK", 0)
     programs: list[tuple[Callable[..., object], list[torch.Tensor]]] = [
         (lambda x, w: x @ w, [r(80, 33), r(33, 64)]),  # rows that start anywhere
         (lambda x, w: x @ w, [r(3, 80, 64), r(3, 64, 64)]),  # a batch
@@ -151,7 +151,7 @@ def side_by_side(
 
 @pytest.mark.parametrize("chosen", ["library", "fused", "slices"])
 def test_products_of_one_matrix_together(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_WORK", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_WORK", 0)
     torch.manual_seed(0)
     plan = planned(side_by_side, [r(5, 512), r(96, 512), r(96, 512), r(96, 512), r(96)])
     choices = []
@@ -176,7 +176,7 @@ COMPUTED: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]
 @pytest.mark.parametrize("chosen", ["library", "fused"])
 @pytest.mark.parametrize("name", COMPUTED)
 def test_products_that_compute_their_operands(name: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_WORK", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_WORK", 0)
     monkeypatch.setattr("fusewright.codegen.triton.gemm_tiles.MOST_RECOMPUTED", 1e9)
     function, make = COMPUTED[name]
     torch.manual_seed(0)
@@ -192,7 +192,7 @@ def test_products_that_compute_their_operands(name: str, chosen: str, monkeypatc
 
 
 def test_made_up_bytes_are_numbers_unless_they_are_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_BYTES", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_BYTES", 0)
     table, codes = r(256, 40), torch.zeros(70, dtype=torch.uint8)
     (question,) = tile_questions(planned(lambda t, c: t[c.long()] * c[:, None], [table, codes]), Processor(), CPU)
     (places,) = positions(question)
@@ -207,7 +207,7 @@ def test_made_up_bytes_are_numbers_unless_they_are_positions(monkeypatch: pytest
 
 
 def test_neighbours_of_a_tile_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusewright.select.autotune.LEAST_BYTES", 0)
+    monkeypatch.setattr("fusewright.select.autotune.LEAST_TUNED_BYTES", 0)
     torch.manual_seed(0)
     inputs = [r(20, 70), r(20, 70), r(70)]
     plan = planned(

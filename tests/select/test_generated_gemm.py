@@ -12,18 +12,19 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusewright
+from fusewright.base import thresholds
 from fusewright.base.records import replace
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.templates.skinny_gemm import tile_for
 from fusewright.graph.passes.library.linear_paths import OWN, PLAIN, Linear, ways_for
-from fusewright.select import generated_gemm as own_products, linear as linear_choice
+from fusewright.select import generated_gemm, linear as linear_choice
 from tests.backends.rounding import ROUNDING, assert_as_near_as_eager
 from tests.listening import kernel_names, products
 
 DTYPES = list(ROUNDING)
 
 
-QUICK_ROWS = own_products._quick_rows
+QUICK_ROWS = generated_gemm._quick_rows
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +32,9 @@ def without_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor had no instructions for halves, with which the library is the quicker one."""
 
     def quick_rows(dtype: torch.dtype, target: Target) -> int:
-        return own_products.MOST_ROWS_OF_FLOATS if dtype is torch.float32 else own_products.MOST_ROWS
+        return thresholds.MOST_ROWS_OF_FLOATS if dtype is torch.float32 else thresholds.MOST_ROWS
 
-    monkeypatch.setattr(own_products, "_quick_rows", quick_rows)
+    monkeypatch.setattr(generated_gemm, "_quick_rows", quick_rows)
 
 
 @pytest.fixture
@@ -177,29 +178,31 @@ def test_max_autotune_races_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_kernel_can_be_tried() -> None:
     linear = Linear(torch.float32, 3, 48, 40, True, True)
     x, weight, bias = torch.randn(3, 48), torch.randn(40, 48), torch.randn(40)
-    (got,) = own_products.trial(linear, x, weight, bias)()  # type: ignore[misc]
+    (got,) = generated_gemm.trial(linear, x, weight, bias)()  # type: ignore[misc]
     torch.testing.assert_close(got, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
     ways = (*ways_for(linear), OWN)
     assert linear_choice.measured(linear, ways, PLAIN) in ways
 
 
 def test_the_rule_asks_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_products, "_quick_rows", QUICK_ROWS)
+    monkeypatch.setattr(generated_gemm, "_quick_rows", QUICK_ROWS)
 
     def target(bits: int, features: str = "") -> Target:
         return Target("x86_64-unknown-linux", "generic", features, bits, True, False, bits == 512, lambda name: False)
 
     floats, halves = (Linear(dtype, 8, 512, 512, True, True) for dtype in (torch.float32, torch.bfloat16))
-    assert own_products.is_likely_quick(floats, target(256)) and not own_products.is_likely_quick(floats, target(128))
-    assert own_products.is_likely_quick(halves, target(512)) and not own_products.is_likely_quick(
+    assert generated_gemm.is_likely_quick(floats, target(256)) and not generated_gemm.is_likely_quick(
+        floats, target(128)
+    )
+    assert generated_gemm.is_likely_quick(halves, target(512)) and not generated_gemm.is_likely_quick(
         halves, target(512, "+avx2,+amx-bf16")
     )
     few, vectors = replace(halves, rows=4, inner=1024, columns=1024), "+avx512bf16"
-    assert own_products.is_likely_quick(few, target(512, vectors))
-    assert not own_products.is_likely_quick(few, target(512, vectors + ",+amx-bf16"))
-    assert not own_products.is_likely_quick(halves, target(512, "+avx512bf16"))
+    assert generated_gemm.is_likely_quick(few, target(512, vectors))
+    assert not generated_gemm.is_likely_quick(few, target(512, vectors + ",+amx-bf16"))
+    assert not generated_gemm.is_likely_quick(halves, target(512, "+avx512bf16"))
     small = replace(halves, inner=64, columns=64)
-    assert own_products.is_likely_quick(small, target(512, "+amx-bf16"))
+    assert generated_gemm.is_likely_quick(small, target(512, "+amx-bf16"))
     for rows in range(1, 17):
         for bits, registers in ((256, 16), (512, 32)):
             for dtype in DTYPES:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.base import events
+from fusewright.base import events, thresholds
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
     MKL,
@@ -187,7 +187,7 @@ def test_convolutions_over_a_pixel_are_products(
 ) -> None:
     monkeypatch.setattr(Chooser, "remembered", lambda self, linear, ways: None)
     monkeypatch.setattr(linear_choice, "_known", {})
-    monkeypatch.setattr(Chooser.__init__, "__defaults__", (True, 0.0, linear_choice.LONGEST))
+    monkeypatch.setattr(Chooser.__init__, "__defaults__", (True, 0.0, thresholds.LONGEST))
     compare(SqueezeExcite(channels, channels // 4).eval(), torch.randn(batch, 3, 10, 10))
     assert len(stage_texts) == 1 and stage_texts[0].count("mkldnn._convolution_pointwise") == 1
 

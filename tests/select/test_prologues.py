@@ -9,7 +9,7 @@ from fusewright.schedule import with_memory
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.verify import verify
-from fusewright.select import products
+from fusewright.select import replacement
 from tests.schedule import reference
 from tests.select import prologue_programs
 
@@ -27,13 +27,13 @@ def test_every_variant_gives_eagers_result(name: str) -> None:
     assert sorted(producer.side for _, found in prologue_programs.offers(plan) for producer in found) == sides
     tolerance = 1e-4 if expected[0].dtype is torch.float32 else 5e-3
     for variant, replacements in prologue_programs.all_variants(plan):
-        actual = run(products.replaced(plan, replacements), inputs)
+        actual = run(replacement.replaced(plan, replacements), inputs)
         assert any(side.value is not None for side in (variant.product.product.left, variant.product.product.right))
         for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(
                 a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()), msg=lambda t, v=variant: f"{v.name}: {t}"
             )
-    whole = products.replaced(plan, prologue_programs.everything(plan))
+    whole = replacement.replaced(plan, prologue_programs.everything(plan))
     assert len(whole.kernels) == kernels or not sides, plan_text(whole, False)
     for a, b in zip(run(whole, inputs), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
@@ -44,7 +44,7 @@ def test_an_operand_is_rounded_as_it_would_be_stored() -> None:
     plan, inputs, _ = prologue_programs.planned("a gated unit")
     inputs[2] = torch.eye(40, 67, dtype=torch.float16)
     (_, replacements), *_ = prologue_programs.all_variants(plan)
-    (actual,) = run(products.replaced(plan, replacements), inputs)
+    (actual,) = run(replacement.replaced(plan, replacements), inputs)
     gate, up = (item.float() for item in inputs[:2])
     stored = (torch.nn.functional.silu(gate) * up).half()[..., :40]
     torch.testing.assert_close(actual, stored + 1, rtol=0, atol=0)
@@ -58,7 +58,9 @@ def test_what_is_left_of_a_kernel_stores_the_rest() -> None:
     plan, _, _ = prologue_programs.planned("a value that others read too")
     ((_, (producer,)),) = prologue_programs.offers(plan)
     whole = kernel_of(plan, producer.buffer)
-    rest = kernel_of(products.replaced(plan, prologue_programs.everything(plan)), *(whole.written - {producer.buffer}))
+    rest = kernel_of(
+        replacement.replaced(plan, prologue_programs.everything(plan)), *(whole.written - {producer.buffer})
+    )
     assert (
         rest.name == whole.name and producer.buffer not in rest.buffers and len(rest.written) == 1 < len(whole.written)
     )

@@ -13,11 +13,12 @@ from torch import nn
 
 import fusewright
 from fusewright.backends import pipeline as native_stages
+from fusewright.base import thresholds
 from fusewright.codegen.call_plan_types import CallPlan, Guarded, SlotSpec, SlotStep, slots_of
 from fusewright.runtime.artifact import dump, load_plan
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.verify import PlanError, verify
-from fusewright.select import generated_gemm as own_products
+from fusewright.select import generated_gemm
 from tests.backends.rounding import ROUNDING, assert_as_near_as_eager
 from tests.listening import kernel_names, products
 
@@ -28,7 +29,7 @@ ROWS = (4, 1, 2, 5, 8, 9, 16, 17, 200, 0, 3)
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the kernels made; each plan with two ways is verified."""
-    given = own_products.with_own_attention
+    given = generated_gemm.with_generated_attention
 
     def verified(plan: Plan, own_bytes: int | None) -> Plan:
         whole = given(plan, own_bytes)
@@ -36,7 +37,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             verify(whole)
         return whole
 
-    monkeypatch.setattr(native_stages.own_products, "with_own_attention", verified)
+    monkeypatch.setattr(native_stages.generated_gemm, "with_generated_attention", verified)
     with kernel_names() as made:
         yield made
 
@@ -157,26 +158,28 @@ def test_results_of_operators_that_return_them(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_rule_asks_for_the_example() -> None:
     def linear(rows: int | None, dtype: torch.dtype = torch.float32, inner: int = 2048) -> Any:
-        return own_products.Linear(dtype, rows, inner, 2048, True, True, varies=True)
+        return generated_gemm.Linear(dtype, rows, inner, 2048, True, True, varies=True)
 
-    assert own_products.most_rows(linear(3)) == own_products.MOST_ROWS_OF_FLOATS
+    assert generated_gemm.most_rows(linear(3)) == thresholds.MOST_ROWS_OF_FLOATS
     assert (
-        own_products.most_rows(linear(3, inner=64)) == 8
-        and own_products.most_rows(linear(3, inner=32)) == own_products.MOST_ROWS
+        generated_gemm.most_rows(linear(3, inner=64)) == 8
+        and generated_gemm.most_rows(linear(3, inner=32)) == thresholds.MOST_ROWS
     )
     assert (
-        own_products.most_rows(linear(100))
-        == own_products.most_rows(linear(None))
-        == own_products.most_rows(linear(3, torch.float64))
+        generated_gemm.most_rows(linear(100))
+        == generated_gemm.most_rows(linear(None))
+        == generated_gemm.most_rows(linear(3, torch.float64))
         == 0
     )
 
 
 def test_a_kernel_for_few_rows_needs_its_condition(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Plan] = []
-    given = own_products.with_own_attention
+    given = generated_gemm.with_generated_attention
     monkeypatch.setattr(
-        native_stages.own_products, "with_own_attention", lambda plan, own: seen.append(plan) or given(plan, own)
+        native_stages.generated_gemm,
+        "with_generated_attention",
+        lambda plan, own: seen.append(plan) or given(plan, own),
     )
     with torch.no_grad():
         fusewright.compile(nn.Linear(64, 64), dynamic=True, options={"disk_cache": False})(torch.randn(3, 64))
@@ -221,7 +224,7 @@ SHAPES = (
 def test_attention(
     dtype: torch.dtype, features: int, mask: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_products, "MOST_WORK", 1 << 16)
+    monkeypatch.setattr(generated_gemm, "MOST_ATTENTION_WORK", 1 << 16)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
         q, k, v = (x.view(x.shape[0], x.shape[1], HEADS, features).transpose(1, 2) for x in (q, k, v))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.autograd.recompute import elements
 from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass, field
 from fusewright.sizes.expressions import Expr
@@ -63,10 +64,7 @@ def _bytes(node: Node) -> int:
     kind = node.meta.get("type")
     if not isinstance(kind, TensorType):
         return 0
-    count = 1
-    for size in kind.shape:
-        count *= size if isinstance(size, int) else 64
-    return count * kind.dtype.itemsize
+    return elements(kind) * kind.dtype.itemsize
 
 
 def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Part]:

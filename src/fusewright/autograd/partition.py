@@ -32,7 +32,7 @@ DISCOURAGED = 1000
 
 
 def saved_bytes(node: Node) -> int:
-    """Bytes that saving the value of `node` keeps alive (a symbolic size counts as its hint, or 64)."""
+    """Bytes that saving the value of `node` keeps alive."""
     kind = node.meta.get("type")
     if not isinstance(kind, TensorType):
         return 8

@@ -3,11 +3,14 @@ them)."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.fx
 
 from fusewright.graph.nodes import written
 from fusewright.operators.schema import facts
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.tensor_type import TensorType
 
 _VIEW_TAGS = (
@@ -70,11 +73,8 @@ def is_cheap(node: torch.fx.Node) -> bool:
 
 
 def elements(kind: TensorType) -> int:
-    """How many elements a tensor has; a symbolic size counts as 64."""
-    count = 1
-    for size in kind.shape:
-        count *= size if isinstance(size, int) else 64
-    return count
+    """How many elements a tensor likely has."""
+    return math.prod(map(estimate, kind.shape))
 
 
 _INNER = {
@@ -99,11 +99,10 @@ def work(node: torch.fx.Node) -> int:
         return 2 * total * (elements(inner) // max(1, elements_but_last(inner))) if inner is not None else total
     if name == "aten::convolution" and len(arguments) > 1 and arguments[1] is not None:
         weight = arguments[1]
-        return 2 * total * (elements(weight) // max(1, weight.shape[0] if isinstance(weight.shape[0], int) else 64))
+        return 2 * total * (elements(weight) // max(1, estimate(weight.shape[0])))
     return total + sum(elements(kind) for kind in arguments if isinstance(kind, TensorType))
 
 
 def elements_but_last(kind: TensorType) -> int:
     """The elements of one slice along the last dimension."""
-    last = kind.shape[-1] if kind.shape else 1
-    return elements(kind) // max(1, last if isinstance(last, int) else 64)
+    return math.prod(map(estimate, kind.shape[:-1]))

@@ -39,7 +39,7 @@ from fusewright.schedule import ScheduleOptions, schedule
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
-from fusewright.select import generated_gemm as own_products
+from fusewright.select import generated_gemm
 from fusewright.select.linear import Chooser
 
 if TYPE_CHECKING:
@@ -212,9 +212,16 @@ def generate(
         choose = chooser(to_compile)
         takes = choose.takes_own, choose.few_rows
         plan = run(
-            "products", "schedule", plan_text, own_products.with_own_products, plan, own_bytes, *takes, options.examples
+            "products",
+            "schedule",
+            plan_text,
+            generated_gemm.with_generated_gemm,
+            plan,
+            own_bytes,
+            *takes,
+            options.examples,
         )
-        plan = run("attention", "schedule", plan_text, own_products.with_own_attention, plan, own_bytes)
+        plan = run("attention", "schedule", plan_text, generated_gemm.with_generated_attention, plan, own_bytes)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}

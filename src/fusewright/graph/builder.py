@@ -19,7 +19,7 @@ from fusewright.graph.nodes import add_call, written
 from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
 from fusewright.sizes.shape_env import ShapeEnv
-from fusewright.sizes.strides import estimate
+from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType, same_strides
 
 aten = torch.ops.aten
@@ -118,7 +118,7 @@ def marks_of(node: torch.fx.Node) -> dict[str, object]:
 
 def _size_order(type_: TensorType, axis: int) -> tuple[float, float]:
     """Sorts dimensions by stride; equal strides (a size of 1 is involved) put the larger size outside."""
-    return estimate(type_.stride[axis]), estimate(type_.shape[axis])
+    return magnitude(type_.stride[axis]), magnitude(type_.shape[axis])
 
 
 def is_dense(type_: TensorType) -> bool:

@@ -18,7 +18,6 @@ from fusewright.schedule.axes import (
     Vector,
     coalesced,
     divide,
-    hint,
     identity_recipe,
     is_zero,
     place_in_block,
@@ -26,6 +25,7 @@ from fusewright.schedule.axes import (
     same_all,
     strides_of,
 )
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, known_le
 
 Part = tuple[int, int]
@@ -118,7 +118,7 @@ def refine(
                 b.emit(f)
                 a.step()
                 b.step()
-        elif hint(s) < hint(t):
+        elif estimate(s) < estimate(t):
             _skip(a, s, e, t)
         else:
             _skip(b, t, f, s)
@@ -136,7 +136,7 @@ def _leave_gap(short: _Side, long: _Side) -> bool:
     (stride, extent), (_, whole) = short.current, long.current
     room = divide(short.terms[short.at + 1][0], stride)
     rest = divide(whole, room) if room is not None else None
-    if room is None or rest is None or hint(room) <= hint(extent):
+    if room is None or rest is None or estimate(room) <= estimate(extent):
         return False
     short.emit(extent)
     short.step()
@@ -149,7 +149,7 @@ def _skip(side: _Side, stride: Dim, extent: Dim, target: Dim) -> None:
     """Passes over the part of the current axis that lies below stride `target`, which the other side does not have."""
     ratio = divide(target, stride)
     rest = divide(extent, ratio) if ratio is not None else None
-    if ratio is not None and rest is not None and hint(rest) > 1:
+    if ratio is not None and rest is not None and estimate(rest) > 1:
         side.emit(ratio)
         side.step(target, rest)
     else:
@@ -265,7 +265,7 @@ def span(access: Moved) -> tuple[Dim, Dim]:
     (offset, coefficients), extents, outer = access
     low = high = offset
     for c, e in zip(coefficients[outer:], extents[outer:]):
-        if hint(c) < 0:
+        if estimate(c) < 0:
             low = low + c * (e - 1)
         else:
             high = high + c * (e - 1)
@@ -282,7 +282,7 @@ def window(accesses: Sequence[Moved]) -> tuple[Dim, Dim] | None:
     if any(not same_all(first[:outer], vector[1][:outer]) for vector, _, _ in accesses):
         return None
     levels = strides_of((0, first[:outer]), extents[:outer], 0)
-    if len(levels) < outer or any(hint(stride) < 0 for stride, _, _ in levels):
+    if len(levels) < outer or any(estimate(stride) < 0 for stride, _, _ in levels):
         return None
     spans = [span(access) for access in accesses]
     low, high = spans[0]

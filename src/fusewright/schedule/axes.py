@@ -14,6 +14,7 @@ from functools import lru_cache
 from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Axis, Load, Pointwise, Reduction, Scan
 from fusewright.schedule.dependencies import Touch
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import (
     Dim,
     Expr,
@@ -21,7 +22,6 @@ from fusewright.sizes.expressions import (
     Mod,
     Symbol,
     coefficient,
-    evaluate,
     free_symbols,
     known_eq,
     known_le,
@@ -32,23 +32,6 @@ from fusewright.sizes.expressions import (
 
 Vector = tuple[Dim, tuple[Dim, ...]]
 """(offset, coefficients over the axes)."""
-
-SIZE_HINT = 256
-"""Assumed value of a size that is not known, where only an estimate is needed."""
-
-
-@lru_cache(maxsize=1 << 14)
-def hint(d: Dim) -> int:
-    """An estimate of `d`."""
-    if isinstance(d, int):
-        return d
-    return evaluate(d, {sym: _symbol_hint(sym) for sym in free_symbols(d)})
-
-
-def _symbol_hint(sym: Symbol) -> int:
-    low = sym.lower or 0
-    high = sym.upper if isinstance(sym.upper, int) else max(low, SIZE_HINT)
-    return min(max(SIZE_HINT, low), high)
 
 
 def same(a: Dim, b: Dim) -> bool:
@@ -135,7 +118,7 @@ class Nest:
 
     def points(self) -> int:
         """Estimated number of iterations."""
-        return hint(product(self.extents))
+        return estimate(product(self.extents))
 
     def transform(self, recipe: Recipe) -> None:
         """Rewrites every vector by `recipe`."""
@@ -331,7 +314,7 @@ def _main_load(table: dict[Dim, Vector], loaded: Sequence[Dim], extents: Sequenc
     candidates = [table[index][1] for index in loaded if index in table]
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    return max(candidates, key=lambda c: sum(hint(e) for k, e in zip(c, extents) if not is_zero(k)))
+    return max(candidates, key=lambda c: sum(estimate(e) for k, e in zip(c, extents) if not is_zero(k)))
 
 
 def _axis_order(
@@ -350,9 +333,9 @@ def _axis_order(
     second = [k for k in keep if k >= outer]
     reference = stored or read
     if reference is not None and len(first) > 1:
-        first.sort(key=lambda k: -abs(hint(reference[k])))
+        first.sort(key=lambda k: -abs(estimate(reference[k])))
     if read is not None and len(second) > 1 and ordering == "loads":
-        second.sort(key=lambda k: -abs(hint(read[k])))
+        second.sort(key=lambda k: -abs(estimate(read[k])))
     return first + second
 
 
@@ -383,7 +366,9 @@ def main_access(nest: Nest) -> Access | None:
         return affine[-1] if affine else None
     return max(
         loads,
-        key=lambda access: sum(hint(e) for c, e in zip(nest.table[access.index][1], nest.extents) if not is_zero(c)),
+        key=lambda access: sum(
+            estimate(e) for c, e in zip(nest.table[access.index][1], nest.extents) if not is_zero(c)
+        ),
     )
 
 
@@ -436,7 +421,7 @@ def _mergeable(extents: tuple[Dim, ...], table: dict[Dim, Vector], k: int) -> bo
 def strides_of(vector: Vector, extents: Sequence[Dim], first: int) -> list[tuple[Dim, Dim, int]]:
     """(stride, extent, axis) of the axes from `first` on that move the index, smallest stride first."""
     found = [(c, e, first + k) for k, (c, e) in enumerate(zip(vector[1][first:], extents[first:])) if not is_zero(c)]
-    found.sort(key=lambda item: hint(item[0]))
+    found.sort(key=lambda item: estimate(item[0]))
     return found
 
 
@@ -487,8 +472,8 @@ def place_in_block(
             multiplier = divide(step, levels[k][0])
             if (
                 multiplier is not None
-                and hint(multiplier) >= 1
-                and hint(multiplier * (extent - 1)) < hint(levels[k][1])
+                and estimate(multiplier) >= 1
+                and estimate(multiplier * (extent - 1)) < estimate(levels[k][1])
             ):
                 break
         else:

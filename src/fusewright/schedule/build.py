@@ -22,7 +22,6 @@ from fusewright.schedule.axes import (
     Recipe,
     coalesced,
     covers,
-    hint,
     is_zero,
     merge_axes,
     place_in_block,
@@ -34,6 +33,7 @@ from fusewright.schedule.hoist import hoist, stored
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Scratch, Stage, Statement, roots
 from fusewright.schedule.stages import StagePlan, Stager, Unit, elementwise
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, loop_symbol, product, substitute, symbol
 
 CHEAP = frozenset("add sub mul neg abs minimum maximum where cast".split())
@@ -327,7 +327,7 @@ class _Emitter:
         dtype = self.buffers[name].dtype
         label = f"s{len(self.scratch)}"
         writers = [(nest, access) for nest, access in touching if access.store]
-        filled = sum(hint(product(nest.extents[nest.outer :])) for nest, _ in writers)
+        filled = sum(estimate(product(nest.extents[nest.outer :])) for nest, _ in writers)
         found = window([(nest.table[access.index], nest.extents, nest.outer) for nest, access in touching])
         if found is not None:
             low, high = found
@@ -384,7 +384,7 @@ def _order_outer(group: Group, internal: Collection[str]) -> None:
         return
     _, _, nest, access = max(stores, key=lambda item: item[:2])
     coefficients = nest.table[access.index][1]
-    order = sorted(range(len(group.outer)), key=lambda k: -abs(hint(coefficients[k])))
+    order = sorted(range(len(group.outer)), key=lambda k: -abs(estimate(coefficients[k])))
     if order != list(range(len(order))):
         recipe = Recipe(tuple((e,) for e in group.outer), tuple((k, 0) for k in order))
         for item in group.nests:

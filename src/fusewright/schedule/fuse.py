@@ -13,9 +13,10 @@ import torch
 from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Buffer, Extern, Reduction
 from fusewright.schedule.align import Link, Shape, align, identity, links_hold
-from fusewright.schedule.axes import Access, Nest, Recipe, hint, main_access, make_nest
+from fusewright.schedule.axes import Access, Nest, Recipe, main_access, make_nest
 from fusewright.schedule.dependencies import Dependencies
 from fusewright.schedule.options import ScheduleOptions
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, product
 
 Touching = tuple[Nest, Access]
@@ -82,7 +83,7 @@ class Fuser:
         self.groups: dict[int, Group] = {}
         self.group_of: list[int] = []
         self.merges = 0
-        self.bytes = {name: hint(buffer.span()) * buffer.dtype.itemsize for name, buffer in buffers.items()}
+        self.bytes = {name: estimate(buffer.span()) * buffer.dtype.itemsize for name, buffer in buffers.items()}
 
     def run(self) -> list[Group]:
         """All groups (externs are groups of their own), in no particular order."""
@@ -173,7 +174,7 @@ class Fuser:
         """Whether the launch is most of its cost. (On a CPU, neighbouring small reductions share a parallel region
         anyway.)"""
         if group.flat:
-            return hint(product(group.outer)) <= self.options.tiny_points
+            return estimate(product(group.outer)) <= self.options.tiny_points
         return (
             self.options.lanes > 1
             and max(nest.points() for nest in group.nests) <= SMALL_REDUCTIONS * self.options.tiny_points
@@ -212,7 +213,7 @@ class Fuser:
         if (self._checks(a) and self._updates(b)) or (self._checks(b) and self._updates(a)):
             return False  # a kernel that fails a check has written part of what it writes
         names = a.touching.keys() | b.touching.keys()
-        tiny = a.flat and b.flat and max(hint(product(a.outer)), hint(product(b.outer))) <= options.tiny_points
+        tiny = a.flat and b.flat and max(estimate(product(a.outer)), estimate(product(b.outer))) <= options.tiny_points
         most = options.max_buffers * (4 if tiny else 1)  # where hardly any data moves, only the launch counts
         if len(names) <= most:
             return True
@@ -297,7 +298,7 @@ class Fuser:
 
     def _worthwhile(self, a: Group, b: Group, recipe_a: Recipe, recipe_b: Recipe) -> bool:
         options = self.options
-        outer = hint(product(recipe_a.outer_extents()))
+        outer = estimate(product(recipe_a.outer_extents()))
         lanes = set()
         for group, recipe, other in ((a, recipe_a, b), (b, recipe_b, a)):
             if not recipe.inner:
@@ -330,8 +331,8 @@ class Fuser:
         points = [max(nest.points() for nest in group.nests) for group in (a, b)]
         if outer < self.options.min_parallel and max(points) > self.options.tiny_points:
             return False
-        lengths = [hint(product(self._sunk_extents(recipe))) for recipe in (recipe_a, recipe_b) if recipe.inner]
-        innermost = [hint(self._sunk_extents(recipe)[-1]) for recipe in (recipe_a, recipe_b) if recipe.inner]
+        lengths = [estimate(product(self._sunk_extents(recipe))) for recipe in (recipe_a, recipe_b) if recipe.inner]
+        innermost = [estimate(self._sunk_extents(recipe)[-1]) for recipe in (recipe_a, recipe_b) if recipe.inner]
         if min(innermost) < VECTOR and max(points) > self.options.tiny_points:
             return False
         if self.options.lanes > 1 and len(set(lengths)) > 1:
@@ -345,7 +346,7 @@ class Fuser:
             most = SHORT if other.written & group.touching.keys() else None
         else:
             most = LONG if self._is_reduced_next(group, other) or self._saves_rows(group, other) else SHORT
-        return most is not None and hint(product(self._sunk_extents(recipe))) > most
+        return most is not None and estimate(product(self._sunk_extents(recipe))) > most
 
     def _sunk_extents(self, recipe: Recipe) -> list[Dim]:
         return [recipe.parts[axis][part] for axis, part in recipe.inner]
@@ -376,7 +377,7 @@ class Fuser:
         inside = set(group.positions) | set(other.positions)
         points = max(nest.points() for nest in group.nests)
         return any(
-            name in other.written and self._internal(name, inside) and hint(self.buffers[name].span()) >= points
+            name in other.written and self._internal(name, inside) and estimate(self.buffers[name].span()) >= points
             for name in group.touching
         )
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from fusewright.base.records import replace
 from fusewright.loops.ir import Buffer
-from fusewright.schedule.axes import hint
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.plan import Kernel, RunKernel, Step
-from fusewright.sizes.expressions import Dim, Expr, evaluate, free_symbols
+from fusewright.sizes.estimate import estimate
 
 
 def run_together(
@@ -46,13 +45,8 @@ def _may_join(kernel: Kernel, buffers: Mapping[str, Buffer], options: ScheduleOp
     """On a CPU; and new memory that is written must be little, because what a region writes is alive at the same
     time."""
     fresh = [name for name in kernel.written if buffers[name].role in ("temporary", "output")]
-    new_bytes = sum(_about(buffers[name].span(), options.examples) * buffers[name].dtype.itemsize for name in fresh)
+    new_bytes = sum(estimate(buffers[name].span(), options.examples) * buffers[name].dtype.itemsize for name in fresh)
     return new_bytes <= options.together_bytes and all(buffers[name].device.type == "cpu" for name in kernel.buffers)
-
-
-def _about(size: Dim, examples: Mapping[Expr, int]) -> int:
-    """The size in the example, where it has one."""
-    return evaluate(size, examples) if examples.keys() >= free_symbols(size) else hint(size)
 
 
 class _Region:

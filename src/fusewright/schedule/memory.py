@@ -15,11 +15,12 @@ import torch
 
 from fusewright.base.records import dataclass
 from fusewright.loops.ir import Buffer, Expression, Output, Store
-from fusewright.schedule.axes import hint, same
+from fusewright.schedule.axes import same
 from fusewright.schedule.dependencies import extern_reads, shared_memory
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.horizontal_fusion import moments
 from fusewright.schedule.plan import Kernel, Placement, RunExtern, Step
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
 
 ALIGNMENT = 64
@@ -87,7 +88,9 @@ def plan_memory(
     last_step = {moment: number for number, moment in enumerate(moments(steps))} | {len(steps): len(steps)}
     sizes = {name: _round(buffers[name].span() * buffers[name].dtype.itemsize) for name in lifetimes}
     alone = (
-        returned if own_bytes is None else returned | {name for name, size in sizes.items() if hint(size) >= own_bytes}
+        returned
+        if own_bytes is None
+        else returned | {name for name, size in sizes.items() if estimate(size) >= own_bytes}
     )
     last_use = {name: last_step[life.last] for name, life in lifetimes.items() if name in alone}
     placed = {name: life for name, life in lifetimes.items() if name not in alone}

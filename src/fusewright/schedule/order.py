@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from fusewright.loops.ir import Buffer
-from fusewright.schedule.axes import hint
 from fusewright.schedule.dependencies import Dependencies
 from fusewright.schedule.fuse import Group
+from fusewright.sizes.estimate import estimate
 
 
 def order_groups(groups: Sequence[Group], dependencies: Dependencies, buffers: Mapping[str, Buffer]) -> list[Group]:
@@ -59,7 +59,7 @@ def _growth(groups: Sequence[Group], dependencies: Dependencies, buffers: Mappin
             touch = dependencies.touches[position]
             for name in touch.writes:
                 if buffers[name].role == "temporary" and not inside.issuperset(dependencies.readers.get(name, ())):
-                    total += hint(buffers[name].span()) * buffers[name].dtype.itemsize
+                    total += estimate(buffers[name].span()) * buffers[name].dtype.itemsize
             for name in touch.reads:
                 if (
                     name not in dependencies.kept
@@ -67,6 +67,6 @@ def _growth(groups: Sequence[Group], dependencies: Dependencies, buffers: Mappin
                     and inside.isdisjoint(dependencies.writers[name])
                 ):
                     if inside.issuperset(dependencies.readers[name]):
-                        total -= hint(buffers[name].span()) * buffers[name].dtype.itemsize
+                        total -= estimate(buffers[name].span()) * buffers[name].dtype.itemsize
         growth[group.id] = total
     return growth

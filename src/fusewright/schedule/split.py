@@ -14,10 +14,10 @@ import torch
 from fusewright.base.records import replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Axis, Buffer, LoopProgram, Operation, Pointwise, Reduction
-from fusewright.schedule.axes import hint
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.options import ScheduleOptions
 from fusewright.schedule.statistics import Chunks, find_moments, moments_of_chunks
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, Expr, Symbol, coefficient, loop_symbol, product, substitute, symbol
 from fusewright.sizes.tensor_type import contiguous_strides
 
@@ -110,8 +110,8 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
         extent = operation.reduced[run].extent
         assert isinstance(extent, int)
         return tuple(sorted((*((rest[k], count) for k, count in _cut(columns, options, dear) or ()), (run, extent))))
-    outer = hint(product(axis.extent for axis in operation.axes))
-    reduced = hint(product(axis.extent for axis in operation.reduced))
+    outer = estimate(product(axis.extent for axis in operation.axes))
+    reduced = estimate(product(axis.extent for axis in operation.reduced))
     smallest, least_points = options.smallest_chunk, options.chunk_points
     if options.gathered_chunk and any(load.bindings for load in survey([operation.value]).loads):
         smallest, least_points = options.gathered_chunk, 16 * options.gathered_chunk
@@ -123,7 +123,7 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
         # is in memory.
         if not dear:
             chunks = min(chunks, max(chunks // 2, outer * (reduced // LONG_COLUMN)))
-    points = hint(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
+    points = estimate(product(axis.extent for axis in (*operation.axes, *operation.reduced)))
     if outer >= options.min_parallel or points < least_points or reduced < 2 * smallest:
         return None
     wanted = min(chunks, reduced // smallest)
@@ -188,8 +188,8 @@ def _short_run(operation: Reduction, options: ScheduleOptions) -> int | None:
         return None
     for k, axis in enumerate(operation.reduced):
         if coefficient(main.index, axis.symbol) == 1:
-            rest = hint(product(other.extent for other in operation.reduced if other is not axis))
-            points = hint(product(other.extent for other in (*operation.axes, *operation.reduced)))
+            rest = estimate(product(other.extent for other in operation.reduced if other is not axis))
+            points = estimate(product(other.extent for other in (*operation.axes, *operation.reduced)))
             short = isinstance(axis.extent, int) and axis.extent > 1 and axis.extent * main.dtype.itemsize < SHORT_RUN
             return k if short and rest >= SHORT_RUN_ROWS and points >= options.chunk_points else None
     return None

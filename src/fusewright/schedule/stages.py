@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from fusewright.base.records import dataclass, field
 from fusewright.loops.ir import Pointwise, Scan
-from fusewright.schedule.axes import Access, Nest, Recipe, divide, hint, is_zero, merge_axes, same, same_all
+from fusewright.schedule.axes import Access, Nest, Recipe, divide, is_zero, merge_axes, same, same_all
 from fusewright.schedule.expressions import survey
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
 
 
@@ -211,7 +212,7 @@ def common_refinement(
     while i >= 0 and j >= 0:
         if same(left, right):
             size = left
-        elif hint(left) < hint(right):
+        elif estimate(left) < estimate(right):
             size = left
         else:
             size = right

@@ -18,7 +18,8 @@ from fusewright.base.records import dataclass, replace
 from fusewright.loops.ir import Axis, BufferRef, Extern, Load, Store
 from fusewright.schedule.build import sizes_used
 from fusewright.schedule.plan import Attention, Kernel, Plan, Rows, RunExtern, RunKernel, Step
-from fusewright.select.products import digits, is_private, touched, without_memory
+from fusewright.select.replacement import is_private, touched, without_memory
+from fusewright.select.variants import digits
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, known_eq
 

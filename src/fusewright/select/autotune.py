@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from fusewright.base.records import dataclass, field, replace
+from fusewright.base.thresholds import LEAST_TUNED_BYTES, LEAST_TUNED_WORK, MARGIN, MAY_WIN
 from fusewright.codegen.analysis import analyse
 from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.signature import signature
@@ -29,27 +30,20 @@ from fusewright.codegen.triton.tiles import Tile, choose, neighbours, power_of_t
 from fusewright.loops.ir import Buffer
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Kernel, Operand, Plan, Product, RunKernel, Step
-from fusewright.select import products, prologues
-from fusewright.select.products import Site, Variant
+from fusewright.select import prologues, replacement, sites, variants
 from fusewright.select.prologues import Producer
+from fusewright.select.sites import Site
+from fusewright.select.variants import Variant
 from fusewright.sizes.expressions import free_symbols
 
-MARGIN = 0.03
-"""Share of the time of what runs without tuning that another contender must save."""
 MOST_TILES = 8
 """Contenders for a product, beside the library."""
 MOST_COMPUTING_TILES = 5
 """Contenders for a product that computes operands, for each choice of these."""
 BULK_ARCH = 90
 """Compute capability from which GPUs have a copy engine for tensors (9.0)."""
-LEAST_WORK = 1 << 20
-"""Multiplications of a product that is worth a race."""
-LEAST_BYTES = 1 << 22
-"""Memory that a kernel must touch for its block sizes to be worth a race."""
 FEW, MANY = 5, 20
 """Measurements of every contender, and then of those that may win."""
-MAY_WIN = 1.2
-"""Contenders that take longer than this many times the quickest one's time are not measured further."""
 AHEAD = 4
 """Questions whose kernels are being compiled while one is raced."""
 FORMAT = 1
@@ -236,19 +230,19 @@ def product_questions(plan: Plan, processor: Processor, device: torch.device) ->
     """One for each distinct product of the plan on that device."""
     claimed: set[int] = set()
     by_key: dict[str, list[Site]] = {}
-    for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
-        if site.work < LEAST_WORK or site.result.device != device:
+    for site in reversed(sites.find(plan)):  # the last product that a kernel reads takes it over
+        if site.work < LEAST_TUNED_WORK or site.result.device != device:
             continue
         if site.following in claimed:
-            site = products.alone(site)
+            site = sites.alone(site)
         if site.following >= 0:
             claimed.add(site.following)
         by_key.setdefault(_site_key(plan, site), []).append(site)
-    return [_product_question(plan, key, sites, processor) for key, sites in by_key.items()]
+    return [_product_question(plan, key, places, processor) for key, places in by_key.items()]
 
 
 def _site_key(plan: Plan, site: Site) -> str:
-    first = products.variants(plan, site)[0]
+    first = variants.variants(plan, site)[0]
     kernels = (*first.kernels, *_follower(plan, site).values())
     facts = (site.extern.target, [_structure(kernel) for kernel in kernels], site.result.shape, site.result.stride)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -256,7 +250,7 @@ def _site_key(plan: Plan, site: Site) -> str:
 
 def _follower(plan: Plan, site: Site) -> dict[str, Kernel]:
     """The kernel that reads the library's result and may become a part of the product, by its name, if there is one."""
-    steps = (plan.steps[number] for number in products.steps_of(site))
+    steps = (plan.steps[number] for number in sites.steps_of(site))
     return {step.kernel: plan.kernels[step.kernel] for step in steps if isinstance(step, RunKernel)}
 
 
@@ -282,22 +276,22 @@ def _structure(kernel: Kernel) -> object:
     return signature(replace(kernel, inplace=()))
 
 
-def _product_question(plan: Plan, key: str, sites: list[Site], processor: Processor) -> Question:
-    site = sites[0]
-    steps = tuple(plan.steps[number] for number in products.steps_of(site))
+def _product_question(plan: Plan, key: str, places: list[Site], processor: Processor) -> Question:
+    site = places[0]
+    steps = tuple(plan.steps[number] for number in sites.steps_of(site))
     kernels = _follower(plan, site)
     contenders = [Contender("library", steps, kernels, {})]
-    whole, *_ = products.variants(plan, site)
+    whole, *_ = variants.variants(plan, site)
     product = whole.product.product
     assert product is not None
     channels = 0 if site.left.inner == product.k else _channels(site)
     made: dict[int, Variant | None] = {1: whole}
-    sliceable = products.sliced(plan, site, 2) is not None
+    sliceable = variants.split_k(plan, site, 2) is not None
     bulk = processor.arch >= BULK_ARCH and takes_copies(whole.product)
     facts = (_extents(site), site.left.dtype, product.full, processor, MOST_TILES)
     for tile, slices in candidates(*facts, block_of=channels, sliceable=sliceable, bulk=bulk):
         if slices not in made:
-            made[slices] = products.sliced(plan, site, slices)
+            made[slices] = variants.split_k(plan, site, slices)
         variant = made[slices]
         if variant is None:
             continue
@@ -310,11 +304,11 @@ def _product_question(plan: Plan, key: str, sites: list[Site], processor: Proces
         )
     title = _title(site) + ("" if whole.name == "plain" else f" with {', '.join(_origins(kernels))}")
     weight, results, similar = (
-        float(site.work) * len(sites),
+        float(site.work) * len(places),
         _results(site, kernels),
         _shape_class(site, whole, kernels),
     )
-    return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(sites), similar)
+    return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(places), similar)
 
 
 def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> str:
@@ -357,7 +351,7 @@ def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> li
         if (
             kernel.product is not None
             or kernel.sizes
-            or _bytes(plan, kernel) < LEAST_BYTES
+            or _bytes(plan, kernel) < LEAST_TUNED_BYTES
             or _writes_outside(plan, kernel)
         ):
             continue
@@ -460,15 +454,15 @@ def tune(
         if contender is not None and contender is not question.contenders[0]:
             (tile,) = contender.tiles.values()
             for group in question.places:
-                kernel = products.together(group)
-                chosen.append(products.of_group(group, kernel))
+                kernel = variants.together(group)
+                chosen.append(variants.of_group(group, kernel))
                 tiles[kernel.name] = tile
                 merged.update(site.step for site in group)
     for choice in choices:
         if choice.site.step not in merged and choice.variant is not None and choice.tile is not None:
-            chosen.append(products.of_variant(choice.site, choice.variant))
+            chosen.append(variants.of_variant(choice.site, choice.variant))
             tiles[choice.variant.product.name] = choice.tile
-    trials.plan = plan = products.replaced(plan, chosen) if chosen else plan
+    trials.plan = plan = replacement.replaced(plan, chosen) if chosen else plan
     rest = tile_questions(plan, processor, device)
     more, later = answer_all(rest, trials, records, seconds - (clock() - started), clock)
     for question in rest:
@@ -497,7 +491,7 @@ def _at_places(plan: Plan, question: Question, contender: Contender | None) -> l
     (tile,) = contender.tiles.values()
     name = contender.variant.name
     made = (
-        (site, next(v for v in products.variants(plan, site, _counts(name)) if v.name == name))
+        (site, next(v for v in variants.variants(plan, site, _counts(name)) if v.name == name))
         for site in question.places
     )
     return [Choice(site, variant, tile) for site, variant in made]
@@ -529,7 +523,7 @@ def prologue_questions(plan: Plan, choices: Sequence[Choice], processor: Process
     by_key: dict[str, list[Place]] = {}
     for choice, found in offers:
         if choice.site.following in claimed:  # one product's epilogue cannot be another one's prologue too
-            choice = replace(choice, site=products.alone(choice.site))
+            choice = replace(choice, site=sites.alone(choice.site))
         variant = None if choice.variant is None else (choice.variant.name, choice.tile)
         alone = [(producer.side, _structure(producer.alone)) for producer in found]
         facts = ("prologue", _site_key(plan, choice.site), variant, alone)
@@ -541,7 +535,7 @@ def prologue_questions(plan: Plan, choices: Sequence[Choice], processor: Process
 def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Processor) -> Question:
     place = places[0]
     choice, site = place.choice, place.choice.site
-    numbers = products.steps_of(site)
+    numbers = sites.steps_of(site)
     before = tuple(RunKernel(producer.alone.name) for producer in place.producers)
     kernels = {producer.alone.name: producer.alone for producer in place.producers}
     follower = _follower(plan, site)
@@ -555,11 +549,11 @@ def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Pro
             "apart", runs, named, {choice.variant.product.name: choice.tile}, added=choice.variant.buffers
         )
     contenders = [first]
-    product = products.whole(site)
+    product = variants.whole(site)
     for option in place.options:
         mine = prologues.computing(site, option)
         rest = [producer.alone for producer in place.producers if producer not in option]
-        sliceable = products.sliced(plan, mine, 2) is not None
+        sliceable = variants.split_k(plan, mine, 2) is not None
         facts = (_extents(site), mine.left.dtype, product.full, processor, MOST_COMPUTING_TILES)
         for tile, slices in candidates(*facts, sliceable=sliceable, computing=_computing(plan, mine, option)):
             variant = _variant(plan, mine, slices)
@@ -574,7 +568,7 @@ def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Pro
 
 
 def _variant(plan: Plan, site: Site, slices: int) -> Variant | None:
-    return products.variants(plan, site)[0] if slices == 1 else products.sliced(plan, site, slices)
+    return variants.variants(plan, site)[0] if slices == 1 else variants.split_k(plan, site, slices)
 
 
 def _sides(option: Sequence[Producer]) -> str:
@@ -587,7 +581,7 @@ def _computing(plan: Plan, site: Site, option: Sequence[Producer]) -> Computing:
     def loaded(operand: Operand) -> int:
         if operand.value is None:
             return operand.dtype.itemsize
-        k = products.inner_symbol(site.inner)
+        k = sites.inner_symbol(site.inner)
         return sum(load.dtype.itemsize for load in survey([operand.value]).loads if k in free_symbols(load.index))
 
     def operations(operand: Operand) -> int:
@@ -613,7 +607,7 @@ def _with_prologues(
             )
             site = prologues.computing(place.choice.site, option)
             name = contender.variant.name
-            variant = next(v for v in products.variants(plan, site, _counts(name)) if v.name == name)
+            variant = next(v for v in variants.variants(plan, site, _counts(name)) if v.name == name)
             better[site.step] = Choice(site, variant, tile, option)
     return [better.get(choice.site.step, choice) for choice in choices]
 
@@ -626,14 +620,14 @@ def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor)
     """One for each distinct group of products that can run side by side: as they were chosen, or as one kernel."""
     by_step = {choice.site.step: choice for choice in choices}
     by_key: dict[str, list[tuple[Site, ...]]] = {}
-    for group in products.groups(plan, [by_step[step].site for step in sorted(by_step)]):
+    for group in variants.groups(plan, [by_step[step].site for step in sorted(by_step)]):
         members = [by_step[site.step] for site in group]
         before = [
             (None if m.variant is None else (m.variant.name, m.tile), _follower_signature(plan, m.site))
             for m in members
         ]
         facts = (
-            signature(products.together(group)),
+            signature(variants.together(group)),
             before,
             [site.extern.target for site in group],
             group[0].result.shape,
@@ -659,7 +653,7 @@ def _group_question(
     results: set[str] = set()
     for site in group:
         choice = by_step[site.step]
-        numbers = products.steps_of(site)
+        numbers = sites.steps_of(site)
         results.add(site.result.name)
         for number in numbers[1:]:
             step = plan.steps[number]
@@ -684,7 +678,7 @@ def _group_question(
         if isinstance(step, RunKernel)
     }
     first = Contender("apart", steps, run, tiles, added=tuple(added))
-    kernel = products.together(group)
+    kernel = variants.together(group)
     product = kernel.product
     assert product is not None
     site = group[0]

@@ -10,11 +10,19 @@ the plan; a matrix whose inner dimension does not lie side by side stays with th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 
 from fusewright.base.records import replace
+from fusewright.base.thresholds import (
+    LEAST_QUERIES,
+    LITTLE_WORK,
+    MOST_ATTENTION_WORK,
+    MOST_ROWS,
+    MOST_ROWS_BESIDE_HALVES,
+    MOST_ROWS_BESIDE_TILES,
+    MOST_ROWS_OF_FLOATS,
+)
 from fusewright.codegen.call_plan import build_call_plan
 from fusewright.codegen.llvm import compile_kernels
 from fusewright.codegen.llvm.emit.target import Target
@@ -28,40 +36,14 @@ from fusewright.runtime import launch
 from fusewright.runtime.machine_code import load_code
 from fusewright.schedule.driver import with_memory
 from fusewright.schedule.plan import Attention, Kernel, Plan, RunExtern, RunKernel
-from fusewright.select import attention, products, skinny_gemm as few_rows_ways
-from fusewright.select.products import Replacement, Site
-from fusewright.sizes.expressions import Expr, evaluate, free_symbols
-
-MOST_ROWS = 16
-"""With more, multiplying takes longer than reading the weights: a library's kernels, made for that, are quicker."""
-
-MOST_ROWS_OF_FLOATS = 8
-"""In float32, where MKL's packed matrix reads as quickly: 1.1 to 1.25 times as quick with 16 rows, 0.95 to 1 with 8,
-0.8 to 1 with less."""
-
-MOST_ROWS_BESIDE_TILES = 2
-"""Where the processor multiplies tiles of halves (AMX), and the library uses that."""
-
-MOST_ROWS_BESIDE_HALVES = 4
-"""Where it multiplies vectors of halves (AVX512-BF16, Zen 5): 0.3 to 0.9 of the library's time, with 8 rows 0.8 to
-1.2."""
-
-MOST_WORK = 1 << 19
-"""Multiplications of queries by keys up to which attention is quicker by a kernel of ours. Twelve heads of 64, library
-and ours, us: 1 query and 10, 40, 200, 1000 keys 54 and 6, 59 and 11, 94 and 57, 455 and 359; 16 queries and 40 keys 131
-and 97; 4 and 400 212 and 489 (float32; in bfloat16 without instructions for it 1.6 to 12 times as quick, up to 1000
-keys)."""
-
-LEAST_QUERIES = 16
-"""From which on attention over sizes that are known is by a kernel of ours."""
+from fusewright.select import attention, replacement, sites, skinny_gemm, variants
+from fusewright.select.replacement import Replacement
+from fusewright.select.sites import Site
+from fusewright.sizes.estimate import NO_EXAMPLES, estimate
+from fusewright.sizes.expressions import Expr
 
 TILES = {torch.bfloat16: "+amx-bf16", torch.float16: "+amx-fp16"}
 """What a processor has that multiplies tiles of these."""
-
-NO_EXAMPLES: Mapping[Expr, int] = MappingProxyType({})
-
-LITTLE_WORK = 1 << 20
-"""Multiplications up to which any number of rows is quicker without a library's call."""
 
 
 def is_likely_quick(linear: Linear, target: Target | None = None) -> bool:
@@ -89,11 +71,11 @@ def is_possible_for(linear: Linear, target: Target | None = None) -> bool:
         linear.varies
         or rows is None
         or not 0 < rows <= MOST_ROWS
-        or linear.inner < products.LEAST_INNER
+        or linear.inner < sites.LEAST_INNER
         or linear.columns == 0
     ):
         return False
-    return linear.dtype in products.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
+    return linear.dtype in sites.DTYPES and (target or host_target()).vector_bits >= LEAST_BITS
 
 
 def _quick_rows(dtype: torch.dtype, target: Target) -> int:
@@ -111,7 +93,7 @@ def _quick_rows(dtype: torch.dtype, target: Target) -> int:
     )
 
 
-def with_own_products(
+def with_generated_gemm(
     plan: Plan,
     own_bytes: int | None,
     takes: Callable[[Linear], bool],
@@ -120,12 +102,14 @@ def with_own_products(
 ) -> Plan:
     """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of
     rows for as many as `few_rows` says. own_bytes: of the plan's schedule; examples: of the symbols of its sizes."""
-    plan = with_memory(products.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
+    plan = (
+        with_memory(replacement.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
+    )
     beside = _of_any_rows(plan, few_rows, examples)
-    return with_memory(few_rows_ways.beside(plan, beside), own_bytes) if beside else plan
+    return with_memory(skinny_gemm.beside(plan, beside), own_bytes) if beside else plan
 
 
-def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
+def with_generated_attention(plan: Plan, own_bytes: int | None) -> Plan:
     """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that
     are not known. own_bytes: as above."""
     target = host_target()
@@ -133,8 +117,8 @@ def with_own_attention(plan: Plan, own_bytes: int | None) -> Plan:
         site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)
     ]
     plan = with_memory(attention.replaced(plan, many), own_bytes) if many else plan
-    sites = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
-    return with_memory(attention.beside(plan, sites, MOST_WORK), own_bytes) if sites else plan
+    unknown = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
+    return with_memory(attention.beside(plan, unknown, MOST_ATTENTION_WORK), own_bytes) if unknown else plan
 
 
 def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool:
@@ -150,14 +134,14 @@ def _of_any_rows(
 ) -> list[tuple[Site, Kernel]]:
     claimed: set[int] = set()
     chosen = []
-    for site in reversed(few_rows_ways.find(plan)):
+    for site in reversed(skinny_gemm.find(plan)):
         if site.result.device.type != "cpu":
             continue
         site = replace(site, most=site.most or few_rows(described(site, examples)))
-        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        variant = None if site.following < 0 or site.following in claimed else variants.fused(plan, site)
         if variant is None:
-            site = products.alone(site)
-            variant = products.plain(plan, site)
+            site = sites.alone(site)
+            variant = variants.plain(plan, site)
         product = variant.product.product
         if site.most > 0 and product is not None and is_supported(product, variant.product.outer, host_target()):
             claimed.add(site.following)
@@ -168,7 +152,7 @@ def _of_any_rows(
 def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacement]:
     claimed: set[int] = set()
     chosen = []
-    for site in reversed(products.find(plan)):  # the last product that a kernel reads takes it over
+    for site in reversed(sites.find(plan)):  # the last product that a kernel reads takes it over
         if (
             site.result.device.type != "cpu"
             or site.batch != 1
@@ -176,23 +160,22 @@ def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacem
             or not takes(described(site))
         ):
             continue
-        variant = None if site.following < 0 or site.following in claimed else products.fused(plan, site)
+        variant = None if site.following < 0 or site.following in claimed else variants.fused(plan, site)
         if variant is None:
-            site = products.alone(site)
-            variant = products.plain(plan, site)
+            site = sites.alone(site)
+            variant = variants.plain(plan, site)
         product = variant.product.product
         if product is not None and is_supported(product, variant.product.outer, host_target()):
             claimed.add(site.following)
-            chosen.append(products.of_variant(site, variant))
+            chosen.append(variants.of_variant(site, variant))
     return chosen
 
 
 def described(site: Site, examples: Mapping[Expr, int] = NO_EXAMPLES) -> Linear:
     """The product as the passes that choose a way of the library's describe it."""
-    by_rows = site.right.inner is products.inner_symbol(site.inner)
+    by_rows = site.right.inner is sites.inner_symbol(site.inner)
     varies = not isinstance(site.rows, int)
-    known = examples.keys() >= free_symbols(site.rows)
-    rows = evaluate(site.rows, examples) if known else None
+    rows = estimate(site.rows, examples)
     return Linear(site.result.dtype, rows, site.inner, site.columns, site.bias is not None, by_rows, varies=varies)
 
 
@@ -216,7 +199,7 @@ def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     target = torch.ops.aten.mm.default if bias is None else torch.ops.aten.addmm.default
     extern = Extern(str(target), target, tuple(refs[name] for name in order), (), ("out",), "out")
     plan = Plan({}, buffers, (RunExtern(extern),), tuple(named), (Output("buffer", "out"),))
-    plan = with_own_products(plan, None, lambda described: True)
+    plan = with_generated_gemm(plan, None, lambda described: True)
     if not isinstance(plan.steps[0], RunKernel):
         raise ValueError("no kernel for this product")
     module = compile_kernels(list(plan.kernels.values()))

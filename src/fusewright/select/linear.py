@@ -19,6 +19,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.base.records import replace
+from fusewright.base.thresholds import (
+    BUDGET,
+    CLEARLY,
+    FAR,
+    LARGEST_MEASURED,
+    LEAST_MEASURED_WORK,
+    LONGEST,
+    MUCH,
+    MULTIPLICATIONS_A_SECOND,
+)
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
     MKL,
@@ -31,38 +41,12 @@ from fusewright.graph.passes.library.linear_paths import (
     ways_for,
 )
 from fusewright.runtime import host
-from fusewright.select import generated_gemm as own_products
-
-BUDGET = 0.1
-"""Seconds that one compile may spend on measuring."""
-
-LONGEST = 3e-3
-"""Seconds: what takes longer than this once is not tried."""
-
-LARGEST = 32 << 20
-"""Bytes: a larger matrix takes long to lay out."""
-
-LEAST_WORK = 1 << 16
-"""Multiplications: less is a matter of a call's overhead, which the operator as it is has least of."""
+from fusewright.select import generated_gemm
 
 ROUNDS = 3
-CLEARLY = 0.95
-"""Another way is taken when it needs less than this share of the likely one's time."""
-
-FAR = 0.8
-"""The same for oneDNN's packed weights in float32 where rows vary: its results lie in memory of their own, not in the
-arena, which a try does not show (whole models over varying sizes take 1.07 to 1.3 times as long as with weights turned
-where a try says 0.9 to 1)."""
-
-_SPEED = {torch.float32: 1e11, torch.bfloat16: 4e11, torch.float16: 4e11}
-"""Multiplications a second, roughly: to tell what is not worth a try before trying it."""
 
 PROBE = Linear(torch.float32, 128, 512, 512, False, True)
 """A product that shows which library multiplies quicker on this processor: 0.4 ms where eager's library is slow."""
-
-MUCH = 0.75
-"""oneDNN is taken to be much quicker with less than this share of eager's time. Two cores with AVX-512, 512x3072x768:
-on Zen 5, where MKL uses half the width of the registers, 0.45; on Intel's 1."""
 
 _quick_onednn: dict[int, bool] = {}
 """By number of threads."""
@@ -89,7 +73,7 @@ class Chooser:
         """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was
         no race."""
         winner = _winners.get(_product(linear)) if self.races else None
-        return own_products.is_likely_quick(linear) if winner is None else winner == OWN
+        return generated_gemm.is_likely_quick(linear) if winner is None else winner == OWN
 
     def has_quick_onednn(self) -> bool:
         """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a
@@ -113,17 +97,17 @@ class Chooser:
 
     def few_rows(self, linear: Linear) -> int:
         """For how many rows a kernel of ours is to be beside the way that is chosen, where any number may come."""
-        return own_products.most_rows(linear)
+        return generated_gemm.most_rows(linear)
 
     def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
-        own = own_products.is_possible_for(linear)
-        if own and not self.races and own_products.is_likely_quick(linear):
+        own = generated_gemm.is_possible_for(linear)
+        if own and not self.races and generated_gemm.is_likely_quick(linear):
             return OWN
         default = likely(linear, ways, ONEDNN in ways and linear.dtype is torch.float32 and self.has_quick_onednn())
         if linear.rows is None or (len(ways) < 2 and not (own and self.races)):
             return default
-        if linear.work < LEAST_WORK:
-            return OWN if own and own_products.is_likely_quick(linear) else PLAIN
+        if linear.work < LEAST_MEASURED_WORK:
+            return OWN if own and generated_gemm.is_likely_quick(linear) else PLAIN
         if own and self.races:
             ways = (*ways, OWN)
         name = (linear, torch.get_num_threads(), tuple(ways))
@@ -142,8 +126,10 @@ class Chooser:
         return found
 
     def is_worth_it(self, linear: Linear) -> bool:
-        quick = linear.work / _SPEED[linear.dtype] <= self.longest
-        return quick and (linear.inner * linear.columns * linear.dtype.itemsize <= LARGEST or self.longest > LONGEST)
+        quick = linear.work / MULTIPLICATIONS_A_SECOND[linear.dtype] <= self.longest
+        return quick and (
+            linear.inner * linear.columns * linear.dtype.itemsize <= LARGEST_MEASURED or self.longest > LONGEST
+        )
 
     def remembered(self, linear: Linear, ways: Sequence[str]) -> str | None:
         body = host.store().get(key(linear, ways)) if self.store else None
@@ -252,7 +238,7 @@ def _convolution(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: to
 
 
 def _own(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Try:
-    return own_products.trial(linear, x, weight.t().contiguous(), bias)
+    return generated_gemm.trial(linear, x, weight.t().contiguous(), bias)
 
 
 _TRIES: dict[str, Callable[[Linear, torch.Tensor, torch.Tensor, torch.Tensor | None], Try]] = {

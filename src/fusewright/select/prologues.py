@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fusewright.base.records import dataclass, replace
+from fusewright.base.thresholds import MOST_PROLOGUE_NODES
 from fusewright.loops.ir import Expression, Store
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.plan import Define, Kernel, Operand, Plan, RunKernel, roots
-from fusewright.select.products import Replacement, Site, digits, is_private, steps_of, substituted, touched
+from fusewright.select.replacement import Replacement, is_private, touched
+from fusewright.select.sites import Site, steps_of
+from fusewright.select.variants import digits, substituted
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
 
 SIDES = ("left", "right")
-MOST_NODES = 64
-"""Of an expression that a product computes again for each block of its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _stored(kernel: Kernel, name: str) -> tuple[Expression, Dim] | None:
         return None
     value = rewriter.visit(found[0].value)
     seen = survey([value])
-    if seen.nodes > MOST_NODES or any(load.bindings for load in seen.loads) or seen.checks or seen.locals:
+    if seen.nodes > MOST_PROLOGUE_NODES or any(load.bindings for load in seen.loads) or seen.checks or seen.locals:
         return None
     return value, found[0].index
 

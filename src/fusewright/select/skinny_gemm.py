@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from fusewright.base.records import replace
 from fusewright.loops.externs import schema_name
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
-from fusewright.select.products import MATRICES, Site, is_plain, steps_of, with_following, without_memory
+from fusewright.select.replacement import without_memory
+from fusewright.select.sites import MATRICES, Site, is_plain, steps_of, with_following
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
 

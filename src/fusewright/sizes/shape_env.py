@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak
+from fusewright.sizes.estimate import NO_EXAMPLES
 from fusewright.sizes.expressions import (
     Dim,
     Expr,
@@ -469,9 +470,6 @@ class ShapeEnv:
         self._different |= {other for other in rewritten_too if isinstance(other, Expr)}
 
 
-def example_of(size: Dim, env: ShapeEnv | None, unknown: int) -> int:
-    """A size as it is in the example; `unknown` for one that depends on data, which has no example, or where no sizes
-    are known."""
-    if isinstance(size, int):
-        return size
-    return unknown if env is None or env.is_unbacked(size) else env.hint(size)
+def examples_of(env: ShapeEnv | None) -> Mapping[Expr, int]:
+    """What `sizes.estimate` takes: the values of symbols in the example, where there is one."""
+    return NO_EXAMPLES if env is None else env.examples

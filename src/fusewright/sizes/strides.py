@@ -12,18 +12,17 @@ from typing import Any
 
 import torch
 
+from fusewright.sizes.estimate import NO_EXAMPLES
 from fusewright.sizes.expressions import Dim, Expr, evaluate
 from fusewright.sizes.tensor_type import TensorType
 
-_NO_EXAMPLES: Mapping[Expr, int] = {}
 
-
-def estimate(d: Dim) -> float:
+def magnitude(d: Dim) -> float:
     """A number that orders products of sizes as their values do when sizes are above 1: the degree first."""
     return float(d) if isinstance(d, int) else max(1e6 ** len(monomial) * count for monomial, count in d.terms)
 
 
-def shares_elements(type_: TensorType, examples: Mapping[Expr, int] = _NO_EXAMPLES) -> bool:
+def shares_elements(type_: TensorType, examples: Mapping[Expr, int] = NO_EXAMPLES) -> bool:
     """Whether elements may share memory: an expanded dimension (eager then refuses to write), or steps that do not step
     over each other (eager's answer then depends on the order of its loop). Symbolic sizes are taken as in `examples`,
     where these know them: if elements of an input share no memory there, its guards say that they never do."""

@@ -7,7 +7,7 @@ import torch
 
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.schedule.printer import plan_text
-from fusewright.select import products
+from fusewright.select import replacement, variants
 from tests.codegen.triton.harness import run_plan
 from tests.select import product_programs
 
@@ -18,7 +18,7 @@ SMALL = ProductTile(32, 16, 16, 4, 3, 2)
 def test_every_variant_gives_eagers_result(name: str) -> None:
     plan, inputs, expected = product_programs.planned(name)
     for site, variant in product_programs.all_variants(plan):
-        made = products.replaced(plan, [products.of_variant(site, variant)])
+        made = replacement.replaced(plan, [variants.of_variant(site, variant)])
         tiles = {kernel.name: SMALL for kernel in made.kernels.values() if kernel.product is not None}
         try:
             actual = run_plan(made, inputs, tiles=tiles)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fusewright.codegen.analysis import Shape
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
-from fusewright.codegen.llvm.strategy import Strategy, estimate, operation_cost
+from fusewright.codegen.llvm.strategy import Strategy, operation_cost
+from fusewright.sizes.estimate import estimate
 
 BYTES_PER_NS = 8.0
 VECTOR_OPERATIONS_PER_NS = 2.0

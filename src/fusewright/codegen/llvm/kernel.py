@@ -28,11 +28,12 @@ from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.codegen.llvm.emitter import Pending
 from fusewright.codegen.llvm.nans import passed_over, rounds_as_they_are
 from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
-from fusewright.codegen.llvm.strategy import Strategy, choose, estimate, operation_cost
+from fusewright.codegen.llvm.strategy import Strategy, choose, operation_cost
 from fusewright.codegen.llvm.wide import WideTile
 from fusewright.loops.ir import Axis, CheckedIndex, Expression
 from fusewright.schedule.plan import Define, Kernel, Reduce, ScanStep, Store
 from fusewright.sizes import expressions as sizes
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
 
 STACK_LIMIT = (

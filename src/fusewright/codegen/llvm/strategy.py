@@ -22,6 +22,7 @@ from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
 from fusewright.loops.ir import Apply, Axis, Load
 from fusewright.schedule.plan import Store
 from fusewright.sizes import expressions as sizes
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, Expr
 
 BLOCK = 1024  # elements of a contiguous pointwise axis that one iteration of the parallel domain takes
@@ -33,7 +34,6 @@ TILE_MEMORY = 256 << 10  # bytes of transposing tiles: a part of a second-level 
 # Vectors side by side, for bodies of so few operations, where there are so many tiles: a sum over the columns of 128
 # MiB reaches 90% of a copy's rate, with four vectors 57%.
 WIDE, LIGHT, LEAST_TILES = 8, 4, 16
-UNKNOWN = 128  # what a symbolic extent is taken for
 EXPENSIVE = {  # in simple vector operations
     "exp": 14, "exp2": 12, "expm1": 16, "sigmoid": 22, "tanh": 26, "erf": 36, "log": 22, "div": 8, "sqrt": 8,
     "rsqrt": 14, "reciprocal": 8,
@@ -71,14 +71,6 @@ class Strategy:
     rows: Axis | None = None
     wide: int = 0
     tile_rows: int = 0
-
-
-def estimate(d: Dim) -> int:
-    """A typical value of a size."""
-    if isinstance(d, int):
-        return d
-    low, high = sizes.bounds(d)
-    return high if high is not None and high < UNKNOWN else max(low or 0, UNKNOWN)
 
 
 def operation_cost(view: StageView) -> float:

@@ -21,9 +21,9 @@ from fusewright.codegen.device_kernel import Processor
 from fusewright.codegen.triton import online
 from fusewright.loops.ir import Apply, Axis
 from fusewright.sizes import expressions as sizes
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
 
-UNKNOWN = 1024  # what a symbolic extent is taken for
 PERSISTENT = 32 * 1024  # elements of a row that are held in registers at most
 PERSISTENT_COLUMNS = 1024  # rows of a persistent tile whose neighbouring elements lie along the outer axes
 # elements of a step down a block of columns (four times as many down LONG_COLUMNS: 95% of a copy instead of 50%)
@@ -59,13 +59,6 @@ class Tile:
     @property
     def text(self) -> str:
         return f"{self.kind}, {self.warps} warps{', a row is one block' if self.persistent else ''}"
-
-
-def estimate(d: Dim) -> int:
-    if isinstance(d, int):
-        return d
-    low, high = sizes.bounds(d)
-    return high if high is not None and high < UNKNOWN else max(low or 0, UNKNOWN)
 
 
 def points(axes: Iterable[Axis]) -> int:

@@ -30,7 +30,7 @@ from fusewright.sizes.expressions import (
     product,
     substitute,
 )
-from fusewright.sizes.strides import estimate
+from fusewright.sizes.strides import magnitude
 from fusewright.sizes.tensor_type import TensorType
 
 Shape = tuple[Dim, ...]
@@ -202,7 +202,7 @@ def _can_be_stacked(dims: list[tuple[Dim, Dim]], extent: Dim) -> bool:
 
 def dense_strides_like(shape: Shape, stride: Sequence[Dim]) -> tuple[Dim, ...]:
     """Dense strides with the order of dimensions of `stride` (of symbolic ones, the order that they have as a rule)."""
-    order = sorted(range(len(shape)), key=lambda k: (-estimate(stride[k]), k))
+    order = sorted(range(len(shape)), key=lambda k: (-magnitude(stride[k]), k))
     result: list[Dim] = [1] * len(shape)
     running: Dim = 1
     for k in reversed(order):

@@ -16,15 +16,13 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import MOST_PROBABILITY_BYTES
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-
-MOST_BYTES = 8 * 1024 * 1024
-"""Larger matrices of probabilities stay with the fused operator, which never holds one."""
 
 
 def attention_backward(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
@@ -55,7 +53,7 @@ def _is_short(node: Node) -> bool:
         rows,
     )
     probabilities: Any = batch * heads * rows * columns
-    return same and fits and kinds[5].dtype is torch.float32 and probabilities * 4 <= MOST_BYTES
+    return same and fits and kinds[5].dtype is torch.float32 and probabilities * 4 <= MOST_PROBABILITY_BYTES
 
 
 def _write_out(graph: torch.fx.Graph, node: Node) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import MOST_SHORT_WORK
 from fusewright.graph.builder import Builder, replacing
 from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
@@ -23,10 +24,6 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-
-MOST_WORK = 1 << 18
-"""Multiplications of queries by keys. Twelve heads of 64 with one query take 4 to 30 us for up to 32 keys where the
-operator takes 20 to 40 (float32; 70 to 200 in bfloat16), 45 and 56 with 128 keys; the advantage goes down with more."""
 
 
 def short_attention(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
@@ -60,7 +57,7 @@ def is_short(node: Node) -> bool:
     if mask is not None and not mask.meta["type"].dtype.is_floating_point:
         return False
     work: Any = batch * heads * rows * columns * features  # type: ignore[operator]
-    return fits and kinds[0].dtype in (torch.float32, torch.bfloat16, torch.float16) and work <= MOST_WORK
+    return fits and kinds[0].dtype in (torch.float32, torch.bfloat16, torch.float16) and work <= MOST_SHORT_WORK
 
 
 def _write_out(build: Builder, node: Node) -> None:

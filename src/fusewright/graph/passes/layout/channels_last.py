@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import LEAST_CONVOLUTIONS
 from fusewright.graph.builder import Builder, argument_types
 from fusewright.graph.passes.clean.escape import escaping
 from fusewright.graph.passes.context import PassContext
@@ -52,9 +53,6 @@ VIEWS = frozenset({
     aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default,
 })  # fmt: skip
 """Views that exist for any strides; they carry a layout on unless their storage leaves the graph."""
-
-LEAST_CONVOLUTIONS = 2
-"""A single convolution does not pay for the conversions around it."""
 
 
 def _pointwise(target: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from fusewright.base.records import dataclass
+from fusewright.base.thresholds import BANDWIDTH, LAUNCH, RATES
 from fusewright.graph.builder import Builder, replacing
 from fusewright.graph.passes.context import PassContext
 from fusewright.sizes.tensor_type import TensorType
@@ -24,14 +25,6 @@ aten = torch.ops.aten
 
 ALIGNMENT = {"cuda": 16}
 """Bytes that rows start at multiples of, by kind of device; others are left alone."""
-RATES = {torch.float16: (500e12, 130e12), torch.bfloat16: (500e12, 130e12)}
-"""Operations a second of an aligned product and of one that is not, measured on an H200 (bfloat16, 4096x4095x4097: 0.28
-ms padded, 1.08 ms as it is). Products in float32 run without tensor cores unless the program allows TF32, and alignment
-matters little to them."""
-BANDWIDTH = 3e12
-"""Bytes a second of the copies."""
-LAUNCH = 4e-6
-"""Seconds that one more kernel costs."""
 
 _PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
 """Where the left factor is among the arguments."""

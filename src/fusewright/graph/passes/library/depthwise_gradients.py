@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import MATRICES, MOST_KEPT_BYTES
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.context import PassContext
 from fusewright.operators.rules.common import suggests_channels_last
@@ -23,12 +24,6 @@ from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-
-MATRICES = 256
-"""About as many matrices of sums the library makes, whatever the shape (measured: 247 to 257)."""
-
-MOST_KEPT_BYTES = 32 * 1024 * 1024
-"""The C library maps larger blocks anew each time, so that all of their pages are made again."""
 
 
 def depthwise_gradients(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:

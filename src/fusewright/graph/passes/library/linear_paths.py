@@ -13,22 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusewright.base.records import dataclass
-
-SMALLEST = 8
-"""Smaller matrices are not worth a layout of their own."""
-
-FEW_ROWS = 16
-"""Below so many rows reading the weights is what costs: the operator as it is needs 0.3 to 1.0 times as long as the
-others in float32 while the weights stay in a core's caches, 1.0 to 1.8 times as long where they do not (and there are
-more than FEWER_ROWS)."""
-FEWER_ROWS = 2
-FEW_CHANNELS = 64
-"""A convolution of fewer is a matter of memory: a product that need not write the bias first takes 0.4 to 0.9 times as
-long as oneDNN's convolution in float32; with more, MKL's product reaches 1.3 times the convolution's speed."""
-CACHED = 2 << 20
-"""Weights that stay in the caches (two cores have 4 MiB)."""
-LARGEST_TWICE = 32 << 20
-"""Bytes: a larger matrix is not laid out twice (for the number of rows that usually comes, and for any other)."""
+from fusewright.base.thresholds import CACHED, FEW_CHANNELS, FEW_ROWS, FEWER_ROWS, LARGEST_TWICE, SMALLEST
 
 
 @dataclass(frozen=True, slots=True)

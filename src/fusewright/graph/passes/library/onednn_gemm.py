@@ -14,25 +14,16 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import LEAST_ONEDNN_SIZE, LEAST_ONEDNN_WORK
 from fusewright.graph.builder import building_for, env_of
 from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.parameters.stable import stable_nodes
-from fusewright.sizes.expressions import Dim
-from fusewright.sizes.shape_env import ShapeEnv, example_of
+from fusewright.sizes.estimate import estimate
+from fusewright.sizes.shape_env import ShapeEnv, examples_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-
-LEAST_WORK = 1 << 21
-"""Multiplications: of fewer a call's overhead is the larger part."""
-
-LEAST_SIZE = 8
-"""Sizes below which another layout costs more than the product (3072x1024x2 takes 0.35 ms as it is, 0.6 with
-oneDNN)."""
-
-UNKNOWN = 32
-"""What a size that depends on data is taken to be."""
 
 _LEFT: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 """Where the left factor is among the arguments."""
@@ -55,14 +46,14 @@ def _fits(node: Node, env: ShapeEnv | None) -> bool:
         return False
     x, weight = (one.meta["type"] for one in node.args[_LEFT[node.target] :][:2])  # type: ignore[union-attr]
     result = kinds[-1]
-    sizes = [_size(size, env) for size in (x.shape[0], *weight.shape)]
-    if math.prod(sizes) < LEAST_WORK or min(sizes) < LEAST_SIZE or result.stride != contiguous_strides(result.shape):
+    sizes = [estimate(size, examples_of(env)) for size in (x.shape[0], *weight.shape)]
+    if (
+        math.prod(sizes) < LEAST_ONEDNN_WORK
+        or min(sizes) < LEAST_ONEDNN_SIZE
+        or result.stride != contiguous_strides(result.shape)
+    ):
         return False
     return _lies_by_lines(weight) and (node.target is aten.mm.default or _adds_one_row(node))
-
-
-def _size(size: Dim, env: ShapeEnv | None) -> int:
-    return example_of(size, env, UNKNOWN)
 
 
 def _lies_by_lines(weight: TensorType) -> bool:

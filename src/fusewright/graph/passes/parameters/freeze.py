@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import MOST_GROWTH, SMALL
 from fusewright.graph.freezing import Preparation, Ref, Size, Step
 from fusewright.graph.nodes import add_placeholder
 from fusewright.graph.passes.parameters.stable import stable_nodes
@@ -22,11 +23,6 @@ from fusewright.sizes.expressions import Expr, to_tuples
 from fusewright.sizes.tensor_type import TensorType
 
 Node = torch.fx.Node
-
-MOST_GROWTH = 2
-SMALL = 1 << 20
-"""A value may take MOST_GROWTH times the bytes of the parameters that it comes from; a value of SMALL bytes may always
-be kept."""
 
 
 def split_preparation(graph: torch.fx.Graph) -> Preparation | None:

@@ -18,6 +18,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
+from fusewright.base.thresholds import LEAST_MERGED_WORK, MOST_MERGED_ROWS
 from fusewright.graph.builder import MARKS, argument_types, building_for, env_of
 from fusewright.graph.passes.clean.escape import shares_memory
 from fusewright.graph.passes.context import PassContext
@@ -25,20 +26,14 @@ from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.operators.derive import derive
 from fusewright.operators.schema import facts
 from fusewright.operators.shape_rules import by_rule
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import known_eq, product
-from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.shape_env import ShapeEnv, examples_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides, symbols_in
 
 aten = torch.ops.aten
 Node = torch.fx.Node
 
-MOST_ROWS = 512
-"""With so many rows the layers are a few percent quicker together, with 128 rows 1.15 to 1.25 times as quick, with 16
-rows 1.5 to 2 times, with one 2 to 2.3 times (float32, 512 to 768 inputs and outputs); above, they cost the same.
-Products in half precision are shorter, and gain more."""
-LEAST_WORK = 1 << 16
-"""Multiplications: with less (12 layers of width 128 on one token) one thread was 10% slower, two threads 5%
-quicker."""
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.convolution.default})
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -53,7 +48,7 @@ def merge_linear(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
             groups.setdefault(kind, []).append(node)
     for (x, *_), nodes in groups.items():
         columns = sum(node.meta["type"].shape[1] for node in nodes)
-        if len(nodes) < 2 or _rows(nodes[0], env) * x.meta["type"].shape[1] * columns < LEAST_WORK:  # type: ignore[attr-defined]
+        if len(nodes) < 2 or _rows(nodes[0], env) * x.meta["type"].shape[1] * columns < LEAST_MERGED_WORK:  # type: ignore[attr-defined]
             continue
         fitting = [node for node in nodes if _retype(node, replace(node.meta["type"], stride=(columns, 1)), {}, env)]
         if len(fitting) > 1 and context.allow(f"one product: {', '.join(node.name for node in fitting)}"):
@@ -69,11 +64,8 @@ def _parts(node: Node) -> tuple[Node, Node, Node | None]:
 
 
 def _rows(node: Node, env: ShapeEnv | None) -> int:
-    """How many there are, in the example where any number may come; 0 where that is not known (it depends on data)."""
-    rows = node.meta["type"].shape[0]
-    if isinstance(rows, int):
-        return rows
-    return 0 if env is None or env.is_unbacked(rows) else env.hint(rows)
+    """How many there are, or likely are where any number may come."""
+    return estimate(node.meta["type"].shape[0], examples_of(env))
 
 
 def _kind(node: Node, stable: set[Node], env: ShapeEnv | None) -> tuple[object, ...] | None:
@@ -92,7 +84,7 @@ def _kind(node: Node, stable: set[Node], env: ShapeEnv | None) -> tuple[object, 
     ):
         return None
     if (
-        sizes[-1] > MOST_ROWS
+        sizes[-1] > MOST_MERGED_ROWS
         or weight not in stable
         or x in stable
         or {type_.dtype, x.meta["type"].dtype} != {kind.dtype}

@@ -19,6 +19,7 @@ import torch
 import torch.fx
 
 from fusewright.base.records import replace
+from fusewright.base.thresholds import LARGEST_DEPTHWISE_WINDOW, LEAST_DEPTHWISE_CHANNELS
 from fusewright.graph.builder import Builder
 from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.library.linear_paths import (
@@ -29,7 +30,6 @@ from fusewright.graph.passes.library.linear_paths import (
     ONEDNN,
     OWN,
     PLAIN,
-    SMALLEST,
     TURNED,
     Linear,
     ways_for,
@@ -39,8 +39,9 @@ from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.graph.passes.parameters.usual_sizes import UsualSizes
 from fusewright.graph.skinny_gemm import FEW_ROWS
 from fusewright.operators.schema import facts
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim, maximum
-from fusewright.sizes.shape_env import example_of
+from fusewright.sizes.shape_env import examples_of
 from fusewright.sizes.tensor_type import TensorType, contiguous_strides
 
 aten = torch.ops.aten
@@ -51,10 +52,6 @@ CONVOLUTIONS = (torch.float32, torch.bfloat16)
 
 _IN_FLOAT = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that BatchNorm computes in float32."""
-
-LEAST_CHANNELS = 8
-LARGEST_WINDOW = 25
-"""Depthwise convolutions with at least so many channels and at most so large a window are left to loops."""
 
 BIAS_FIRST = (PLAIN, TURNED, MKL)
 """Ways that write the bias to each row of the result before they compute."""
@@ -86,7 +83,7 @@ class _Packing:
 
     def example(self, size: Dim) -> int:
         """A size as the library is told it when it chooses a layout, which any other size may then use too."""
-        return example_of(size, self.build.env, SMALLEST)
+        return estimate(size, examples_of(self.build.env))
 
     def near(self, size: Dim) -> int:
         """As `example`, but a power of two near it where the size is symbolic: another example then asks for the same
@@ -340,7 +337,9 @@ class _Packing:
         x, weight, groups = arguments[0].meta["type"], arguments[1].meta["type"], arguments[8]
         channels, _, *window = weight.shape
         by_channels = (
-            groups == channels == x.shape[1] and channels >= LEAST_CHANNELS and math.prod(window) <= LARGEST_WINDOW
+            groups == channels == x.shape[1]
+            and channels >= LEAST_DEPTHWISE_CHANNELS
+            and math.prod(window) <= LARGEST_DEPTHWISE_WINDOW
         )
         return by_channels and x.stride[1] == 1 and node.meta["type"].stride[1] == 1
 

@@ -19,25 +19,19 @@ from typing import Any
 import torch
 import torch.fx
 
+from fusewright.base.thresholds import CONVERSION, HALVES
 from fusewright.graph.builder import Builder, building_for, env_of
 from fusewright.graph.passes.context import PassContext
 from fusewright.graph.passes.library.linear_paths import Linear
 from fusewright.graph.passes.parameters.freeze import may_be_kept
 from fusewright.graph.passes.parameters.stable import stable_nodes
+from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
-from fusewright.sizes.shape_env import ShapeEnv, example_of
+from fusewright.sizes.shape_env import ShapeEnv, examples_of
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-
-HALVES = {torch.bfloat16: 31e-12, torch.float16: 97e-12}
-"""Seconds that a multiplication takes longer than one in float32, on the machine above (two threads)."""
-CONVERSION = 0.25e-9
-"""Seconds to write one element in the other precision."""
-
-UNKNOWN = 32
-"""What a size that depends on data is taken to be."""
 
 _PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
 """Where the left factor is among the arguments."""
@@ -147,7 +141,7 @@ class _Costs:
         return math.prod(map(self.size, kind.shape))
 
     def size(self, size: Dim) -> int:
-        return example_of(size, self.env, UNKNOWN)
+        return estimate(size, examples_of(self.env))
 
 
 def _rewrite(graph: torch.fx.Graph, node: Node) -> None:

@@ -1,0 +1,98 @@
+"""Steps of a plan in place of others.
+
+Takes a `Plan` and `Replacement`s; gives the plan with these in place. Always holds: the given plan is not changed, and
+the plan that is given has no memory yet (`schedule.with_memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusewright.base.records import dataclass, replace
+from fusewright.loops.ir import Buffer
+from fusewright.schedule.dependencies import extern_reads
+from fusewright.schedule.plan import (
+    Kernel,
+    Plan,
+    RunExtern,
+    RunKernel,
+    Step,
+)
+
+
+def touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:
+    """(buffers that a step reads, buffers that it writes)."""
+    step = plan.steps[number]
+    if isinstance(step, RunExtern):
+        written = {name for name in (*step.extern.outputs, *step.extern.mutates) if name is not None}
+        return set(extern_reads(step.extern)), written
+    kernel = plan.kernels[step.kernel]
+    return set(kernel.buffers), set(kernel.written)
+
+
+def is_private(plan: Plan, name: str) -> bool:
+    """Whether a buffer lives within a call and nobody gets it."""
+    given = {output.buffer if output.ref is None else output.ref.buffer for output in plan.outputs}
+    return plan.buffers[name].role == "temporary" and name not in given
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Kernels in place of steps, where step number `at` stood."""
+
+    steps: tuple[int, ...]
+    at: int
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...] = ()
+
+
+def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
+    """The plan with these in place (no two take the same step away). Its temporaries have no places: see
+    `schedule.with_memory`."""
+    kernels = dict(plan.kernels)
+    buffers = dict(plan.buffers)
+    put: dict[int, tuple[Kernel, ...]] = {}
+    gone: set[int] = set()
+    for one in chosen:
+        assert gone.isdisjoint(one.steps), "two replacements of one step"
+        gone.update(one.steps)
+        put[one.at] = one.kernels
+        buffers.update({buffer.name: buffer for buffer in one.buffers})
+        for number in one.steps:
+            step = plan.steps[number]
+            if isinstance(step, RunKernel):
+                del kernels[step.kernel]
+        kernels.update({kernel.name: kernel for kernel in one.kernels})
+    steps: list[Step] = []
+    for number, step in enumerate(plan.steps):
+        if number in put:
+            steps.extend(RunKernel(kernel.name) for kernel in put[number])
+        elif number not in gone:
+            if number - 1 in gone and isinstance(step, RunKernel):  # what it ran together with has gone
+                step = RunKernel(step.kernel)
+            steps.append(step)
+    return without_memory(plan, kernels, buffers, steps)
+
+
+def without_memory(plan: Plan, kernels: dict[str, Kernel], buffers: dict[str, Buffer], steps: Sequence[Step]) -> Plan:
+    """The plan with other steps, and those buffers that they use."""
+    used = set(plan.inputs)
+    for made in kernels.values():
+        used.update(made.buffers)
+    for step in steps:
+        if isinstance(step, RunExtern):
+            used.update(extern_reads(step.extern))
+            used.update(name for name in (*step.extern.outputs, *step.extern.mutates) if name is not None)
+    for output in plan.outputs:
+        used.add(output.buffer if output.ref is None else output.ref.buffer)
+    buffers = {name: buffer for name, buffer in buffers.items() if name in used}
+    return replace(
+        plan,
+        kernels=kernels,
+        buffers=buffers,
+        steps=tuple(steps),
+        placements={},
+        arena_size=0,
+        last_use={},
+        takes_over={},
+    )
