@@ -14,7 +14,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.records import dataclass
-from fusewright.capture.border.memoise import mapped
+from fusewright.capture.border.copying import mapped
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import context
 from fusewright.record.recorder import Recorder
