@@ -23,10 +23,10 @@ from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, SkipFrame
 from fusewright.capture import batch_of_one as ones
 from fusewright.capture.assumptions import MOST_REFUSALS, Assumptions
-from fusewright.capture.border.dynamic import check_history, check_marks, check_results
+from fusewright.capture.border.dynamic import check_history, check_marks, check_results, size_guards_since
 from fusewright.capture.border.native import Interceptor
 from fusewright.capture.border.witness import Witness
-from fusewright.capture.border.world import World, size_guards_since
+from fusewright.capture.border.world import World
 from fusewright.capture.breaks import cutting, finish
 from fusewright.capture.bytecode.resume import CannotCut, Resumption
 from fusewright.capture.call import dispatch as calls

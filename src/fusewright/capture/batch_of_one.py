@@ -23,7 +23,8 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.signals import Signal
-from fusewright.capture.border.memoise import Copied, is_plain_function, nodes_between, shared_by
+from fusewright.capture.border.copying import is_plain_function, nodes_between, shared_by
+from fusewright.capture.border.memoise import Copied
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values import context
 from fusewright.capture.border.values.constant import is_constant

@@ -1,8 +1,8 @@
 """Whether eager has a kernel for these dtypes, and what it gives: meta kernels, and loops of ours, accept more than
 PyTorch's CPU kernels.
 
-Takes a pointwise operator or a reduction with its arguments and the result type that was inferred (a TensorType in each tensor's
-place); gives the reason why eager would do something else, else "". Always holds: the answer comes from the operator
+Takes a pointwise operator or a reduction with its arguments and the result type that was inferred (a TensorType in
+each tensor's place); gives the reason why eager would do something else, else "". Always holds: the answer comes from the operator
 itself, run once for each question on tensors of one element; a question holds all that it is run with, so no answer
 serves another one.
 """

@@ -26,28 +26,19 @@ from fusewright.base.location import Location
 from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak, Retry, Signal
 from fusewright.graph.known_values import known_value
-from fusewright.graph.nodes import add_call, add_placeholder, leaves
+from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators import eager_dtypes, shape_rules, size_checks
 from fusewright.operators.meta_kernels import Memo, MetadataChanged, infer_once, simplified, type_of
-from fusewright.operators.overlap import shares_in_part, view_chain
 from fusewright.operators.rules.common import preserved_strides
-from fusewright.operators.schema import OperatorFacts, argument, facts, functional_form
-from fusewright.record import data_sizes, draws, scalar_operands, traced_tensor
+from fusewright.operators.schema import OperatorFacts, argument, facts
+from fusewright.record import data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
-from fusewright.record.refusals import OTHER_GRADIENT, has_sparse_gradient, refusal
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
-from fusewright.record.torch_level import NODE_ARGUMENTS, torch_target
-from fusewright.record.traced_tensor import (
-    DATA_METHODS,
-    TracedTensor,
-    check_window,
-    make_traced,
-    move_metadata,
-    replace_metadata,
-)
+from fusewright.record.torch_level import TorchLevel
+from fusewright.record.traced_tensor import DATA_METHODS, NonLeaf, TracedTensor, make_traced
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
-from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Sum, Symbol
+from fusewright.sizes.expressions import Dim, Expr, Symbol
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.strides import shares_elements, symbolic_strides
 from fusewright.sizes.symint import dim_of, size_of
@@ -74,19 +65,6 @@ class _RecordingMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         return NotImplemented if traced_tensor.meets_others(types) else self.recorder.dispatch(func, args, kwargs or {})
-
-
-class _NonLeaf(torch.autograd.Function):
-    """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place
-    operators)."""
-
-    @staticmethod
-    def forward(context: object, leaf: TracedTensor) -> TracedTensor:
-        return make_traced(leaf.recorder, leaf.node, leaf.tensor_type)
-
-    @staticmethod
-    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
 
 
 class Recorder:
@@ -119,11 +97,11 @@ class Recorder:
         self.submodules: dict[str, torch.fx.GraphModule] = {}
         self.op_count = 0
         self._constant_nodes: dict[int, TracedTensor] = {}
-        self._size_nodes: dict[Dim, torch.fx.Node] = {}
+        self._torch_level = TorchLevel(self)
         self._last_placeholder: torch.fx.Node | None = None
         self.has_floats = False  # run-time floats were met: arguments are looked through for them
         self._inferred: Memo = {}
-        self._here: tuple[Location, ...] = ()
+        self.here: tuple[Location, ...] = ()
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
@@ -182,7 +160,7 @@ class Recorder:
                     self, node, type_, requires_grad=requires_grad and not inference
                 )
                 if requires_grad and not tensor.is_leaf:
-                    traced = _NonLeaf.apply(traced)
+                    traced = NonLeaf.apply(traced)
                     traced.node, traced.tensor_type = node, type_
         node.meta["history"] = traced.grad_fn
         traced.input_storage = traced.is_input = True
@@ -205,7 +183,7 @@ class Recorder:
         runs as it prints."""
         node = self._placeholder(expr.name if isinstance(expr, Symbol) else name, expr)
         node.meta["type"] = expr
-        self._size_nodes[expr] = node
+        self._torch_level.sizes[expr] = node
         size = size_of(expr, self.env)
         node.meta["example_value"] = size
         return size  # type: ignore[return-value]
@@ -256,7 +234,7 @@ class Recorder:
         self.constants[name] = tensor
         node = self.graph.get_attr(name)
         type_ = replace(type_of(tensor), requires_grad=False)
-        node.meta.update(type=type_, location=self._here)
+        node.meta.update(type=type_, location=self.here)
         traced = make_traced(self, node, type_)
         traced.input_storage = traced.is_input = True
         node.meta["example_value"] = traced
@@ -286,7 +264,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._depth += 1
-        self._here = self.location()
+        self.here = self.location()
         self._grad_mode = torch.is_grad_enabled()
 
     def call(
@@ -304,10 +282,8 @@ class Recorder:
         self.op_count += 1
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
         # are now.
-        node = self._torch_node(fn, args, kwargs) if self.level == "torch" and not self._depth else None
-        outs = _out_tensors(kwargs) if self.level == "aten" else []
-        before = [(t, t.node, _version(t)) for t in outs]
-        last = next(iter(reversed(self.graph.nodes)), None) if outs else None
+        node = self._torch_level.call(fn, args, kwargs) if self.level == "torch" and not self._depth else None
+        watched = out_tensors.watch(self.graph, kwargs) if self.level == "aten" and "out" in kwargs else None
         try:
             if self._depth or self.symbolic:
                 with self.recording(not is_symbolic_in_c(fn)):
@@ -323,33 +299,12 @@ class Recorder:
             raise
         except Exception as error:
             raise GraphBreak("operator-failed", f"{_name(fn)}: {type(error).__name__}: {error}") from error
-        if outs:
-            self._check_written(fn, before, last)
+        if watched is not None:
+            watched.check_written(_name(fn))
         if node is not None:
             node.meta["example_value"] = result
-            self._adopt(result, node)
+            self._torch_level.adopt(result, node)
         return result
-
-    def _check_written(
-        self, fn: object, before: list[tuple[TracedTensor, torch.fx.Node, int]], last: torch.fx.Node | None
-    ) -> None:
-        """PyTorch's composite operators compute beside an `out` tensor that is a subclass, now and then, and never
-        write to it."""
-        unwritten = [
-            t
-            for t, node, version in before
-            if t.node is node and _version(t) == version and 0 not in t.tensor_type.shape
-        ]
-        if not unwritten:
-            return
-        for node in reversed(self.graph.nodes):
-            if node is last:
-                break
-            if isinstance(node.target, OpOverload):
-                written = [argument(node.target, node.args, node.kwargs, index) for index in facts(node.target).written]
-                unwritten = [t for t in unwritten if t.node not in written]
-        if unwritten:
-            raise GraphBreak("operator-failed", f"{_name(fn)} does not write to its `out` tensor when it is traced")
 
     def dispatch(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
@@ -377,25 +332,22 @@ class Recorder:
             with _RecordingMode(self):
                 # Not func.decompose: it prefers PyTorch's Python versions, which are slow and import sympy.
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        form = _IN_PLACE_VIEWS.get(func)
-        if form is not None:
-            return self._view_in_place(func, form, args, kwargs)
         if self.data_shapes and data_sizes.records(func, args):
             return data_sizes.record(self, func, args, kwargs)
         if self.symbolic:
             args, kwargs = scalar_operands.with_fixed_numbers(func, args, kwargs)
-        of_unknown_shape = self._refuse(func, args, kwargs)
+        of_unknown_shape = self._types_of_unknown_shape(func, args, kwargs)
         node_args, type_args = self._convert_sequence(args)
         node_kwargs: dict[str, object] = {}
         type_kwargs: dict[str, object] = {}
         for name, value in kwargs.items():
-            node_kwargs[name], type_kwargs[name] = self._convert(value)
+            node_kwargs[name], type_kwargs[name] = self.convert(value)
         if of_unknown_shape is not None:
             return self._unknown_results(func, of_unknown_shape, node_args, node_kwargs)
         try:
             result_type = self._infer(func, type_args, type_kwargs)
         except MetadataChanged as error:
-            return self._resized_out(func, args, kwargs, error)
+            return out_tensors.lay_out_again(self, func, args, kwargs, error)
         node = None
         if self.level == "torch":
             if not self._depth:
@@ -404,7 +356,7 @@ class Recorder:
             node = add_call(self.graph, func, tuple(node_args), node_kwargs)
             meta = node.meta
             meta["type"] = result_type
-            meta["location"] = self._here
+            meta["location"] = self.here
             if known.random:
                 meta["random"] = True
             # The gradient of an extension's operator is an autograd function, whose forward runs without autograd.
@@ -421,12 +373,15 @@ class Recorder:
             self.dispatch(aten.fill_.Scalar, (result, filler), {})
         return result
 
+    def rebinds(self, how: str) -> None:
+        """Told before a traced tensor comes to stand for another node; for recorders that keep a log."""
+
     def record(self, func: OpOverload, args: Sequence[object], result_type: tuple[object, ...]) -> Any:
         """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""
-        self._here = self.location()
+        self.here = self.location()
         node_args, _ = self._convert_sequence(args)
         node = add_call(self.graph, func, tuple(node_args))
-        node.meta.update(type=result_type, location=self._here)
+        node.meta.update(type=result_type, location=self.here)
         return self._results(facts(func), func, tuple(args), {}, node, result_type)
 
     def node_of(
@@ -434,7 +389,7 @@ class Recorder:
     ) -> torch.fx.Node:
         """The node of an aten-level operator whose arguments are nodes already."""
         node = add_call(self.graph, func, args, kwargs)
-        node.meta.update(type=result_type, location=self._here)
+        node.meta.update(type=result_type, location=self.here)
         if not torch.is_grad_enabled():
             node.meta["no_grad"] = True
         return node
@@ -449,10 +404,10 @@ class Recorder:
         self, fn: Callable[..., object], args: Sequence[object], result_types: Sequence[TensorType]
     ) -> list[object]:
         """Record a torch-level call whose results, a tuple, are known to be of these types."""
-        node = self._torch_node(fn, args, {})
+        node = self._torch_level.call(fn, args, {})
         made = [make_traced(self, None, kind) for kind in result_types]
         node.meta["example_value"] = tuple(made)
-        self._adopt(tuple(made), node)
+        self._torch_level.adopt(tuple(made), node)
         return list(made)
 
     def finish(self, outputs: Sequence[object]) -> torch.fx.Graph:
@@ -462,14 +417,14 @@ class Recorder:
         kinds: list[object] = []
         for value in outputs:
             if self.level == "torch" and isinstance(value, torch.SymInt):
-                node = self._size_node(dim_of(value))
+                node = self._torch_level.size(dim_of(value))
                 values.append(node)
                 kinds.append(dim_of(value))
             elif isinstance(value, UnknownShape):
                 values.append(value.node)
                 kinds.append(value.tensor_type)
             else:
-                node_value, kind = self._convert(value)
+                node_value, kind = self.convert(value)
                 values.append(node_value)
                 kinds.append(kind)
         output = self.graph.output(tuple(values))  # type: ignore[arg-type]
@@ -480,101 +435,25 @@ class Recorder:
         self.graph.lint()
         return self.graph
 
-    # --- dispatch, step by step
-
-    def _view_in_place(
-        self, func: OpOverload, form: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        """x.squeeze_() and its kin: from now on the same object stands for the view."""
-        traced = args[0]
-        assert isinstance(traced, TracedTensor)
-        if traced.is_input:
-            raise GraphBreak("inplace-metadata", f"{func} on an input")
-        view = self.dispatch(form, args, kwargs)
-        assert isinstance(view, TracedTensor)
-        move_metadata(traced, func, args, kwargs)
-        traced.node, traced.tensor_type, traced.input_storage = view.node, view.tensor_type, view.input_storage
-        traced.reshaped = True
-        return traced
-
-    def _resized_out(
-        self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], error: MetadataChanged
-    ) -> object:
-        """`out=` tensors that the operator lays out itself: of the right shape they are copied to; an empty tensor made
-        in this capture becomes the result, as eager resizes it without a warning."""
-        form = functional_form(func)
-        names = [a.name for a in func._schema.arguments if a.is_out]
-        targets = [kwargs.get(name) for name in names]
-        if form is None or not names or len(facts(func).returned) != len(names):
-            raise GraphBreak("inplace-metadata", str(error)) from error
-        made = self.dispatch(form, args, {name: value for name, value in kwargs.items() if name not in names})
-        results = [made] if isinstance(made, torch.Tensor) else made
-        for target, result in zip(targets, results, strict=True):  # type: ignore[arg-type, call-overload]
-            if (
-                not isinstance(target, TracedTensor)
-                or not isinstance(result, TracedTensor)
-                or target.dtype != result.dtype
-            ):
-                raise GraphBreak("inplace-metadata", str(error)) from error
-            if target.tensor_type.shape == result.tensor_type.shape:
-                self.dispatch(aten.copy_.default, (target, result), {})
-            elif target.input_storage or 0 not in target.tensor_type.shape or self.level != "aten":
-                raise GraphBreak("inplace-metadata", str(error)) from error
-            else:
-                replace_metadata(target, result)
-                target.node, target.tensor_type = result.node, result.tensor_type
-        return targets[0] if len(targets) == 1 else tuple(targets)
-
     def _unknown_results(
         self, func: OpOverload, types: tuple[TensorType, ...], args: list[object], kwargs: dict[str, object]
     ) -> object:
         node = add_call(self.graph, func, tuple(args), kwargs)
-        node.meta.update(type=types[0] if len(types) == 1 else types, location=self._here)
+        node.meta.update(type=types[0] if len(types) == 1 else types, location=self.here)
         items = [node] if len(types) == 1 else [self._getitem(node, index, item) for index, item in enumerate(types)]
         made = [make_unknown(self, item, type_, func) for item, type_ in zip(items, types, strict=True)]
         return made[0] if len(types) == 1 else tuple(made)
 
-    def _refuse(
+    # --- dispatch, step by step
+
+    def _types_of_unknown_shape(
         self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[TensorType, ...] | None:
-        """Raises GraphBreak for what cannot be recorded; gives the result types of what is recorded with a shape that
-        nobody knows."""
-        for index in facts(func).written:
-            target = argument(func, args, kwargs, index)
-            if type(target) is TracedTensor:
-                # What is written to a part of a tensor must be seen through all of it.
-                root = view_chain(target.node)[0].meta["type"] if self.level == "aten" else target.tensor_type
-                examples = {} if self.env is None else self.env.examples
-                if shares_elements(target.tensor_type, examples) or shares_elements(root, examples):
-                    raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
-            if self.level == "aten" and type(target) is TracedTensor:
-                read = [
-                    value.node
-                    for value in leaves((args, kwargs))
-                    if type(value) is TracedTensor and value is not target
-                ]
-                if read and shares_in_part(target.node, read):
-                    raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
-        if func is aten.as_strided.default:
-            check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]
-        if (
-            func in OTHER_GRADIENT
-            and self._grad_mode
-            and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args)
-        ):
-            raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
-        refused = refusal(func)
-        if self._grad_mode and self.level == "aten" and has_sparse_gradient(func, args, kwargs):
-            raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
+        """The result types of what is recorded with a shape that nobody knows; raises GraphBreak for what cannot be
+        recorded."""
+        refusals.check_memory(self, func, args, kwargs)
+        refused = refusals.check(func, args, kwargs, self.level if self._grad_mode else None)
         if refused is None:
-            return None
-        if func is aten.index.Tensor:
-            indices = args[1]
-            if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):  # type: ignore[attr-defined]
-                return None
-        if func is aten._ctc_loss.default:
-            return None  # the lengths are Python numbers
-        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
             return None
         types = result_types(func, args, kwargs, f"unknown_{len(self.graph.nodes)}") if self.unknown_shapes else None
         if types is None:
@@ -586,7 +465,7 @@ class Recorder:
     ) -> tuple[torch.fx.Node, Any]:
         """The node of an operator whose result's type the caller knows, and its results."""
         node_args, _ = self._convert_sequence(args)
-        node_kwargs = {name: self._convert(value)[0] for name, value in kwargs.items()}
+        node_kwargs = {name: self.convert(value)[0] for name, value in kwargs.items()}
         node = self.node_of(func, tuple(node_args), node_kwargs, result_type)
         return node, self._results(facts(func), func, args, kwargs, node, result_type)
 
@@ -598,12 +477,12 @@ class Recorder:
                 nodes.append(value.node)
                 kinds.append(value.tensor_type)
             else:
-                node, kind = self._convert(value)
+                node, kind = self.convert(value)
                 nodes.append(node)
                 kinds.append(kind)
         return nodes, kinds
 
-    def _convert(self, value: object) -> tuple[object, object]:
+    def convert(self, value: object) -> tuple[object, object]:
         """(as a node argument, as a rule's argument)."""
         if isinstance(value, torch.Tensor):
             if not isinstance(value, TracedTensor):
@@ -693,101 +572,8 @@ class Recorder:
 
     def _getitem(self, node: torch.fx.Node, index: int, type_: TensorType) -> torch.fx.Node:
         item = add_call(self.graph, operator.getitem, (node, index))
-        item.meta.update(type=type_, location=self._here)
+        item.meta.update(type=type_, location=self.here)
         return item
-
-    # --- torch level
-
-    def _torch_node(
-        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> torch.fx.Node:
-        kind, target, args = torch_target(fn, args)
-        node_args = tuple(self._torch_argument(value) for value in args)
-        node_kwargs = {name: self._torch_argument(value) for name, value in kwargs.items()}
-        node = self.graph.create_node(kind, target, node_args, node_kwargs)  # type: ignore[arg-type]
-        node.meta["location"] = self.location()
-        return node
-
-    def _torch_argument(self, value: object) -> object:
-        if isinstance(value, torch.Tensor):
-            return self._convert(value)[0]
-        if isinstance(value, torch.SymInt):
-            return self._size_node(dim_of(value))
-        if isinstance(value, (torch.SymFloat, torch.SymBool)):
-            return self._convert(value)[0]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._torch_argument(item) for item in value))  # type: ignore[arg-type]
-        if isinstance(value, (list, tuple)):
-            made = [self._torch_argument(item) for item in value]
-            return made if isinstance(value, list) else tuple(made)
-        if isinstance(value, dict):
-            return {key: self._torch_argument(item) for key, item in value.items()}
-        if isinstance(value, slice):
-            return slice(
-                self._torch_argument(value.start), self._torch_argument(value.stop), self._torch_argument(value.step)
-            )
-        if not isinstance(value, NODE_ARGUMENTS) and not isinstance(
-            value, torch.fx.Node
-        ):  # a node: a higher-order operator's body
-            raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
-        return value
-
-    def _adopt(self, result: object, node: torch.fx.Node) -> None:
-        """Give the traced tensors in a torch-level call's result their nodes."""
-        if isinstance(result, TracedTensor):
-            result.node = node
-            node.meta["type"] = result.tensor_type
-        elif isinstance(result, (list, tuple)):
-            for index, item in enumerate(result):
-                self._adopt_item(item, node, index)
-        elif isinstance(result, dict):
-            for key, item in result.items():
-                self._adopt_item(item, node, key)
-
-    def _adopt_item(self, item: object, node: torch.fx.Node, key: object) -> None:
-        if not isinstance(item, (TracedTensor, list, tuple, dict)):
-            return
-        if isinstance(item, TracedTensor) and item.node is not None:
-            return  # an argument that comes back
-        found = self.graph.create_node("call_function", operator.getitem, (node, key))  # type: ignore[arg-type]
-        found.meta.update(example_value=item, location=node.meta["location"])
-        self._adopt(item, found)
-
-    def _size_node(self, d: Dim) -> torch.fx.Node | int:
-        """The torch-level node that computes a size from the size placeholders."""
-        if isinstance(d, int):
-            return d
-        found = self._size_nodes.get(d)
-        if found is None:
-            found = self._size_nodes[d] = self._make_size_node(d)
-        return found
-
-    def _make_size_node(self, d: Expr) -> torch.fx.Node:
-        if isinstance(d, Sum):
-            parts: list[object] = []
-            for monomial, count in d.terms:
-                factors: list[object] = [self._size_node(atom) for atom in monomial]
-                parts.append(self._size_fold(operator.mul, factors if count == 1 else [*factors, count]))
-            return self._size_fold(operator.add, parts if not d.constant else [*parts, d.constant])  # type: ignore[return-value]
-        fold = _SIZE_FUNCTIONS.get(type(d))
-        if fold is None:
-            raise GraphBreak("data-dependent-shape", f"the size {d} has no placeholder")
-        return self._size_fold(fold, [self._size_node(child) for child in d._children()])  # type: ignore[return-value]
-
-    def _size_fold(self, fn: Callable[..., object], values: list[object]) -> object:
-        result = values[0]
-        for value in values[1:]:
-            result = self.graph.create_node("call_function", fn, (result, value))  # type: ignore[arg-type]
-            result.meta["location"] = self._here
-        return result
-
-
-_SIZE_FUNCTIONS: dict[type, Callable[..., object]] = {
-    FloorDiv: operator.floordiv,
-    Mod: operator.mod,
-    Min: min,
-    Max: max,
-}
 
 
 def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
@@ -796,30 +582,6 @@ def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
         return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
     except TypeError:  # not hashable, so none of ours
         return fn
-
-
-# In-place operators that change sizes and strides, and the views that they turn their tensor into.
-_IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
-    aten.as_strided_.default: aten.as_strided.default,
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.squeeze_.dims: aten.squeeze.dims,
-    aten.t_.default: aten.t.default,
-    aten.transpose_.default: aten.transpose.int,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-}
-
-
-def _out_tensors(kwargs: Mapping[str, object]) -> list[TracedTensor]:
-    out = kwargs.get("out")
-    if out is None:
-        return []
-    return [t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, TracedTensor)]
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often it was written to; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _name(fn: object) -> str:

@@ -1,14 +1,26 @@
-"""Which operators cannot be recorded as they come, and which graph break each of them is."""
+"""Which operators cannot be recorded as they come, and which graph break each of them is.
+
+Takes an operator with its arguments. Always holds: nothing is recorded here, so a refusal leaves the graph as it was.
+"""
 
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch._ops import OpOverload
 
-from fusewright.operators.schema import argument
+from fusewright.base.signals import GraphBreak
+from fusewright.graph.nodes import leaves
+from fusewright.operators.overlap import shares_in_part, view_chain
+from fusewright.operators.schema import argument, facts
 from fusewright.record.special_operators import SCALAR_READ
+from fusewright.record.traced_tensor import TracedTensor, check_window
+from fusewright.sizes.strides import shares_elements
+
+if TYPE_CHECKING:
+    from fusewright.sizes.interfaces import Recorder
 
 aten = torch.ops.aten
 
@@ -33,7 +45,7 @@ def _sparse_flags(func: OpOverload) -> tuple[int, ...]:
     return tuple(i for i, a in enumerate(func._schema.arguments) if a.name in ("sparse", "sparse_grad"))
 
 
-def has_sparse_gradient(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+def _has_sparse_gradient(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether the operator's gradient, if one is asked for, is a sparse tensor: no type of the graph's says so."""
     flags = _sparse_flags(func)
     if not any(argument(func, args, kwargs, index) is True for index in flags):
@@ -45,7 +57,7 @@ def has_sparse_gradient(func: OpOverload, args: tuple[object, ...], kwargs: dict
 
 
 @functools.cache
-def refusal(func: OpOverload) -> tuple[str, str] | None:
+def _refusal(func: OpOverload) -> tuple[str, str] | None:
     """The graph break that this operator may need: (code, detail)."""
     tags = func.tags
     found = BREAKS.get(func)
@@ -56,3 +68,47 @@ def refusal(func: OpOverload) -> tuple[str, str] | None:
     if found is None and torch.Tag.inplace_view in tags:
         found = ("inplace-metadata", str(func))
     return found
+
+
+def check_memory(recorder: Recorder, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """Raises GraphBreak for a write whose order would show, and for a window that reaches outside of its tensor."""
+    for index in facts(func).written:
+        target = argument(func, args, kwargs, index)
+        if type(target) is not TracedTensor:
+            continue
+        # What is written to a part of a tensor must be seen through all of it.
+        root = view_chain(target.node)[0].meta["type"] if recorder.level == "aten" else target.tensor_type
+        examples = {} if recorder.env is None else recorder.env.examples
+        if shares_elements(target.tensor_type, examples) or shares_elements(root, examples):
+            raise GraphBreak("operator-failed", f"{func} writes to a tensor whose elements share memory")
+        if recorder.level == "aten":
+            others = (value for value in leaves((args, kwargs)) if value is not target)
+            read = [value.node for value in others if type(value) is TracedTensor]
+            if read and shares_in_part(target.node, read):
+                raise GraphBreak("operator-failed", f"{func} writes to memory that another operand shares in part")
+    if func is aten.as_strided.default:
+        check_window(*(argument(func, args, kwargs, index) for index in range(4)))  # type: ignore[arg-type]
+
+
+def check(
+    func: OpOverload,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    gradients: Literal["aten", "torch"] | None,
+) -> tuple[str, str] | None:
+    """Raises GraphBreak where the traced gradient would be another one; gives the graph break that the operator is
+    unless a result of unknown shape will do. `gradients`: the level at which they are recorded; None: they are off."""
+    if gradients is not None:
+        if func in OTHER_GRADIENT and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
+            raise GraphBreak("operator-failed", f"the gradient of {func} is another one where it is traced")
+        if gradients == "aten" and _has_sparse_gradient(func, args, kwargs):
+            raise GraphBreak("unsupported-tensor", f"the gradient of {func} is sparse")
+    if func is aten.index.Tensor:
+        indices: tuple[object, ...] = args[1]  # type: ignore[assignment]
+        if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):
+            return None
+    if func is aten._ctc_loss.default:
+        return None  # the lengths are Python numbers
+    if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
+        return None
+    return _refusal(func)

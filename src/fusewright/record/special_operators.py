@@ -18,7 +18,7 @@ from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.operators import decompositions
 from fusewright.operators.rules.common import is_dense
 from fusewright.record import data_sizes
-from fusewright.record.traced_tensor import TracedTensor
+from fusewright.record.traced_tensor import TracedTensor, move_metadata
 from fusewright.sizes.symfloat import float_of_tensor
 from fusewright.sizes.symint import dim_of
 from fusewright.sizes.tensor_type import TensorType
@@ -130,9 +130,42 @@ def _empty_strided(recorder: Recorder, args: tuple[object, ...], kwargs: dict[st
     return recorder.dispatch(aten.as_strided.default, (memory, list(size), list(stride)), {})
 
 
+def _view_in_place(
+    func: OpOverload, form: OpOverload
+) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
+    """x.squeeze_() and its kin: from now on the same object stands for the view."""
+
+    def view_in_place(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        recorder.rebinds("a tensor that becomes its own view")
+        traced = args[0]
+        assert isinstance(traced, TracedTensor)
+        if traced.is_input:
+            raise GraphBreak("inplace-metadata", f"{func} on an input")
+        view = recorder.dispatch(form, args, kwargs)
+        move_metadata(traced, func, args, kwargs)
+        traced.node, traced.tensor_type, traced.input_storage = view.node, view.tensor_type, view.input_storage
+        traced.reshaped = True
+        return traced
+
+    return view_in_place
+
+
+# In-place operators that change sizes and strides, and the views that they turn their tensor into.
+_IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+
+
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
     **decompositions.OPERATORS,
+    **{func: _view_in_place(func, form) for func, form in _IN_PLACE_VIEWS.items()},
     aten.lift_fresh.default: _lift_fresh,
     # Zeros without memory (the gradient of sgn): kernels read memory.
     aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(

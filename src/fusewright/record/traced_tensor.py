@@ -130,6 +130,19 @@ def prepare(traced: TracedTensor, recorder: Recorder, node: torch.fx.Node | None
     traced.viewed = None
 
 
+class NonLeaf(torch.autograd.Function):
+    """Gives a traced input a grad_fn, as the real one has (a leaf that requires a gradient forbids in-place
+    operators)."""
+
+    @staticmethod
+    def forward(context: object, leaf: TracedTensor) -> TracedTensor:
+        return make_traced(leaf.recorder, leaf.node, leaf.tensor_type)
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
 def move_metadata(traced: TracedTensor, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Let an in-place view operator (squeeze_, transpose_, …) change the sizes and strides of the traced tensor
     itself."""

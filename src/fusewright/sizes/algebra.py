@@ -1,360 +1,44 @@
-"""The algebra beneath `sizes/expressions.py`: the forms of symbolic integers, how they are built, and the ranges of
-their values.
+"""The algebra beneath `sizes/expressions.py`: sums, products, quotients and remainders of symbolic integers in the one
+form that each has, and the ranges of their values.
 
-Takes symbols (a tensor's size, a loop variable) and integers; gives `Dim = int | Expr`. Import from `sizes`, which adds
-    the questions.
-Always holds: a constant is a plain int, never an Expr; expressions are immutable and hash-consed, so two equal forms
-are one object and `==` is identity; no simplification changes the value for any assignment that respects the symbols'
-ranges and makes every divisor non-zero. Division and modulo are Python's (towards minus infinity).
-
-An expression is a sum of products: `Sum` has integer coefficients over monomials, a monomial is a sorted tuple of
-atoms, and an atom is a Symbol, FloorDiv, Mod, Min or Max. `known_*` never guess: None means "cannot tell".
+Takes and gives `Dim = int | Expr`. Import from `sizes/expressions.py`, which adds the questions.
+Always holds: no simplification changes the value for any assignment that respects the symbols' ranges and makes every
+divisor non-zero. Division and modulo are Python's (towards minus infinity).
 """
 
 from __future__ import annotations
 
 import math
-import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from fusewright.sizes import arithmetic as plain
 from fusewright.sizes.arithmetic import INFINITY, Bound, Interval, interval_product, shared_atoms
-
-
-class Expr:
-    """A symbolic integer. Compare with `known_eq` and its kin for values; `==` asks only whether the forms are the
-    same."""
-
-    __slots__ = ("__weakref__", "_interval", "_key", "_symbols", "_text")
-    _interval: Interval
-    _key: tuple[int, int, str]
-    _symbols: frozenset[Symbol]
-    _text: str
-
-    # What an atom looks like as a sum; `Sum` overrides both.
-    @property
-    def terms(self) -> tuple[tuple[Monomial, int], ...]:
-        return (((self,), 1),)
-
-    @property
-    def constant(self) -> int:
-        return 0
-
-    def __add__(self, other: Dim) -> Dim:
-        return add(self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Dim) -> Dim:
-        return add(self, multiply(other, -1))
-
-    def __rsub__(self, other: Dim) -> Dim:
-        return add(other, multiply(self, -1))
-
-    def __mul__(self, other: Dim) -> Dim:
-        return multiply(self, other)
-
-    __rmul__ = __mul__
-
-    def __neg__(self) -> Dim:
-        return multiply(self, -1)
-
-    def __pos__(self) -> Expr:
-        return self
-
-    def __floordiv__(self, other: Dim) -> Dim:
-        return floor_div(self, other)
-
-    def __rfloordiv__(self, other: Dim) -> Dim:
-        return floor_div(other, self)
-
-    def __mod__(self, other: Dim) -> Dim:
-        return modulo(self, other)
-
-    def __rmod__(self, other: Dim) -> Dim:
-        return modulo(other, self)
-
-    def __pow__(self, power: int) -> Dim:
-        if power < 0:
-            raise ValueError("a symbolic integer has no negative powers")
-        result: Dim = 1
-        for _ in range(power):
-            result = multiply(self, result)
-        return result
-
-    def __bool__(self) -> bool:
-        raise TypeError(f"the symbolic integer {self} has no truth value; ask known_eq(x, 0)")
-
-    def __copy__(self) -> Expr:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Expr:
-        return self
-
-    def __reduce__(self) -> str:
-        raise TypeError("symbolic integers are not pickled; use to_tuples")
-
-    def __repr__(self) -> str:
-        try:
-            return self._text
-        except AttributeError:
-            self._text = self._print()
-            return self._text
-
-    __str__ = __repr__
-
-    def _print(self) -> str:
-        raise NotImplementedError
-
-    def _children(self) -> tuple[Dim, ...]:
-        raise NotImplementedError
-
-    def _find_interval(self) -> Interval:
-        raise NotImplementedError
-
-
-Dim = int | Expr
-Monomial = tuple[Expr, ...]
-
-_interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
-_intern_lock = threading.RLock()
-_recent: deque[Expr] = deque(
-    maxlen=1 << 12
-)  # kept: what is asked of a size in between would else be found out again each time
-
-
-def intern(key: tuple[object, ...], build: Callable[[], Expr]) -> Expr:
-    found = _interned.get(key)
-    if found is None:
-        with _intern_lock:
-            found = _interned.get(key)
-            if found is None:
-                found = _interned[key] = build()
-                _recent.append(found)
-    return found
-
-
-class Symbol(Expr):
-    """A named unknown with lower <= value <= upper; None means unbounded, and `upper` may be symbolic (a loop's extent
-    - 1)."""
-
-    __slots__ = ("lower", "name", "upper")
-    name: str
-    lower: int | None
-    upper: Dim | None
-
-    def _print(self) -> str:
-        return self.name
-
-    def _children(self) -> tuple[Dim, ...]:
-        return ()
-
-    def _find_interval(self) -> Interval:
-        low = -INFINITY if self.lower is None else self.lower
-        high = INFINITY if self.upper is None else interval(self.upper)[1]
-        return low, high
-
-
-class Sum(Expr):
-    """constant + sum of coefficient * monomial, with at least one monomial; never a single monomial atom alone."""
-
-    __slots__ = ("_constant", "_terms")
-    _constant: int
-    _terms: tuple[tuple[Monomial, int], ...]
-
-    @property
-    def terms(self) -> tuple[tuple[Monomial, int], ...]:
-        return self._terms
-
-    @property
-    def constant(self) -> int:
-        return self._constant
-
-    def _print(self) -> str:
-        text = ""
-        for monomial, coefficient_ in self._terms:
-            factors = [_factor_text(atom) if len(monomial) > 1 or coefficient_ != 1 else str(atom) for atom in monomial]
-            if abs(coefficient_) != 1:
-                factors.append(str(abs(coefficient_)))
-            sign = (" - " if coefficient_ < 0 else " + ") if text else ("-" if coefficient_ < 0 else "")
-            text += sign + "*".join(factors)
-        if self._constant:
-            text += f" {'-' if self._constant < 0 else '+'} {abs(self._constant)}"
-        return text
-
-    def _children(self) -> tuple[Dim, ...]:
-        return tuple(atom for monomial, _ in self._terms for atom in monomial)
-
-    def _find_interval(self) -> Interval:
-        low: Bound = plain.least(self._constant)
-        high: Bound = plain.most(self._constant)
-        for monomial, coefficient_ in self._terms:
-            low_term, high_term = interval_product(
-                [(coefficient_, coefficient_), *(interval(atom) for atom in monomial)]
-            )
-            low, high = plain.least(low + plain.least(low_term)), plain.most(high + plain.most(high_term))
-        shared = shared_atoms(self._terms) if len(self._terms) > 1 else ()
-        if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
-            counts = {plain.monomial_quotient(monomial, shared) or (): count for monomial, count in self._terms}
-            quotient = _sum(counts, counts.pop((), 0))
-            low_product, high_product = interval_product([interval(quotient), *(interval(atom) for atom in shared)])
-            low = max(low, plain.least(plain.least(low_product) + plain.least(self._constant)))
-            high = min(high, plain.most(plain.most(high_product) + plain.most(self._constant)))
-        atoms = _replaceable(self._terms)
-        if atoms:
-            low = max(low, _tighten(self, atoms, want_high=False))
-            high = min(high, _tighten(self, atoms, want_high=True))
-        return low, high
-
-
-class _Binary(Expr):
-    """An atom over two operands."""
-
-    __slots__ = ("left", "right")
-    left: Dim
-    right: Dim
-
-    def _children(self) -> tuple[Dim, ...]:
-        return self.left, self.right
-
-
-class FloorDiv(_Binary):
-    """left // right, not simplifiable further."""
-
-    __slots__ = ()
-
-    def _print(self) -> str:
-        return f"{_operand_text(self.left)}//{_operand_text(self.right)}"
-
-    def _find_interval(self) -> Interval:
-        low, high = interval(self.left)
-        divisor_low, divisor_high = interval(self.right)
-        if divisor_low <= 0 <= divisor_high:
-            if divisor_low < 0:
-                return -INFINITY, INFINITY
-            divisor_low = 1  # a divisor is never zero
-            divisor_high = max(divisor_high, 1)
-        corners = [plain.floor_corner(a, b) for a in (low, high) for b in (divisor_low, divisor_high)]
-        return min(corners), max(corners)
-
-
-class Mod(_Binary):
-    """left % right, not simplifiable further."""
-
-    __slots__ = ()
-
-    def _print(self) -> str:
-        return f"{_operand_text(self.left)}%{_operand_text(self.right)}"
-
-    def _find_interval(self) -> Interval:
-        divisor_low, divisor_high = interval(self.right)
-        low: Bound = 0 if divisor_low >= 0 else divisor_low + 1
-        high: Bound = 0 if divisor_high <= 0 else divisor_high - 1
-        left_low, left_high = interval(self.left)
-        if left_low >= 0 and divisor_low >= 0:
-            high = min(high, left_high)
-        return low, high
-
-
-class Choice(Expr):
-    """An atom over a sorted tuple of at least two different operands, at most one of them an int (the last)."""
-
-    __slots__ = ("operands",)
-    operands: tuple[Dim, ...]
-
-    def _children(self) -> tuple[Dim, ...]:
-        return self.operands
-
-
-class Min(Choice):
-    """The least of the operands."""
-
-    __slots__ = ()
-
-    def _print(self) -> str:
-        return f"min({', '.join(map(str, self.operands))})"
-
-    def _find_interval(self) -> Interval:
-        intervals = [interval(operand) for operand in self.operands]
-        return min(low for low, _ in intervals), min(high for _, high in intervals)
-
-
-class Max(Choice):
-    """The greatest of the operands."""
-
-    __slots__ = ()
-
-    def _print(self) -> str:
-        return f"max({', '.join(map(str, self.operands))})"
-
-    def _find_interval(self) -> Interval:
-        intervals = [interval(operand) for operand in self.operands]
-        return max(low for low, _ in intervals), max(high for _, high in intervals)
-
-
-# --- printing and order ----------------------------------------------------------------------------------------------
-
-
-def _operand_text(d: Dim) -> str:
-    return str(d) if isinstance(d, (Symbol, Choice)) or (isinstance(d, int) and d >= 0) else f"({d})"
-
-
-def _factor_text(atom: Expr) -> str:
-    return f"({atom})" if isinstance(atom, _Binary) else str(atom)
-
-
-def sort_key(d: Dim) -> tuple[int, int, str]:
-    """A total, run-to-run deterministic order of dims (not an order of values): ints, symbols (i2 before i10),
-    compounds."""
-    if isinstance(d, int):
-        return (0, d, "")
-    try:
-        return d._key
-    except AttributeError:
-        pass
-    if isinstance(d, Symbol):
-        d._key = (1, len(d.name), f"{d.name}[{d.lower}:{d.upper}]")
-    else:
-        # The text alone could be shared by symbols of one name and different ranges.
-        ranges = "".join(sort_key(s)[2] for s in sorted(free_symbols(d), key=sort_key))
-        d._key = (2, len(str(d)), f"{d} {ranges}")
-    return d._key
-
-
-def term_key(term: tuple[Monomial, int]) -> tuple[tuple[int, int, str], ...]:
-    """A total order of a sum's terms, by their monomials."""
-    return tuple(sort_key(atom) for atom in term[0])
-
+from fusewright.sizes.forms import (
+    Choice,
+    Dim,
+    Expr,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    Monomial,
+    Sum,
+    Symbol,
+    binary,
+    free_symbols,
+    intern,
+    sort_key,
+    symbol,
+    term_key,
+)
 
 # --- construction ----------------------------------------------------------------------------------------------------
-
-
-def symbol(name: str, lower: int | None = 0, upper: Dim | None = None) -> Symbol:
-    """The symbol of this name and range (one object for each combination)."""
-
-    def build() -> Symbol:
-        made = Symbol()
-        made.name, made.lower, made.upper = name, lower, upper
-        return made
-
-    return intern((Symbol, name, lower, upper), build)  # type: ignore[return-value]
 
 
 def loop_symbol(name: str, extent: Dim) -> Symbol:
     """A loop variable that runs over 0 .. extent - 1."""
     return symbol(name, 0, extent - 1)
-
-
-def _binary(kind: type[_Binary], left: Dim, right: Dim) -> Expr:
-    def build() -> Expr:
-        made = kind()
-        made.left, made.right = left, right
-        return made
-
-    return intern((kind, left, right), build)
 
 
 def _sum(terms: Mapping[Monomial, int], constant: int) -> Dim:
@@ -483,7 +167,7 @@ def floor_div(a: Dim, k: Dim) -> Dim:
         return add(quotient, floor_div(shared_a, shared_k))
     for factor, multiple, _ in _blocks(rest, k):
         return add(quotient, floor_div(multiple, _quotient(k, factor)))
-    block = _binary(FloorDiv, rest, k)
+    block = binary(FloorDiv, rest, k)
     low, high = interval(block)
     return add(quotient, int(low) if low == high else block)
 
@@ -514,7 +198,7 @@ def _floor_div_constant(a: Expr, k: int) -> Dim:
                 return add(quotient, floor_div(add(inner.left, others), inner.right * k))
     if type(rest) is Mod and isinstance(rest.right, int) and rest.right > 0 and rest.right % k == 0:
         return add(quotient, modulo(floor_div(rest.left, k), rest.right // k))
-    return add(quotient, _binary(FloorDiv, rest, k))
+    return add(quotient, binary(FloorDiv, rest, k))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -538,7 +222,7 @@ def modulo(a: Dim, k: Dim) -> Dim:
         return add(multiply(modulo(multiple, _quotient(k, factor)), factor), small)
     if floor_div(rest, k) == 0:
         return rest
-    return _binary(Mod, rest, k)
+    return binary(Mod, rest, k)
 
 
 def _modulo_constant(a: Expr, k: int) -> Dim:
@@ -560,7 +244,7 @@ def _modulo_constant(a: Expr, k: int) -> Dim:
         multiple, small = _split_constant(rest, divisor)
         if _fits(small, divisor):
             return add(multiply(modulo(multiple, k // divisor), divisor), small)
-    return _binary(Mod, rest, k)
+    return binary(Mod, rest, k)
 
 
 def _split_constant(a: Dim, k: int) -> tuple[Dim, Dim]:
@@ -714,8 +398,72 @@ def interval(d: Dim) -> Interval:
     try:
         return d._interval
     except AttributeError:
-        d._interval = d._find_interval()
+        d._interval = _INTERVALS[type(d)](d)
         return d._interval
+
+
+def _interval_of_symbol(s: Symbol) -> Interval:
+    low = -INFINITY if s.lower is None else s.lower
+    high = INFINITY if s.upper is None else interval(s.upper)[1]
+    return low, high
+
+
+def _interval_of_sum(d: Sum) -> Interval:
+    low: Bound = plain.least(d._constant)
+    high: Bound = plain.most(d._constant)
+    for monomial, coefficient_ in d._terms:
+        low_term, high_term = interval_product([(coefficient_, coefficient_), *(interval(atom) for atom in monomial)])
+        low, high = plain.least(low + plain.least(low_term)), plain.most(high + plain.most(high_term))
+    shared = shared_atoms(d._terms) if len(d._terms) > 1 else ()
+    if shared:  # a*b - a is a*(b - 1): above 0 when b is above 1, which the terms apart do not show
+        counts = {plain.monomial_quotient(monomial, shared) or (): count for monomial, count in d._terms}
+        quotient = _sum(counts, counts.pop((), 0))
+        low_product, high_product = interval_product([interval(quotient), *(interval(atom) for atom in shared)])
+        low = max(low, plain.least(plain.least(low_product) + plain.least(d._constant)))
+        high = min(high, plain.most(plain.most(high_product) + plain.most(d._constant)))
+    atoms = _replaceable(d._terms)
+    if atoms:
+        low = max(low, _tighten(d, atoms, want_high=False))
+        high = min(high, _tighten(d, atoms, want_high=True))
+    return low, high
+
+
+def _interval_of_quotient(d: FloorDiv) -> Interval:
+    low, high = interval(d.left)
+    divisor_low, divisor_high = interval(d.right)
+    if divisor_low <= 0 <= divisor_high:
+        if divisor_low < 0:
+            return -INFINITY, INFINITY
+        divisor_low = 1  # a divisor is never zero
+        divisor_high = max(divisor_high, 1)
+    corners = [plain.floor_corner(a, b) for a in (low, high) for b in (divisor_low, divisor_high)]
+    return min(corners), max(corners)
+
+
+def _interval_of_remainder(d: Mod) -> Interval:
+    divisor_low, divisor_high = interval(d.right)
+    low: Bound = 0 if divisor_low >= 0 else divisor_low + 1
+    high: Bound = 0 if divisor_high <= 0 else divisor_high - 1
+    left_low, left_high = interval(d.left)
+    if left_low >= 0 and divisor_low >= 0:
+        high = min(high, left_high)
+    return low, high
+
+
+def _interval_of_choice(d: Choice) -> Interval:
+    lows, highs = zip(*(interval(operand) for operand in d.operands))
+    best = min if isinstance(d, Min) else max
+    return best(lows), best(highs)
+
+
+_INTERVALS: dict[type[Expr], Callable[..., Interval]] = {
+    Symbol: _interval_of_symbol,
+    Sum: _interval_of_sum,
+    FloorDiv: _interval_of_quotient,
+    Mod: _interval_of_remainder,
+    Min: _interval_of_choice,
+    Max: _interval_of_choice,
+}
 
 
 def _is_relational(atom: Expr) -> bool:
@@ -796,18 +544,3 @@ def _replacements(
     assert isinstance(atom, Choice)
     chosen = [multiply(scale, operand) for operand in atom.operands]
     return chosen, min if isinstance(atom, Min) == rising else max
-
-
-def free_symbols(d: Dim) -> frozenset[Symbol]:
-    """The symbols that occur in `d` (not those of their ranges)."""
-    if isinstance(d, int):
-        return frozenset()
-    try:
-        return d._symbols
-    except AttributeError:
-        pass
-    if isinstance(d, Symbol):
-        d._symbols = frozenset((d,))
-    else:
-        d._symbols = frozenset().union(*(free_symbols(child) for child in d._children()))
-    return d._symbols

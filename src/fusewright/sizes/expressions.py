@@ -14,8 +14,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from fusewright.base.records import dataclass
+from fusewright.sizes import algebra
 from fusewright.sizes.algebra import (
-    INFINITY,
+    add,
+    floor_div,
+    interval,
+    loop_symbol,
+    modulo,
+    multiply,
+    product,
+    split_atom,
+)
+from fusewright.sizes.arithmetic import INFINITY, monomial_quotient
+from fusewright.sizes.forms import (
     Choice,
     Dim,
     Expr,
@@ -26,21 +37,12 @@ from fusewright.sizes.algebra import (
     Monomial,
     Sum,
     Symbol,
-    add,
-    floor_div,
     free_symbols,
     intern,
-    interval,
-    loop_symbol,
-    modulo,
-    multiply,
-    product,
     sort_key,
-    split_atom,
     symbol,
     term_key,
 )
-from fusewright.sizes.arithmetic import monomial_quotient
 
 __all__ = [
     "Dim",
@@ -78,6 +80,9 @@ __all__ = [
     "to_tuples",
     "total",
 ]
+
+
+Expr.algebra = algebra
 
 
 def total(dims: Iterable[Dim]) -> Dim:

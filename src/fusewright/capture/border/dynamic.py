@@ -21,8 +21,20 @@ from fusewright.base import marks
 from fusewright.base.errors import DynamicMarkError
 from fusewright.base.signals import Retry, SkipFrame
 from fusewright.capture.border.effects import changed, contents
-from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Local, Source, TensorSize, TensorStride
+from fusewright.capture.guards import Guard
+from fusewright.capture.guards.sources import (
+    Attribute,
+    FunctionSource,
+    InstanceDict,
+    Item,
+    Local,
+    Source,
+    TensorSize,
+    TensorStride,
+)
+from fusewright.capture.guards.types import SMALL_SIZES
 from fusewright.record.traced_tensor import TracedTensor
+from fusewright.sizes.expressions import Expr, Relation
 from fusewright.sizes.strides import free_strides
 
 if TYPE_CHECKING:
@@ -309,3 +321,18 @@ def from_argument(source: Any, modules: set[Source]) -> bool:
         if source in modules:
             return False
     return isinstance(source, Local)
+
+
+def size_guards_since(env: ShapeEnv | None, count: int, assumed: frozenset[Expr]) -> tuple[Guard, ...]:
+    """Guards on sizes that were learnt after the first `count` and the first assumptions: passes over the graph may ask
+    more."""
+    if env is None or (len(env.guards) == count and env.assumed == assumed):
+        return ()
+    check_marks(env)
+    sources = {known.symbol.name: known.source for known in env.symbols.values()}
+    learnt = [
+        Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:]
+    ]
+    more = sorted(known.symbol.name for known in env.symbols.values() if known.symbol in env.assumed - assumed)
+    larger = [Relation("<=", 2, known.symbol) for known in env.symbols.values() if known.symbol.name in more]
+    return (*learnt, *(Guard("SIZE", FunctionSource(), (relation, sources), SMALL_SIZES) for relation in larger))

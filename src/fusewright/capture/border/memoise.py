@@ -13,12 +13,10 @@ counterpart. An example with effects, writes to others' tensors, symbols or hook
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,16 +27,26 @@ from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Retry
 from fusewright.capture.border.aliasing import written_arguments
+from fusewright.capture.border.copying import (
+    alike,
+    containers,
+    is_plain_function,
+    is_question,
+    mapped,
+    nodes_between,
+    repeatable,
+    shared_by,
+)
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed, contents, stamp
+from fusewright.capture.border.paths import ABSENT, READ, REBASE, Path, Paths, Refused
 from fusewright.capture.border.values import context, number
 from fusewright.capture.border.values.constant import EQUALS_TYPES, FROZEN_TYPES, IS_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.bytecode.instructions import NULL
-from fusewright.capture.guards.check import HOLDS, SourceError, evaluate, is_constant_key
-from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source
+from fusewright.capture.guards.check import HOLDS, SourceError, evaluate
+from fusewright.capture.guards.sources import InstanceDict, Source
 from fusewright.capture.guards.types import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.graph.nodes import add_call, leaves
-from fusewright.operators.schema import argument, facts, list_of_views
 from fusewright.record.traced_tensor import TracedTensor, make_traced
 from fusewright.sizes.symint import dim_of
 
@@ -56,10 +64,6 @@ _NOTHING = (MISSING, DELETED, NULL)
 _SUBJECTS: tuple[GuardKind, ...] = ("TYPE", "IS", "EQUALS", "LENGTH", "KEYS", "ABSENT", "CALL", "BOUND", "SAME")
 
 
-class _Refused(Exception):
-    """This call cannot be an example, or cannot be replayed from it."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Here:
     """Where the logs stood, and what interpreted code could see besides its arguments and outside objects."""
@@ -74,18 +78,6 @@ class _Here:
     counts: tuple[object, ...]
     stack: tuple[Location, ...]
     kept: tuple[object, ...]  # whose identities the settings mention
-
-
-@dataclass(slots=True)
-class _Path:
-    """One step below the module, from the object at `parent`, and what is wanted of the object there (before anything
-    is read from it)."""
-
-    source: Source
-    parent: int
-    guards: list[Guard] = field(default_factory=list)
-    tensor: torch.Tensor | None = None
-    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +104,7 @@ class _Example:
     start: _Here
     end: _Here
     refused: bool = False
-    paths: list[_Path] | None = None
+    paths: list[Path] | None = None
     records: list[tuple[int, Outside]] = field(default_factory=list)
     same: list[tuple[int, Source, int | None]] = field(default_factory=list)
     seen: frozenset[int] = frozenset()
@@ -164,19 +156,19 @@ class Repeats:
         try:
             signature = (type(module), forward.__func__, tuple(kwargs), self._signature(given))
             start = self._here()
-        except _Refused:
+        except Refused:
             return tracer.call(forward, args, kwargs)
         examples = self._examples.setdefault(signature, [])
         for example in examples:
             if not example.refused and example.start.settings == start.settings:
                 try:
                     return self._replay(example, module, source, given, start)
-                except _Refused:
+                except Refused:
                     pass
         result = tracer.call(forward, args, kwargs)
         try:
             end = self._here()
-        except _Refused:
+        except Refused:
             return result
         if (
             len(examples) < MOST_EXAMPLES
@@ -209,18 +201,18 @@ class Repeats:
             return kind, value
         record = self.world.outside(value)
         if record is None or isinstance(record.real, _CONTAINERS):
-            raise _Refused
+            raise Refused
         return id(value)  # the very object
 
     def _tensor_kind(self, tensor: TracedTensor, order: dict[int, int]) -> object:
         first = order.setdefault(id(tensor), len(order))
         world = self.world
         if tensor.recorder is not world.recorder or tensor.reshaped or world.recorder.known_value(tensor) is not None:
-            raise _Refused
+            raise Refused
         if world.outside(tensor) is not None:
             return first, id(tensor)
         if tensor.is_input:
-            raise _Refused
+            raise Refused
         facts = (
             tensor.requires_grad,
             tensor.is_leaf,
@@ -235,12 +227,12 @@ class Repeats:
         tracer, env = world.tracer, recorder.env
         effects = world.effects
         if effects.slots or effects.cells or world.unread or any(world.tensor_attributes.values()):
-            raise _Refused
+            raise Refused
         if world.uses_arrays or recorder.has_floats or tracer.is_handling():
-            raise _Refused
+            raise Refused
         state, gradients = context.snapshot(), recorder.user_gradients
         if state.function_modes or torch._C._functorch.peek_interpreter_stack() is not None:
-            raise _Refused  # they may keep a state of their own
+            raise Refused  # they may keep a state of their own
         return _Here(
             guards=len(world._guards),
             records=len(world._by_real),
@@ -290,9 +282,9 @@ class Repeats:
         return self.world.recorder.level == "aten" and not torch.is_grad_enabled()
 
     def _prepare(self, example: _Example) -> None:
-        """What the example has seen and done, as paths below its module. Raises _Refused if it cannot be repeated."""
+        """What the example has seen and done, as paths below its module. Raises Refused if it cannot be repeated."""
         world = self.world
-        paths = _Paths(example.source)
+        paths = Paths(example.source)
         start, end = example.start, example.end
         touched = self.touched[start.touched : end.touched]
         for record in itertools.islice(world._by_real.values(), end.records):
@@ -301,15 +293,15 @@ class Repeats:
                 example.records.append((at, record))
                 if isinstance(record.real, torch.Tensor):
                     if type(record.value) is not TracedTensor:
-                        raise _Refused
+                        raise Refused
                     paths.steps[at].tensor = record.real
         below = {id(record.real) for _, record in example.records} | {id(example.module)}
         for value in touched:
             read_natively = value.shadow is not None if type(value) is OutsideDict else isinstance(value, _CONTAINERS)
             if read_natively and world.outside(value) is not None and id(world.real_of(value)) not in below:
-                raise _Refused  # what it holds may have been seen
+                raise Refused  # what it holds may have been seen
             if world.outside(value) is None and not _is_unchanging(value):
-                raise _Refused  # an object of the program's own, which another call may find changed
+                raise Refused  # an object of the program's own, which another call may find changed
         example.seen = frozenset(
             id(world.real_of(value)) for value in (example.module, *touched, *_flat(example.arguments))
         )
@@ -318,17 +310,17 @@ class Repeats:
         example.paths = paths.steps
         self._prepare_graph(example)
 
-    def _place(self, example: _Example, paths: _Paths, guard: Guard, asked: bool) -> None:
+    def _place(self, example: _Example, paths: Paths, guard: Guard, asked: bool) -> None:
         """Hangs a guard on the path that it is about. `asked`: during the example's call."""
         at = paths.find(guard.source)
         other = paths.find(guard.value) if guard.kind == "SAME" else None  # type: ignore[arg-type]
         if at is None and other is None:
             answer = guard.value
-            if asked and guard.kind == "CALL" and not (isinstance(answer, AnswersAgain) and _is_question(answer)):
-                raise _Refused  # of objects to which no path leads
+            if asked and guard.kind == "CALL" and not (isinstance(answer, AnswersAgain) and is_question(answer)):
+                raise Refused  # of objects to which no path leads
             return
         if at is None or guard.kind not in _SUBJECTS:
-            raise _Refused
+            raise Refused
         if guard.kind == "SAME":
             example.same.append((at, guard.value, other))  # type: ignore[arg-type]
         else:
@@ -336,13 +328,13 @@ class Repeats:
             paths.steps[at].optional |= guard.kind == "BOUND" and not guard.value
 
     def _prepare_graph(self, example: _Example) -> None:
-        """The nodes that the example recorded, or its calls: raises _Refused if they depend on more than arguments and
+        """The nodes that the example recorded, or its calls: raises Refused if they depend on more than arguments and
         what was read."""
         recorder = self.world.recorder
         start, end = example.start, example.end
         calls = self.calls[start.calls : end.calls]
         if len(calls) != end.operators - start.operators:
-            raise _Refused
+            raise Refused
         between = nodes_between(recorder.graph, start.last_node, end.last_node)
         example.nodes = nodes = [node for node in between if node.op != "placeholder"]
         plain = all(call.settings is None for call in calls)
@@ -355,10 +347,10 @@ class Repeats:
                 own.add(node)
             if isinstance(node.target, OpOverload):
                 if not own.issuperset(one for one in leaves(written_arguments(node)) if one is not None):
-                    raise _Refused
+                    raise Refused
                 plain = plain and node.target.namespace == "aten"  # not the generator's draws, which are numbered
             elif node.op != "get_attr" and recorder.level == "aten" and node.target is not operator.getitem:
-                raise _Refused
+                raise Refused
             plain = plain and all(
                 read in known or read.op in ("placeholder", "get_attr") for read in node.all_input_nodes
             )
@@ -370,20 +362,20 @@ class Repeats:
             example.calls = calls
             tensors = {value.node for value in given}
             for call in calls:
-                if not (is_plain_function(call.function) and _repeatable((call.args, call.kwargs), tensors)):
-                    raise _Refused
+                if not (is_plain_function(call.function) and repeatable((call.args, call.kwargs), tensors)):
+                    raise Refused
                 tensors |= {value.node for value in _flat(call.result) if type(value) is TracedTensor}
         else:
-            raise _Refused
-        if not _repeatable(example.result, tensors) or any(
-            type(part) in (list, dict) for part in _containers(example.result)
+            raise Refused
+        if not repeatable(example.result, tensors) or any(
+            type(part) in (list, dict) for part in containers(example.result)
         ):
-            raise _Refused
+            raise Refused
         if plain and any(
             type(value) is TracedTensor and value.requires_grad and value.node in nodes
             for value in _flat(example.result)
         ):
-            raise _Refused
+            raise Refused
 
     # --- the replay ---------------------------------------------------------------------------------------------------
 
@@ -393,7 +385,7 @@ class Repeats:
         if example.paths is None:
             try:
                 self._prepare(example)
-            except _Refused:
+            except Refused:
                 example.refused = True
                 raise
         objects = self._matched(example, module)
@@ -418,39 +410,39 @@ class Repeats:
         )
 
     def _matched(self, example: _Example, module: torch.nn.Module) -> list[Any]:
-        """The object at each path below `module`. Raises _Refused unless interpreting would see the same there as the
+        """The object at each path below `module`. Raises Refused unless interpreting would see the same there as the
         example did."""
         assert example.paths is not None
         objects: list[Any] = []
         try:
             for path in example.paths:
-                now = _ABSENT if objects else module
+                now = ABSENT if objects else module
                 try:
                     if objects:
-                        now = _READ[type(path.source)](objects[path.parent], path.source)
+                        now = READ[type(path.source)](objects[path.parent], path.source)
                 except (KeyError, IndexError, AttributeError, ValueError):
                     if not path.optional:
                         raise
                 objects.append(now)
                 if not all(_holds(guard, now) for guard in path.guards) or (
-                    path.tensor is not None and not _alike(now, path.tensor)
+                    path.tensor is not None and not alike(now, path.tensor)
                 ):
-                    raise _Refused
+                    raise Refused
             for at, elsewhere, other in example.same:
                 if objects[at] is not (self._evaluate(elsewhere) if other is None else objects[other]):
-                    raise _Refused
-        except _Refused:
+                    raise Refused
+        except Refused:
             raise
         except Exception as error:  # as with any guard, an exception is the answer no
-            raise _Refused from error
+            raise Refused from error
         effects = self.world.effects
         written = {id(shadow.real) for shadow in effects.shadows if _is_written(shadow)} | self.world.stored.keys()
         theirs: dict[int, object] = {}
         for mine, old in ((module, example.module), *((objects[at], record.real) for at, record in example.records)):
             if theirs.setdefault(id(mine), old) is not old:
-                raise _Refused
+                raise Refused
             if mine is not old and (id(mine) in example.seen or id(mine) in written or id(old) in written):
-                raise _Refused
+                raise Refused
         return objects
 
     def _evaluate(self, source: Source) -> object:
@@ -458,7 +450,7 @@ class Repeats:
         try:
             return evaluate(source, tracer.locals, tracer.function)
         except SourceError:
-            raise _Refused from None
+            raise Refused from None
 
     def _adopt(self, example: _Example, source: Source, objects: list[Any]) -> list[Source]:
         """Adds the guards of the example, on the paths below this module; gives the sources of the paths."""
@@ -466,15 +458,15 @@ class Repeats:
         world = self.world
         sources = [source]
         for path in example.paths[1:]:
-            sources.append(_REBASE[type(path.source)](path.source, sources[path.parent]))
+            sources.append(REBASE[type(path.source)](path.source, sources[path.parent]))
         for at, record in example.records:
             known = world.record_of(objects[at])
             if known is not None and objects[at] is not record.real and known.source != sources[at]:
-                raise _Refused
+                raise Refused
         for path, mine in zip(example.paths, sources):
             for guard in path.guards:
                 if guard.kind == "EQUALS" and _has_changed(world, guard.value, mine):
-                    raise _Refused
+                    raise Refused
         for path, mine in zip(example.paths, sources):
             for guard in path.guards:
                 world.guard(guard.kind, mine, guard.value)
@@ -556,56 +548,6 @@ class Repeats:
         return mapped(example.result, tensor)
 
 
-class _Paths:
-    """The distinct sources below a module's source, each after its parent; the first is the module."""
-
-    def __init__(self, root: Source) -> None:
-        self.root = root
-        self.steps = [_Path(root, 0)]
-        self._places: dict[Source, int | None] = {root: 0}
-
-    def find(self, source: Source) -> int | None:
-        """The number of the path; None for a source that does not lead through the module. Raises _Refused for one that
-        cannot be followed."""
-        if source in self._places:
-            return self._places[source]
-        base: Source | None = getattr(source, "base", None)
-        parent = None if base is None else self.find(base)
-        place = None
-        if parent is not None:
-            if type(source) not in _READ or (type(source) is Item and not is_constant_key(source.key)):
-                raise _Refused
-            place = len(self.steps)
-            self.steps.append(_Path(source, parent))
-        self._places[source] = place
-        return place
-
-
-_ABSENT = object()
-
-
-def _item(base: Any, source: Any) -> object:
-    if isinstance(base, dict):
-        return dict.__getitem__(base, source.key)
-    if isinstance(base, list):
-        return list.__getitem__(base, source.key)
-    if isinstance(base, tuple):
-        return tuple.__getitem__(base, source.key)
-    raise KeyError(source.key)
-
-
-_READ: dict[type, Callable[[Any, Any], object]] = {
-    Item: _item,
-    InstanceDict: lambda base, source: object.__getattribute__(base, "__dict__"),
-    Attribute: lambda base, source: getattr(base, source.name),
-}
-_REBASE: dict[type, Callable[[Any, Source], Source]] = {
-    Item: lambda source, base: Item(base, source.key),
-    InstanceDict: lambda source, base: InstanceDict(base, source.hooked),
-    Attribute: lambda source, base: Attribute(base, source.name),
-}
-
-
 def _is_unchanging(value: object) -> bool:
     return isinstance(value, _UNCHANGING) or any(value is one for one in _NOTHING) or is_constant(value)
 
@@ -621,7 +563,7 @@ def _held(shadow: Shadow) -> tuple[object, ...]:
 
 def _holds(guard: Guard, now: object) -> bool:
     if guard.kind == "BOUND":
-        return (now is not _ABSENT) is guard.value
+        return (now is not ABSENT) is guard.value
     return HOLDS[guard.kind](guard.value, now)
 
 
@@ -632,107 +574,12 @@ def _has_changed(world: World, value: Any, source: Source) -> bool:
     return type(value) is tuple and number.tuple_has_changed(world, value, source)
 
 
-def _is_question(answer: AnswersAgain) -> bool:
-    """Whether a question to the outside world is about constants and classes alone."""
-    return not isinstance(answer.function, functools.partial) and all(
-        is_constant(one) or isinstance(one, type) for one in answer.args
-    )
-
-
-_DESCRIPTIONS = (
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
-)
-
-
-def is_plain_function(function: Any) -> bool:
-    """Whether a torch function holds no value of the capture's."""
-    if isinstance(function, types.FunctionType):
-        return function.__closure__ is None
-    if isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
-        return not isinstance(function.__self__, torch.Tensor)
-    return isinstance(function, _DESCRIPTIONS)
-
-
-def _repeatable(value: Any, tensors: set[torch.fx.Node]) -> bool:
-    """Whether `value` is made of constants and of tensors that stand for these nodes or for inputs."""
-    kind = type(value)
-    if kind is TracedTensor:
-        return not value.reshaped and (value.node in tensors or value.is_input)
-    if kind in (tuple, list, torch.Size):
-        return all(_repeatable(element, tensors) for element in value)
-    if kind is dict:
-        return all(type(key) is str and _repeatable(element, tensors) for key, element in value.items())
-    if kind is slice:
-        return all(type(part) in (int, torch.SymInt, type(None)) for part in (value.start, value.stop, value.step))
-    return kind is torch.SymInt or is_constant(value)
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list, dict)):
-        yield value
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _containers(part)
-
-
-def shared_by(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The nodes whose memory an operator's results may lie in."""
-    if not isinstance(node.target, OpOverload):
-        return list(node.all_input_nodes)
-    places = {alias[1] for alias in facts(node.target).returned if alias is not None}
-    views = list_of_views(node.target)
-    if views is not None:
-        places.add(views)
-    kwargs: Any = node.kwargs
-    found = leaves([argument(node.target, node.args, kwargs, place) for place in places])
-    return [one for one in found if isinstance(one, torch.fx.Node)]
-
-
-def nodes_between(
-    graph: torch.fx.Graph, start: torch.fx.Node | None, end: torch.fx.Node | None
-) -> Iterator[torch.fx.Node]:
-    """The nodes after `start` up to `end`."""
-    node = start
-    while node is not end:
-        node = graph._root.next if node is None else node.next
-        yield node
-
-
 def _same(tensor: TracedTensor) -> TracedTensor:
     return tensor
 
 
-def _alike(mine: Any, theirs: torch.Tensor) -> bool:
-    """Whether two outside tensors make inputs of one kind."""
-    return (
-        type(mine) is type(theirs)
-        and mine.dtype == theirs.dtype
-        and mine.shape == theirs.shape
-        and mine.layout == theirs.layout == torch.strided
-        and mine.stride() == theirs.stride()
-        and mine.device == theirs.device
-        and mine.requires_grad == theirs.requires_grad
-        and mine.is_leaf == theirs.is_leaf
-        and torch._C._dispatch_keys(mine).raw_repr() == torch._C._dispatch_keys(theirs).raw_repr()
-    )
-
-
 def _flat(value: object) -> list[Any]:
     return list(leaves(value))
-
-
-def mapped(value: Any, tensor: Callable[[TracedTensor], TracedTensor]) -> Any:
-    """The same containers, made anew, with other tensors."""
-    kind = type(value)
-    if kind is TracedTensor:
-        return tensor(value)
-    if kind is tuple or kind is list:
-        return kind([mapped(element, tensor) for element in value])
-    if kind is dict:
-        return {key: mapped(element, tensor) for key, element in value.items()}
-    return value
 
 
 def _note_results(old: Any, new: Any, values: dict[int, object]) -> None:

@@ -1,4 +1,4 @@
-"""Python's operators, subscripts, truth, iteration, formatting and imports on values at the border.
+"""Python's operators, subscripts, truth and iteration on values at the border.
 
 Takes real values; gives what eager would. A special method written in Python is interpreted; tensors go through the
 recorder; plain builtin values go to native code. Always holds: an outside object is never handed to native code that
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import collections
 import decimal
-import importlib.util
 import operator
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,15 @@ import torch
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native_ready import (
+    CONTAINERS,
+    CONTENTS,
+    PLAIN,
+    SCALARS,
+    TRANSPARENT,
+    for_native,
+    text_ready,
+)
 from fusewright.capture.border.values import array as arrays, cls as classes
 from fusewright.capture.border.values.array import TracedArray
 from fusewright.capture.border.values.constant import FROZEN_TYPES
@@ -33,9 +40,7 @@ from fusewright.capture.border.values.symbolic import (
     is_open,
     stays_symbolic,
 )
-from fusewright.capture.border.values.text import TensorText, text_of
 from fusewright.capture.guards import MISSING
-from fusewright.capture.guards.sources import Item
 from fusewright.sizes import symfloat as runtime_float
 
 if TYPE_CHECKING:
@@ -88,83 +93,6 @@ UNARY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "+": ("__pos__", operator.pos),
     "~": ("__invert__", operator.invert),
 }
-
-SCALARS: frozenset[type] = frozenset({
-    int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), type(NotImplemented), range, slice,
-    torch.dtype,
-    torch.device,
-    torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size,
-})  # fmt: skip
-CONTAINERS: frozenset[type] = frozenset({
-    list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
-    type({}.keys()), type({}.values()), type({}.items()), type(collections.OrderedDict().keys()),
-    type(collections.OrderedDict().items()),
-    type(collections.OrderedDict().values()), types.MappingProxyType,
-})  # fmt: skip
-PLAIN = SCALARS | CONTAINERS
-# What an instance of a subclass of these holds is guarded, or consists of constants.
-CONTENTS: tuple[type, ...] = (tuple, int, float, complex, str, bytes)
-# Raw objects that native code may look at freely: what they show does not change, or is guarded by identity.
-TRANSPARENT = (
-    type,
-    types.FunctionType,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    types.CellType,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
-)
-
-
-def for_native(world: World, value: Any) -> Any:
-    """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and
-    their subclasses."""
-    return _ready(world, value, set()) if isinstance(value, _NESTING) and world.has_stand_ins() else value
-
-
-_NESTING = (OutsideDict, list, dict, tuple, collections.deque)
-
-
-def _ready(world: World, value: Any, seen: set[int]) -> Any:
-    if type(value) is OutsideDict:
-        _ready(world, value.materialise(), seen)
-        return value.as_native()
-    if id(value) in seen:
-        return value
-    seen.add(id(value))
-    if isinstance(value, tuple):
-        elements = tuple(
-            _ready(world, part, seen) if isinstance(part, _NESTING) else part for part in tuple.__iter__(value)
-        )
-        return (
-            _with_elements(world, value, elements)
-            if any(map(operator.is_not, elements, tuple.__iter__(value)))
-            else value
-        )
-    base: Any = next(
-        base for base in (list, collections.OrderedDict, dict, collections.deque) if isinstance(value, base)
-    )
-    exchanged: dict[int, object] = {}
-    for place, part in tuple(base.items(value) if isinstance(value, dict) else enumerate(base.__iter__(value))):
-        if isinstance(part, _NESTING):
-            ready = _ready(world, part, seen)
-            if ready is not part:
-                base.__setitem__(value, place, ready)
-                exchanged[id(part)] = ready
-    if exchanged:
-        world.effects.exchanged(value, exchanged)
-    return value
-
-
-def _with_elements(world: World, value: tuple, elements: tuple) -> tuple:
-    """A tuple in the place of another."""
-    made = elements if type(value) is tuple else tuple.__new__(type(value), elements)
-    if hasattr(made, "__dict__"):
-        made.__dict__.update(object.__getattribute__(value, "__dict__"))
-    record = world.outside(value)
-    if record is not None:
-        world.replace_stand_in(record.real, made)
-    return made
 
 
 def refuse_opaque(world: World, obj: Any, method: str) -> None:
@@ -594,135 +522,3 @@ def advance(world: World, iterator: Any) -> Any:
             f"a {kind.__qualname__} that was made before the compiled function was called is advanced",
         )
     return native(next, iterator)
-
-
-_CONVERSIONS: dict[int, str] = {
-    0: "format",
-    -1: "format",
-    1: "str",
-    2: "repr",
-    3: "ascii",
-    ord("s"): "str",
-    ord("r"): "repr",
-    ord("a"): "ascii",
-}
-
-
-def format_value(world: World, value: Any, conversion: int, spec: str) -> Any:
-    """One replacement field of a formatted string."""
-    value = concrete_inside(value)  # the text shows the number, so a guard fixes it
-    how = _CONVERSIONS[conversion]
-    if isinstance(value, torch.Tensor) and not (spec and (how != "format" or value.dim())):
-        return text_of(value, format, spec) if how == "format" else text_of(value, _CONVERTERS[how])
-    if how == "format":
-        method = classes.python_method(world, type(value), "__format__") if type(value) not in PLAIN else None
-        if method is not None:
-            return answered(
-                world, value, "__format__", lambda echo: format(echo, spec), world.tracer.call(method, (value, spec))
-            )
-        if not spec:
-            return to_text(world, value, "str")
-        return native(format, text_ready(world, value), spec)
-    return native(format, to_text(world, value, how), spec)
-
-
-def to_text(world: World, value: Any, how: str) -> Any:
-    """`str`, `repr` or `ascii` of a value; special methods written in Python are interpreted."""
-    value = concrete_inside(world.materialise(value))
-    if isinstance(value, torch.Tensor):
-        return text_of(value, _CONVERTERS[how])
-    if how == "str":
-        method = classes.python_method(world, type(value), "__str__")
-        if method is None and classes.lookup(type(value), "__str__") is object.__str__:
-            return to_text(world, value, "repr")
-        if method is not None:
-            return answered(world, value, "__str__", str, world.tracer.call(method, (value,)))
-    else:
-        method = classes.python_method(world, type(value), "__repr__")
-        if method is not None:
-            text = answered(world, value, "__repr__", repr, world.tracer.call(method, (value,)))
-            return (
-                native(str.encode, text, "ascii", "backslashreplace").decode()
-                if how == "ascii" and not text.isascii()
-                else text
-            )
-    ready = text_ready(world, value)
-    return native(_CONVERTERS[how], ready)
-
-
-_CONVERTERS: dict[str, Any] = {"str": str, "repr": repr, "ascii": ascii}
-
-
-def text_ready(world: World, value: Any, depth: int = 0) -> Any:
-    """`value`, if native code may turn it into text: no tensor and no outside object in it."""
-    kind = type(value)
-    if isinstance(value, torch.Tensor) or kind is TensorText:
-        raise GraphBreak("print-tensor", "a tensor turned into text")
-    if kind in SYMBOLIC or kind is torch.Size:
-        return concrete_inside(value)
-    if kind in SCALARS or isinstance(value, TRANSPARENT):
-        return value
-    if kind is OutsideDict:
-        value = value.as_native()
-        kind = type(value)
-    if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
-        if depth < 6:
-            for element in dict.items(value) if isinstance(value, dict) else tuple(value):
-                text_ready(world, element, depth + 1)
-        return concrete_inside(for_native(world, value))
-    if world.is_raw(value):
-        raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
-    if isinstance(value, BaseException):
-        for argument in value.args:
-            text_ready(world, argument, depth + 1)
-        return value
-    if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):
-        _check_inside(world, value, depth)
-    return value
-
-
-def _check_inside(world: World, value: Any, depth: int) -> None:
-    """A fresh object inside a container, whose `__repr__` native code will run: its own attributes must be text-ready
-    too."""
-    for attribute in getattr(value, "__dict__", {}).values():
-        text_ready(world, attribute, depth + 1)
-
-
-def import_name(world: World, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
-    """`import name`; a module that is not loaded yet is imported eagerly, in a graph break."""
-    if level:
-        real = namespace.real if type(namespace) is OutsideDict else namespace
-        package = real.get("__package__") or real.get("__name__", "").rpartition(".")[0]
-        full = native(importlib.util.resolve_name, "." * level + name, package)
-    else:
-        full = name
-    if full not in sys.modules:
-        raise GraphBreak("import", f"module {full} is not loaded yet")
-    chosen = full if fromlist or level else full.partition(".")[0]
-    if fromlist:
-        package = hasattr(sys.modules[full], "__path__")  # of anything else, what is missing stays missing
-        for attribute in fromlist:
-            if package and f"{full}.{attribute}" not in sys.modules and not _has(sys.modules[full], attribute):
-                raise GraphBreak("import", f"from {full} import {attribute}")
-    loaded = sys.modules[chosen]
-    return world.load(loaded, Item(world.constant(sys.modules, "sys_modules"), chosen))
-
-
-def _has(module: types.ModuleType, attribute: str) -> bool:
-    return attribute in module.__dict__ or "__getattr__" in module.__dict__ or type(module) is not types.ModuleType
-
-
-def import_from(world: World, origin: types.ModuleType, name: str) -> Any:
-    """`from origin import name`: the attribute, or a submodule that is loaded."""
-    try:
-        return world.getattr(origin, name)
-    except UserException as signal:
-        if not isinstance(signal.exception, AttributeError):
-            raise
-    full = f"{origin.__name__}.{name}"
-    if full in sys.modules:
-        return world.load(sys.modules[full], Item(world.constant(sys.modules, "sys_modules"), full))
-    where = getattr(origin, "__file__", None) or "unknown location"
-    raise UserException(
-        ImportError(f"cannot import name {name!r} from {origin.__name__!r} ({where})", name=origin.__name__)
-    )

@@ -14,7 +14,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.records import dataclass
-from fusewright.capture.border.memoise import mapped
+from fusewright.capture.border.copying import mapped
 from fusewright.capture.border.native import native
 from fusewright.capture.border.values import context
 from fusewright.record.recorder import Recorder
@@ -77,13 +77,8 @@ class Witness(Recorder):
             self.inferred.append((before, start, len(asked)))
         return result
 
-    def _view_in_place(self, *args: Any) -> object:
-        self.unclear = "a tensor that becomes its own view"
-        return super()._view_in_place(*args)
-
-    def _resized_out(self, *args: Any) -> object:
-        self.unclear = "a result that is resized"
-        return super()._resized_out(*args)
+    def rebinds(self, how: str) -> None:
+        self.unclear = how
 
 
 def _same(tensor: TracedTensor) -> TracedTensor:

@@ -10,9 +10,6 @@ by type: what a type means is in values/, what an operator does in protocols.py,
 from __future__ import annotations
 
 import builtins
-import collections
-import enum
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,27 +18,23 @@ import numpy as np
 import torch
 
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border import protocols, torch_function
+from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
-from fusewright.capture.border.dynamic import check_marks
+from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, NATIVE_TYPES
 from fusewright.capture.border.effects import Effects, Shadow
-from fusewright.capture.border.interfaces import Outside, Tracer, World as Border
+from fusewright.capture.border.interfaces import Outside, Tracer
+from fusewright.capture.border.loaders import BASE_LOADERS, LOADERS
 from fusewright.capture.border.memoise import Repeats
 from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import (
     array,
     cls as classes,
-    constant,
     context,
-    dict as dicts,
-    function,
     list as lists,
-    module,
     number,
     object as objects,
-    set as sets,
     tensor,
-    tuple as tuples,
     wrapper,
 )
 from fusewright.capture.border.values.dict import OutsideDict
@@ -49,65 +42,18 @@ from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.capture.guards.abstract_classes import AbstractChecks
-from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, InstanceDict, Item, Source
+from fusewright.capture.guards.sources import Attribute, Closure, Constant, FunctionSource, Item, Source
 from fusewright.capture.guards.torch_state import capture_global_state
 from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES
 from fusewright.record.traced_tensor import TracedTensor
-from fusewright.sizes.expressions import Expr, Relation
+from fusewright.sizes.expressions import Relation
 
 if TYPE_CHECKING:
-    from fusewright.sizes.shape_env import ShapeEnv
-
-Loader = Callable[["World", Any, Source], object]
-
-
-def _load_array(world: Border, real: np.ndarray, source: Source) -> object:
-    return (array.load_array if array.is_traceable(real) else objects.load_object)(world, real, source)
-
-
-# By exact type first, then by the first base that fits.
-LOADERS: dict[type, Loader] = {
-    **constant.EXACT,
-    **function.EXACT,
-    types.ModuleType: function.load_identity,
-    type: function.load_identity,
-    dict: dicts.load_exact,
-    types.MappingProxyType: dicts.load_proxy,
-    bytearray: lists.load_bytearray,
-    np.ndarray: _load_array,
-    **dict.fromkeys(dicts.VIEWS, dicts.refuse_view),
-}
-BASE_LOADERS: tuple[tuple[Any, Loader], ...] = (
-    (torch.Tensor, tensor.load_tensor),
-    (torch.nn.Module, objects.load_object),
-    (type, function.load_identity),
-    (enum.Enum, constant.load_is),
-    (types.ModuleType, function.load_identity),
-    (dict, dicts.load_subclass),
-    (list, lists.load_list),
-    (collections.deque, lists.load_list),
-    (tuple, tuples.load_tuple),
-    ((set, frozenset), sets.load_set),
-    (np.generic, constant.load_equals),
-    ((int, float, complex, str, bytes), objects.load_derived),
-    (object, objects.load_object),
-)
-
-# Types whose instances made inside answer attribute reads natively, with nothing to guard.
-NATIVE_TYPES: frozenset[type] = frozenset({
-    int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None),
-    type(Ellipsis),
-    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat,
-    torch.SymBool,
-    collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType,
-    types.MethodWrapperType,
-    type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map,
-    filter, reversed,
-}) | constant.FROZEN_TYPES  # fmt: skip
+    pass
 
 
 class World:
-    """See the module's docstring and docs/architecture.md ("Contracts inside capture")."""
+    """See the module's docstring, and "The border" in docs/architecture.md. Operators are in protocols.py."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
@@ -537,8 +483,6 @@ class World:
         """See values/object.py."""
         return objects.is_data_descriptor(self, found)
 
-    # Operators: see protocols.py.
-
     def unary(self, op: str, obj: Any) -> Any:
         """`op obj`; op is one of + - ~ not."""
         return protocols.unary(self, op, obj)
@@ -582,7 +526,7 @@ class World:
     def format(self, value: Any, conversion: int, spec: str) -> str:
         """`f"{value!conversion:spec}"`; conversion: 0 none, or the code of s, r, a (or 1, 2, 3 as the bytecode has
         them)."""
-        return protocols.format_value(self, value, conversion, spec)
+        return formatting.format_value(self, value, conversion, spec)
 
     def materialise(self, value: Any) -> Any:
         """What native code may see: the real dict behind a lazy stand-in, other values as they are."""
@@ -596,8 +540,8 @@ class World:
         objects = torch_function.overriding(args, kwargs)
         if objects:
             return torch_function.call_override(self, fn, args, kwargs, objects)
-        args = tuple(protocols.for_native(self, argument) for argument in args)
-        kwargs = {name: protocols.for_native(self, argument) for name, argument in kwargs.items()}
+        args = tuple(for_native(self, argument) for argument in args)
+        kwargs = {name: for_native(self, argument) for name, argument in kwargs.items()}
         result = unwatched(self.recorder.call, fn, args, kwargs)
         if type(result) is not TracedTensor:
             wrapper.check_result(self, fn, result)
@@ -615,11 +559,11 @@ class World:
     def import_name(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
         """`import name`: a module that is loaded already is guarded through sys.modules by the attributes that are read
         from it."""
-        return protocols.import_name(self, namespace, name, fromlist, level)
+        return imports.import_name(self, namespace, name, fromlist, level)
 
     def import_from(self, origin: types.ModuleType, name: str) -> Any:
         """`from origin import name`."""
-        return protocols.import_from(self, origin, name)
+        return imports.import_from(self, origin, name)
 
     # The end of an attempt.
 
@@ -654,120 +598,3 @@ class World:
             table.clear()
         self.repeats.forget()
         self.effects = Effects()
-
-
-def size_guards_since(env: ShapeEnv | None, count: int, assumed: frozenset[Expr]) -> tuple[Guard, ...]:
-    """Guards on sizes that were learnt after the first `count` and the first assumptions: passes over the graph may ask
-    more."""
-    if env is None or (len(env.guards) == count and env.assumed == assumed):
-        return ()
-    check_marks(env)
-    sources = {known.symbol.name: known.source for known in env.symbols.values()}
-    learnt = [
-        Guard("SIZE", FunctionSource(), (relation, sources), "asked by a pass") for relation in list(env.guards)[count:]
-    ]
-    more = sorted(known.symbol.name for known in env.symbols.values() if known.symbol in env.assumed - assumed)
-    larger = [Relation("<=", 2, known.symbol) for known in env.symbols.values() if known.symbol.name in more]
-    return (*learnt, *(Guard("SIZE", FunctionSource(), (relation, sources), SMALL_SIZES) for relation in larger))
-
-
-def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
-    if stand_in.shadow is None and name in dicts.LAZY_METHODS:
-        return types.MethodType(getattr(OutsideDict, name), stand_in)
-    if name == "__class__":
-        return type(stand_in.real)
-    return native(getattr, stand_in.as_native(), name)
-
-
-def _getattr_native(world: Border, obj: Any, name: str) -> Any:
-    return native(getattr, obj, name)
-
-
-def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
-    if name in ("__self__", "__func__"):
-        return getattr(method, name)
-    return world.getattr(method.__func__, name)
-
-
-def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
-    if name == "cell_contents" and world.outside(cell) is not None:
-        return world.load_cell(cell)
-    return native(getattr, cell, name)
-
-
-def _getattr_python_module(world: Border, obj: types.ModuleType, name: str) -> Any:
-    if type(obj) is not types.ModuleType:
-        return objects.getattr_object(world, obj, name)
-    namespace = world.dict_stand_in(obj.__dict__, InstanceDict(world.constant(obj, obj.__name__)))
-    if name == "__dict__":
-        return namespace
-    value = objects.read_namespace(namespace, name)
-    if value is not MISSING:
-        return value
-    fallback = objects.read_namespace(namespace, "__getattr__")
-    if fallback is not MISSING:
-        return world.tracer.call(fallback, (name,))
-    if classes.lookup(types.ModuleType, name) is not MISSING:
-        return native(getattr, obj, name)
-    raise UserException(AttributeError(f"module '{obj.__name__}' has no attribute '{name}'", name=name, obj=obj))
-
-
-def _setattr_python_module(world: Border, obj: types.ModuleType, name: str, value: object) -> None:
-    if type(obj) is not types.ModuleType:
-        objects.setattr_object(world, obj, name, value)
-        return
-    if obj is sys:  # output that is held back would go elsewhere
-        raise GraphBreak("opaque-object", f"a store to sys.{name}")
-    protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
-
-
-def _setattr_native(world: Border, obj: Any, name: str, value: object) -> None:
-    if name == "cell_contents" and world.outside(obj) is not None:
-        world.store_cell(obj, value)
-    else:
-        native(setattr, obj, name, value)
-
-
-def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: object) -> None:
-    record = world.outside(obj)
-    if record is None:
-        native(setattr, obj, name, world.materialise(value))
-    elif classes.lookup(types.FunctionType, name) is not MISSING:
-        raise GraphBreak("function-mutation", f"a store to {obj.__qualname__}.{name}")
-    else:
-        protocols.setitem(world, world.dict_stand_in(obj.__dict__, InstanceDict(record.source)), name, value)
-
-
-Getter = Callable[[Border, Any, str], Any]
-GETATTRS: dict[type, Getter] = {
-    OutsideDict: _getattr_dict,
-    types.FunctionType: function.getattr_function,
-    types.MethodType: _getattr_method,
-    types.CellType: _getattr_cell,
-    types.ModuleType: _getattr_python_module,
-    super: classes.getattr_super,
-    array.TracedArray: array.getattr_array,
-    type: classes.getattr_class,
-}
-BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
-    (torch.Tensor, tensor.getattr_tensor),
-    (torch.nn.Module, module.getattr_module),
-    (type, classes.getattr_class),
-    (types.ModuleType, _getattr_python_module),
-    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _getattr_native),
-    (object, objects.getattr_object),
-)
-BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ...] = (
-    (torch.Tensor, tensor.setattr_tensor),
-    (torch.nn.Module, module.setattr_module),
-    (type, classes.setattr_class),
-    (types.ModuleType, _setattr_python_module),
-    (types.FunctionType, _setattr_function),
-    (types.CellType, _setattr_native),
-    (object, objects.setattr_object),
-)
-BASE_DELATTRS: tuple[tuple[type, Callable[[Border, Any, str], None]], ...] = (
-    (torch.Tensor, tensor.delattr_tensor),
-    (type, classes.delattr_class),
-    (object, objects.delattr_object),
-)

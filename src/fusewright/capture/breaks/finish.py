@@ -23,16 +23,8 @@ from fusewright.capture.border.effects import DELETED, Shadow, attributes_change
 from fusewright.capture.border.values import context
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper
-from fusewright.capture.breaks.rebuild import (
-    ATOMS,
-    BASE_BUILDERS,
-    BUILDERS,
-    FUNCTION,
-    atom,
-    build_object,
-    content_text,
-    parts,
-)
+from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
+from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object
 from fusewright.capture.guards.sources import Constant, Item, Local, Source
 from fusewright.capture.interpret.continuation import RESULT, Continuation
 from fusewright.capture.interpret.tracebacks import Place

@@ -11,21 +11,17 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import gc
 import inspect
-import itertools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.absent import AbsentTraceback
-from fusewright.capture.border.effects import contents
-from fusewright.capture.border.interfaces import World
 from fusewright.capture.border.native import Trampoline, TrampolineIterator
 from fusewright.capture.border.protocols import SequenceIterator
 from fusewright.capture.border.values import cls as classes
@@ -34,145 +30,27 @@ from fusewright.capture.border.values.constant import FROZEN_TYPES
 from fusewright.capture.border.values.function import is_free_function
 from fusewright.capture.border.values.symbolic import is_open
 from fusewright.capture.border.values.text import TensorText
+from fusewright.capture.breaks.contents import (
+    FUNCTION,
+    ITERATORS,
+    VIEWS,
+    Code,
+    argument_count,
+    atom,
+    content_text,
+    exception_fields,
+    held,
+    is_waiting,
+    reaches_itself,
+    viewed,
+)
 from fusewright.capture.call import transforms as call_transforms
-from fusewright.capture.guards.sources import Local, Source
+from fusewright.capture.guards.sources import Local
 from fusewright.capture.interpret.generators import InterpretedGenerator
 from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.interpret.tracebacks import Place, chain
 from fusewright.sizes.symfloat import node_of
 from fusewright.sizes.symint import size_of
-
-FUNCTION = "__function"
-
-ATOMS: frozenset[type] = frozenset(
-    {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)}
-)
-
-# Iterators that can say how to make them again, where they stand.
-ITERATORS: tuple[type, ...] = (
-    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
-    type(iter({}.values())),
-    type(iter({}.items())),
-    type(iter(set())), type(reversed([])), type(iter(range(1 << 70))), enumerate, zip, map, filter, reversed,
-    itertools.chain,
-    itertools.islice,
-    itertools.count, itertools.repeat, itertools.cycle, itertools.accumulate, itertools.product, itertools.starmap,
-    itertools.zip_longest,
-    itertools.compress, itertools.takewhile, itertools.dropwhile, itertools.combinations, itertools.permutations,
-    type(reversed({})), type(iter(collections.deque())),
-)  # fmt: skip
-
-
-class Code(Protocol):
-    """The code under construction (finish.py)."""
-
-    counts: dict[int, int]
-    lines: list[str]
-    names: dict[int, str]
-
-    @property
-    def world(self) -> World: ...
-
-    def bind(self, hint: str, value: object) -> str: ...
-
-    def temporary(self, text: str) -> str: ...
-
-    def source(self, source: Source) -> str: ...
-
-    def expression(self, value: Any) -> str: ...
-
-    def keep(self, value: object, name: str) -> str: ...
-
-    def start(self, value: object, text: str) -> str: ...
-
-    def output(self, value: object) -> str: ...
-
-    def cell(self, cell: types.CellType) -> str: ...
-
-
-def content_text(code: Code, value: Any) -> str:
-    if isinstance(value, dict):
-        keys = (
-            collections.OrderedDict.__iter__(value)
-            if isinstance(value, collections.OrderedDict)
-            else dict.__iter__(value)
-        )
-        return (
-            "{"
-            + ", ".join(f"{code.expression(key)}: {code.expression(dict.__getitem__(value, key))}" for key in keys)
-            + "}"
-        )
-    return "[" + ", ".join(code.expression(element) for element in value) + "]"
-
-
-_SHOWN: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
-_VIEWS = {type(getattr(made, method)()): method for made in _SHOWN for method in ("keys", "values", "items")}
-
-
-def parts(value: Any) -> Any:
-    """The values that an inside object is built from."""
-    kind = type(value)
-    if isinstance(value, dict):
-        yield from itertools.chain.from_iterable(dict.items(value))
-        if isinstance(value, collections.defaultdict):
-            yield value.default_factory
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        yield from contents(value)
-    elif kind is types.CellType:
-        try:
-            yield value.cell_contents
-        except ValueError:
-            return
-    elif kind is types.FunctionType:
-        yield from value.__closure__ or ()
-        yield from value.__defaults__ or ()
-        yield from (value.__kwdefaults__ or {}).values()
-        yield from value.__dict__.values()
-    elif kind is types.MethodType:
-        yield from (value.__func__, value.__self__)
-    elif kind is functools.partial:
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif kind is TracedArray:
-        yield value.tensor
-    elif kind is ArrayMethod:
-        yield value.array
-    elif kind is slice:
-        yield from (value.start, value.stop, value.step)
-    elif kind is Trampoline:
-        yield value.function
-    elif kind is TensorText:
-        yield from (piece[0] for piece in value.pieces if type(piece) is tuple)
-    elif kind in _VIEWS:
-        yield _viewed(value)
-    elif kind in (staticmethod, classmethod):
-        yield value.__func__
-    elif isinstance(value, ITERATORS):
-        yield from _state_parts(value.__reduce__())
-    elif isinstance(value, BaseException):
-        yield from value.args
-        yield from (_held(field, value) for field in _exception_fields(kind))
-    elif kind is InterpretedGenerator and _is_waiting(value):
-        yield from (value.frame.function, *value.frame.locals[: _argument_count(value.frame.function.__code__)])
-    if (
-        getattr(kind, "__dictoffset__", 0)
-        and kind is not types.FunctionType
-        and not isinstance(value, (type, types.ModuleType, functools.partial))
-    ):
-        yield from object.__getattribute__(value, "__dict__").values()
-
-
-def _state_parts(reduced: Any) -> Any:
-    yield from reduced[1]
-    if len(reduced) > 2 and reduced[2] is not None:
-        yield reduced[2]
-
-
-def atom(code: Code, value: Any) -> str:
-    if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
-        return f"float({str(value)!r})"
-    if type(value) is complex:
-        return f"complex({atom(code, value.real)}, {atom(code, value.imag)})"
-    return repr(value)
 
 
 def _build_text(code: Code, value: TensorText) -> str:
@@ -189,7 +67,7 @@ def _build_text(code: Code, value: TensorText) -> str:
 
 
 def _build_list(code: Code, value: list) -> str:
-    if code.counts.get(id(value), 0) > 1 or _reaches_itself(value):
+    if code.counts.get(id(value), 0) > 1 or reaches_itself(value):
         name = code.start(value, "[]")
         elements = ", ".join(code.expression(element) for element in value)
         if elements:
@@ -199,30 +77,12 @@ def _build_list(code: Code, value: list) -> str:
 
 
 def _build_dict(code: Code, value: dict) -> str:
-    if code.counts.get(id(value), 0) > 1 or _reaches_itself(value):
+    if code.counts.get(id(value), 0) > 1 or reaches_itself(value):
         name = code.start(value, "{}")
         if value:
             code.lines.append(f"{name}.update({content_text(code, value)})")
         return name
     return content_text(code, value)
-
-
-def _reaches_itself(value: Any) -> bool:
-    """Whether a container holds itself somewhere below (through containers and instances)."""
-    seen: set[int] = set()
-    pending = list(parts(value))
-    while pending:
-        part = pending.pop()
-        if part is value:
-            return True
-        if (
-            id(part) not in seen
-            and type(part) not in ATOMS
-            and not isinstance(part, (torch.Tensor, type, types.ModuleType, torch.nn.Module))
-        ):
-            seen.add(id(part))
-            pending += list(parts(part))
-    return False
 
 
 def _build_tuple(code: Code, value: tuple) -> str:
@@ -400,37 +260,15 @@ def _build_method(code: Code, value: types.MethodType) -> str:
     return f"{maker}({code.expression(value.__func__)}, {code.expression(value.__self__)})"
 
 
-def _argument_count(code: types.CodeType) -> int:
-    """How many argument slots a frame of `code` has."""
-    flags = code.co_flags
-    return (
-        code.co_argcount
-        + code.co_kwonlyargcount
-        + bool(flags & inspect.CO_VARARGS)
-        + bool(flags & inspect.CO_VARKEYWORDS)
-    )
-
-
-def _is_waiting(generator: InterpretedGenerator) -> bool:
-    """Whether the generator has not begun, and its arguments are where the call has put them."""
-    frame = generator.frame
-    own = frame.locals[: _argument_count(frame.function.__code__)]
-    return (
-        not generator.started
-        and not frame.finished
-        and not any(generator.tracer.is_inside_cell(value) for value in own)
-    )
-
-
 def _build_generator(code: Code, value: InterpretedGenerator) -> str:
     """A generator that has not begun: its function is called again, with the same arguments. Its body then runs
     eagerly."""
-    if not _is_waiting(value) or _reaches_itself(value):
+    if not is_waiting(value) or reaches_itself(value):
         raise GraphBreak("cannot-rebuild", "a generator that is alive at this point")
     function = value.frame.function
     names, flags = function.__code__.co_varnames, function.__code__.co_flags
     plain, keyword = function.__code__.co_argcount, function.__code__.co_kwonlyargcount
-    given = [code.expression(argument) for argument in value.frame.locals[: _argument_count(function.__code__)]]
+    given = [code.expression(argument) for argument in value.frame.locals[: argument_count(function.__code__)]]
     rest = given[plain + keyword :]
     arguments = given[:plain]
     arguments += [f"*{rest.pop(0)}"] if flags & inspect.CO_VARARGS else []
@@ -481,37 +319,16 @@ def _build_exception(code: Code, value: BaseException) -> str:
             code.lines.append(f"{name}.{link} = {code.expression(linked)}")
     if value.__suppress_context__ != (value.__cause__ is not None):
         code.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
-    for field in _exception_fields(kind):
-        held = _held(field, value)
-        if held is not None:
-            code.lines.append(f"{code.bind(field.__name__, field)}.__set__({name}, {code.expression(held)})")
+    for field in exception_fields(kind):
+        kept = held(field, value)
+        if kept is not None:
+            code.lines.append(f"{code.bind(field.__name__, field)}.__set__({name}, {code.expression(kept)})")
     traceback = code.world.tracer.traceback_of(value)
     if id(value) in code.world.tracer.open_contexts and value.__context__ is None:
         code.lines.append(f"{name}.__context__ = {code.bind('exception', sys.exception)}()")
     if traceback is not None:
         code.lines.append(f"{name}.__traceback__ = {code.expression(traceback)}")
     return _with_attributes(code, value, name)
-
-
-def _exception_fields(kind: type) -> Any:
-    """Descriptors of what an exception holds beside its arguments: fields of builtin classes (`AttributeError.obj`) and
-    slots."""
-    if issubclass(kind, BaseExceptionGroup):  # its fields follow from its arguments, and cannot be written
-        return
-    for base in kind.__mro__:
-        for field in vars(base).values():
-            if type(field) is types.MemberDescriptorType and field.__name__ not in _OF_ALL_EXCEPTIONS:
-                yield field
-
-
-def _held(field: Any, value: BaseException) -> object:
-    try:
-        return field.__get__(value)
-    except AttributeError:  # an empty slot
-        return None
-
-
-_OF_ALL_EXCEPTIONS = frozenset(vars(BaseException))
 
 
 def _build_traceback(code: Code, value: AbsentTraceback) -> str:
@@ -560,13 +377,8 @@ def _build_super(code: Code, value: Any) -> str:
     return f"super({code.expression(value.__thisclass__)}, {code.expression(value.__self__)})"
 
 
-def _viewed(view: Any) -> Any:
-    """The dict that a view shows."""
-    return next(referent for referent in gc.get_referents(view) if isinstance(referent, dict))
-
-
 def _build_view(code: Code, value: Any) -> str:
-    return f"{code.expression(_viewed(value))}.{_VIEWS[type(value)]}()"
+    return f"{code.expression(viewed(value))}.{VIEWS[type(value)]}()"
 
 
 def _build_comparison(code: Code, value: torch.SymBool) -> str:
@@ -611,7 +423,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
-    **dict.fromkeys(_VIEWS, _build_view),
+    **dict.fromkeys(VIEWS, _build_view),
     range: lambda code, value: repr(value),
     bytearray: lambda code, value: repr(value),
     torch.device: _build_bound,

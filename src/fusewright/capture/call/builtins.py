@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border import protocols
+from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import native
-from fusewright.capture.border.protocols import BINARY, COMPARE, PLAIN, SCALARS, for_native
+from fusewright.capture.border.native_ready import PLAIN, SCALARS, TRANSPARENT, for_native
+from fusewright.capture.border.protocols import BINARY, COMPARE
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback
@@ -71,11 +72,7 @@ def call_pure(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if known is not None:
             return known
     for value in (*args, *kwargs.values()):
-        if (
-            type(value) not in PLAIN
-            and world.is_raw(value)
-            and not isinstance(value, (protocols.TRANSPARENT, torch.Tensor))
-        ):
+        if type(value) not in PLAIN and world.is_raw(value) and not isinstance(value, (TRANSPARENT, torch.Tensor)):
             raise GraphBreak("opaque-object", f"{fn.__qualname__} of a {type(value).__qualname__}")
         if isinstance(value, torch.Tensor) and fn.__name__ in _NUMBERS:
             raise GraphBreak("data-dependent-scalar", f"{fn.__module__}.{fn.__name__} of a tensor")
@@ -406,11 +403,11 @@ def _bool(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
 def _str(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
     if len(args) != 1 or kwargs:
         return native(str, *args, **kwargs)
-    return protocols.to_text(tracer.world, args[0], "str")
+    return formatting.to_text(tracer.world, args[0], "str")
 
 
 def _repr(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
-    return protocols.to_text(tracer.world, args[0], "repr")
+    return formatting.to_text(tracer.world, args[0], "repr")
 
 
 def _format(tracer: Tracer, args: Args, kwargs: Kwargs) -> str:
@@ -650,7 +647,7 @@ ROWS: list[tuple[Any, Row]] = [
     (float, _convert(float, "__float__", "data-dependent-scalar")),
     (complex, _convert(complex, "__complex__", "data-dependent-scalar")), (bool, _bool), (str, _str), (repr, _repr),
     (format, _format),
-    (ascii, lambda tracer, args, kwargs: protocols.to_text(tracer.world, args[0], "ascii")),
+    (ascii, lambda tracer, args, kwargs: formatting.to_text(tracer.world, args[0], "ascii")),
     (list, _collect(list)), (tuple, _collect(tuple)), (set, _collect(set)), (frozenset, _collect(frozenset)),
     (collections.deque, _collect(collections.deque)),
     (dict, _dict(dict)), (collections.OrderedDict, _dict(collections.OrderedDict)),

@@ -17,7 +17,8 @@ import torch
 
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native
-from fusewright.capture.border.protocols import for_native, truth
+from fusewright.capture.border.native_ready import for_native
+from fusewright.capture.border.protocols import truth
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.call import support as call_support, torch as call_torch

@@ -75,10 +75,10 @@ class SubRecorder(Recorder):
     def constant(self, tensor: torch.Tensor) -> TracedTensor:
         return self.lift(self.outer.constant(tensor))
 
-    def _convert(self, value: object) -> tuple[object, object]:
+    def convert(self, value: object) -> tuple[object, object]:
         if isinstance(value, TracedTensor) and value.recorder is self.outer:
             value = self.lift(value)
-        return super()._convert(value)
+        return super().convert(value)
 
 
 def _plain(name: str) -> Row:

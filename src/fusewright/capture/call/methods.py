@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border import protocols
+from fusewright.capture.border import formatting, protocols
 from fusewright.capture.border.native import Trampoline, native
-from fusewright.capture.border.protocols import PLAIN, SCALARS, for_native
+from fusewright.capture.border.native_ready import CONTENTS, PLAIN, SCALARS, for_native, text_ready
 from fusewright.capture.border.values import array as arrays, cls as classes, object as objects, tensor as tensors
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict
@@ -106,7 +106,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         return _native_method(tracer, fn, owner, args, kwargs)
     if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
-    holds_constant = defined_by in protocols.CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
+    holds_constant = defined_by in CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
     if (
         type(owner) in FROZEN_TYPES
         or is_constant(owner)
@@ -351,8 +351,8 @@ _OBJECT_ROWS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {
     "__ne__": _object_ne,
     "__hash__": _object_hash,
     "__repr__": _object_text,
-    "__str__": lambda tracer, owner, args, kwargs: protocols.to_text(tracer.world, owner, "repr"),
-    "__format__": lambda tracer, owner, args, kwargs: protocols.to_text(tracer.world, owner, "str"),
+    "__str__": lambda tracer, owner, args, kwargs: formatting.to_text(tracer.world, owner, "repr"),
+    "__format__": lambda tracer, owner, args, kwargs: formatting.to_text(tracer.world, owner, "str"),
     "__call__": lambda tracer, owner, args, kwargs: (
         _type_call(tracer, owner, args, kwargs)
         if isinstance(owner, type)
@@ -503,11 +503,11 @@ def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs
             owner.format, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything())
         )  # complaints about the template itself
         return joined(_fields(world, owner, args, kwargs, itertools.count()))
-    ready = tuple(protocols.text_ready(world, value) for value in args)
+    ready = tuple(text_ready(world, value) for value in args)
     return native(
         fn,
         *_receiver_and_rest(fn, owner, ready),
-        **{name: protocols.text_ready(world, value) for name, value in kwargs.items()},
+        **{name: text_ready(world, value) for name, value in kwargs.items()},
     )
 
 
@@ -551,7 +551,7 @@ def _fields(world: Any, template: str, args: Args, kwargs: Kwargs, numbers: Iter
 _TEXT_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
     "format": _format_text,
     "format_map": lambda tracer, fn, owner, args, kwargs: native(
-        fn, *_receiver_and_rest(fn, owner, (protocols.text_ready(tracer.world, args[0]),))
+        fn, *_receiver_and_rest(fn, owner, (text_ready(tracer.world, args[0]),))
     ),
     "__mod__": lambda tracer, fn, owner, args, kwargs: tracer.world.binary("%", owner, args[0]),
 }

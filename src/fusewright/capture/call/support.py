@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import Trampoline, TrampolineIterator, native
-from fusewright.capture.border.protocols import PLAIN, for_native
+from fusewright.capture.border.native_ready import PLAIN, for_native
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.dict import OutsideDict
 

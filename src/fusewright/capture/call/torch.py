@@ -18,7 +18,7 @@ import torch
 
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native
-from fusewright.capture.border.protocols import for_native
+from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import module as modules, tensor as tensors
 from fusewright.capture.call import (
     attention as call_attention,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak
-from fusewright.capture.border import protocols
 from fusewright.capture.border.native import Trampoline, unwatched
+from fusewright.capture.border.native_ready import for_native
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -74,7 +74,7 @@ def _ready(tracer: Tracer, value: Any) -> Any:
     if _is_made(value):
         return value if world.outside(value) is None else _inside(tracer, value)
     if isinstance(value, (Trampoline, torch.Tensor, type, types.BuiltinFunctionType)) or not callable(value):
-        return protocols.for_native(world, value)
+        return for_native(world, value)
     return Trampoline(tracer, value)
 
 

@@ -1,0 +1,159 @@
+"""Which function reads, writes or deletes an attribute of a value, by the value's type.
+
+Takes the world, a value and a name; gives what eager would. Always holds: by exact type first, then by the first base
+that fits; `object` fits everything.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border import protocols
+from fusewright.capture.border.interfaces import World as Border
+from fusewright.capture.border.native import native
+from fusewright.capture.border.values import (
+    array,
+    cls as classes,
+    constant,
+    dict as dicts,
+    function,
+    module,
+    object as objects,
+    tensor,
+)
+from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import InstanceDict
+
+if TYPE_CHECKING:
+    pass
+
+
+# Types whose instances made inside answer attribute reads natively, with nothing to guard.
+NATIVE_TYPES: frozenset[type] = frozenset({
+    int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None),
+    type(Ellipsis),
+    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat,
+    torch.SymBool,
+    collections.OrderedDict, collections.defaultdict, collections.deque, types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, type(iter([])), enumerate, zip, map,
+    filter, reversed,
+}) | constant.FROZEN_TYPES  # fmt: skip
+
+
+def _getattr_dict(world: Border, stand_in: OutsideDict, name: str) -> Any:
+    if stand_in.shadow is None and name in dicts.LAZY_METHODS:
+        return types.MethodType(getattr(OutsideDict, name), stand_in)
+    if name == "__class__":
+        return type(stand_in.real)
+    return native(getattr, stand_in.as_native(), name)
+
+
+def _getattr_native(world: Border, obj: Any, name: str) -> Any:
+    return native(getattr, obj, name)
+
+
+def _getattr_method(world: Border, method: types.MethodType, name: str) -> Any:
+    if name in ("__self__", "__func__"):
+        return getattr(method, name)
+    return world.getattr(method.__func__, name)
+
+
+def _getattr_cell(world: Border, cell: types.CellType, name: str) -> Any:
+    if name == "cell_contents" and world.outside(cell) is not None:
+        return world.load_cell(cell)
+    return native(getattr, cell, name)
+
+
+def _getattr_python_module(world: Border, obj: types.ModuleType, name: str) -> Any:
+    if type(obj) is not types.ModuleType:
+        return objects.getattr_object(world, obj, name)
+    namespace = world.dict_stand_in(obj.__dict__, InstanceDict(world.constant(obj, obj.__name__)))
+    if name == "__dict__":
+        return namespace
+    value = objects.read_namespace(namespace, name)
+    if value is not MISSING:
+        return value
+    fallback = objects.read_namespace(namespace, "__getattr__")
+    if fallback is not MISSING:
+        return world.tracer.call(fallback, (name,))
+    if classes.lookup(types.ModuleType, name) is not MISSING:
+        return native(getattr, obj, name)
+    raise UserException(AttributeError(f"module '{obj.__name__}' has no attribute '{name}'", name=name, obj=obj))
+
+
+def _setattr_python_module(world: Border, obj: types.ModuleType, name: str, value: object) -> None:
+    if type(obj) is not types.ModuleType:
+        objects.setattr_object(world, obj, name, value)
+        return
+    if obj is sys:  # output that is held back would go elsewhere
+        raise GraphBreak("opaque-object", f"a store to sys.{name}")
+    protocols.setitem(world, world.getattr(obj, "__dict__"), name, value)
+
+
+def _setattr_native(world: Border, obj: Any, name: str, value: object) -> None:
+    if name == "cell_contents" and world.outside(obj) is not None:
+        world.store_cell(obj, value)
+    else:
+        native(setattr, obj, name, value)
+
+
+def _setattr_function(world: Border, obj: types.FunctionType, name: str, value: object) -> None:
+    record = world.outside(obj)
+    if record is None:
+        native(setattr, obj, name, world.materialise(value))
+    elif classes.lookup(types.FunctionType, name) is not MISSING:
+        raise GraphBreak("function-mutation", f"a store to {obj.__qualname__}.{name}")
+    else:
+        protocols.setitem(world, world.dict_stand_in(obj.__dict__, InstanceDict(record.source)), name, value)
+
+
+Getter = Callable[[Border, Any, str], Any]
+
+
+GETATTRS: dict[type, Getter] = {
+    OutsideDict: _getattr_dict,
+    types.FunctionType: function.getattr_function,
+    types.MethodType: _getattr_method,
+    types.CellType: _getattr_cell,
+    types.ModuleType: _getattr_python_module,
+    super: classes.getattr_super,
+    array.TracedArray: array.getattr_array,
+    type: classes.getattr_class,
+}
+
+
+BASE_GETATTRS: tuple[tuple[Any, Getter], ...] = (
+    (torch.Tensor, tensor.getattr_tensor),
+    (torch.nn.Module, module.getattr_module),
+    (type, classes.getattr_class),
+    (types.ModuleType, _getattr_python_module),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), _getattr_native),
+    (object, objects.getattr_object),
+)
+
+
+BASE_SETATTRS: tuple[tuple[type, Callable[[Border, Any, str, object], None]], ...] = (
+    (torch.Tensor, tensor.setattr_tensor),
+    (torch.nn.Module, module.setattr_module),
+    (type, classes.setattr_class),
+    (types.ModuleType, _setattr_python_module),
+    (types.FunctionType, _setattr_function),
+    (types.CellType, _setattr_native),
+    (object, objects.setattr_object),
+)
+
+
+BASE_DELATTRS: tuple[tuple[type, Callable[[Border, Any, str], None]], ...] = (
+    (torch.Tensor, tensor.delattr_tensor),
+    (type, classes.delattr_class),
+    (object, objects.delattr_object),
+)

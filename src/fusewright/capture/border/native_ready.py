@@ -1,0 +1,147 @@
+"""What native code may be handed: plain values, and containers made ready for it.
+
+Takes real values; gives values that native code may look into, or print. Always holds: what is given holds no stand-in,
+and what would print a tensor or an outside object breaks the graph.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.symbolic import (
+    SYMBOLIC,
+    concrete_inside,
+)
+from fusewright.capture.border.values.text import TensorText
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import World
+
+
+SCALARS: frozenset[type] = frozenset({
+    int, float, complex, bool, str, bytes, bytearray, type(None), type(Ellipsis), type(NotImplemented), range, slice,
+    torch.dtype,
+    torch.device,
+    torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size,
+})  # fmt: skip
+
+
+CONTAINERS: frozenset[type] = frozenset({
+    list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
+    type({}.keys()), type({}.values()), type({}.items()), type(collections.OrderedDict().keys()),
+    type(collections.OrderedDict().items()),
+    type(collections.OrderedDict().values()), types.MappingProxyType,
+})  # fmt: skip
+
+
+PLAIN = SCALARS | CONTAINERS
+
+
+# What an instance of a subclass of these holds is guarded, or consists of constants.
+CONTENTS: tuple[type, ...] = (tuple, int, float, complex, str, bytes)
+
+
+# Raw objects that native code may look at freely: what they show does not change, or is guarded by identity.
+TRANSPARENT = (
+    type,
+    types.FunctionType,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CellType,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
+
+
+def for_native(world: World, value: Any) -> Any:
+    """`value` as native code may see it: lazy stand-ins replaced by real dicts, also inside builtin containers and
+    their subclasses."""
+    return _ready(world, value, set()) if isinstance(value, _NESTING) and world.has_stand_ins() else value
+
+
+_NESTING = (OutsideDict, list, dict, tuple, collections.deque)
+
+
+def _ready(world: World, value: Any, seen: set[int]) -> Any:
+    if type(value) is OutsideDict:
+        _ready(world, value.materialise(), seen)
+        return value.as_native()
+    if id(value) in seen:
+        return value
+    seen.add(id(value))
+    if isinstance(value, tuple):
+        elements = tuple(
+            _ready(world, part, seen) if isinstance(part, _NESTING) else part for part in tuple.__iter__(value)
+        )
+        return (
+            _with_elements(world, value, elements)
+            if any(map(operator.is_not, elements, tuple.__iter__(value)))
+            else value
+        )
+    base: Any = next(
+        base for base in (list, collections.OrderedDict, dict, collections.deque) if isinstance(value, base)
+    )
+    exchanged: dict[int, object] = {}
+    for place, part in tuple(base.items(value) if isinstance(value, dict) else enumerate(base.__iter__(value))):
+        if isinstance(part, _NESTING):
+            ready = _ready(world, part, seen)
+            if ready is not part:
+                base.__setitem__(value, place, ready)
+                exchanged[id(part)] = ready
+    if exchanged:
+        world.effects.exchanged(value, exchanged)
+    return value
+
+
+def _with_elements(world: World, value: tuple, elements: tuple) -> tuple:
+    """A tuple in the place of another."""
+    made = elements if type(value) is tuple else tuple.__new__(type(value), elements)
+    if hasattr(made, "__dict__"):
+        made.__dict__.update(object.__getattribute__(value, "__dict__"))
+    record = world.outside(value)
+    if record is not None:
+        world.replace_stand_in(record.real, made)
+    return made
+
+
+def text_ready(world: World, value: Any, depth: int = 0) -> Any:
+    """`value`, if native code may turn it into text: no tensor and no outside object in it."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor) or kind is TensorText:
+        raise GraphBreak("print-tensor", "a tensor turned into text")
+    if kind in SYMBOLIC or kind is torch.Size:
+        return concrete_inside(value)
+    if kind in SCALARS or isinstance(value, TRANSPARENT):
+        return value
+    if kind is OutsideDict:
+        value = value.as_native()
+        kind = type(value)
+    if kind in CONTAINERS or isinstance(value, (tuple, list, dict, set, frozenset)):
+        if depth < 6:
+            for element in dict.items(value) if isinstance(value, dict) else tuple(value):
+                text_ready(world, element, depth + 1)
+        return concrete_inside(for_native(world, value))
+    if world.is_raw(value):
+        raise GraphBreak("opaque-object", f"the text of a {kind.__qualname__}")
+    if isinstance(value, BaseException):
+        for argument in value.args:
+            text_ready(world, argument, depth + 1)
+        return value
+    if depth and (classes.python_method(world, kind, "__repr__") is not None) and kind.__module__ not in ("enum",):
+        _check_inside(world, value, depth)
+    return value
+
+
+def _check_inside(world: World, value: Any, depth: int) -> None:
+    """A fresh object inside a container, whose `__repr__` native code will run: its own attributes must be text-ready
+    too."""
+    for attribute in getattr(value, "__dict__", {}).values():
+        text_ready(world, attribute, depth + 1)

@@ -1,0 +1,226 @@
+"""What the values that outlive a graph are made of, and what is asked of the code that builds them again.
+
+Takes a value; gives the values that it holds, or the text of one that holds none. Always holds: each part that a
+builder of `rebuild.py` reads is among the parts that are given here.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import inspect
+import itertools
+import types
+from typing import Any, Protocol
+
+import torch
+
+from fusewright.capture.border.effects import contents
+from fusewright.capture.border.interfaces import World
+from fusewright.capture.border.native import Trampoline
+from fusewright.capture.border.values.array import ArrayMethod, TracedArray
+from fusewright.capture.border.values.text import TensorText
+from fusewright.capture.guards.sources import Source
+from fusewright.capture.interpret.generators import InterpretedGenerator
+
+FUNCTION = "__function"
+
+
+ATOMS: frozenset[type] = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)}
+)
+
+
+# Iterators that can say how to make them again, where they stand.
+ITERATORS: tuple[type, ...] = (
+    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
+    type(iter({}.values())),
+    type(iter({}.items())),
+    type(iter(set())), type(reversed([])), type(iter(range(1 << 70))), enumerate, zip, map, filter, reversed,
+    itertools.chain,
+    itertools.islice,
+    itertools.count, itertools.repeat, itertools.cycle, itertools.accumulate, itertools.product, itertools.starmap,
+    itertools.zip_longest,
+    itertools.compress, itertools.takewhile, itertools.dropwhile, itertools.combinations, itertools.permutations,
+    type(reversed({})), type(iter(collections.deque())),
+)  # fmt: skip
+
+
+class Code(Protocol):
+    """The code under construction (finish.py)."""
+
+    counts: dict[int, int]
+    lines: list[str]
+    names: dict[int, str]
+
+    @property
+    def world(self) -> World: ...
+
+    def bind(self, hint: str, value: object) -> str: ...
+
+    def temporary(self, text: str) -> str: ...
+
+    def source(self, source: Source) -> str: ...
+
+    def expression(self, value: Any) -> str: ...
+
+    def keep(self, value: object, name: str) -> str: ...
+
+    def start(self, value: object, text: str) -> str: ...
+
+    def output(self, value: object) -> str: ...
+
+    def cell(self, cell: types.CellType) -> str: ...
+
+
+def content_text(code: Code, value: Any) -> str:
+    if isinstance(value, dict):
+        keys = (
+            collections.OrderedDict.__iter__(value)
+            if isinstance(value, collections.OrderedDict)
+            else dict.__iter__(value)
+        )
+        return (
+            "{"
+            + ", ".join(f"{code.expression(key)}: {code.expression(dict.__getitem__(value, key))}" for key in keys)
+            + "}"
+        )
+    return "[" + ", ".join(code.expression(element) for element in value) + "]"
+
+
+_SHOWN: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+VIEWS = {type(getattr(made, method)()): method for made in _SHOWN for method in ("keys", "values", "items")}
+"""The kinds of views of a dict, and the methods that give them."""
+
+
+def parts(value: Any) -> Any:
+    """The values that an inside object is built from."""
+    kind = type(value)
+    if isinstance(value, dict):
+        yield from itertools.chain.from_iterable(dict.items(value))
+        if isinstance(value, collections.defaultdict):
+            yield value.default_factory
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        yield from contents(value)
+    elif kind is types.CellType:
+        try:
+            yield value.cell_contents
+        except ValueError:
+            return
+    elif kind is types.FunctionType:
+        yield from value.__closure__ or ()
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+        yield from value.__dict__.values()
+    elif kind is types.MethodType:
+        yield from (value.__func__, value.__self__)
+    elif kind is functools.partial:
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif kind is TracedArray:
+        yield value.tensor
+    elif kind is ArrayMethod:
+        yield value.array
+    elif kind is slice:
+        yield from (value.start, value.stop, value.step)
+    elif kind is Trampoline:
+        yield value.function
+    elif kind is TensorText:
+        yield from (piece[0] for piece in value.pieces if type(piece) is tuple)
+    elif kind in VIEWS:
+        yield viewed(value)
+    elif kind in (staticmethod, classmethod):
+        yield value.__func__
+    elif isinstance(value, ITERATORS):
+        yield from _state_parts(value.__reduce__())
+    elif isinstance(value, BaseException):
+        yield from value.args
+        yield from (held(field, value) for field in exception_fields(kind))
+    elif kind is InterpretedGenerator and is_waiting(value):
+        yield from (value.frame.function, *value.frame.locals[: argument_count(value.frame.function.__code__)])
+    if (
+        getattr(kind, "__dictoffset__", 0)
+        and kind is not types.FunctionType
+        and not isinstance(value, (type, types.ModuleType, functools.partial))
+    ):
+        yield from object.__getattribute__(value, "__dict__").values()
+
+
+def _state_parts(reduced: Any) -> Any:
+    yield from reduced[1]
+    if len(reduced) > 2 and reduced[2] is not None:
+        yield reduced[2]
+
+
+def atom(code: Code, value: Any) -> str:
+    if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
+        return f"float({str(value)!r})"
+    if type(value) is complex:
+        return f"complex({atom(code, value.real)}, {atom(code, value.imag)})"
+    return repr(value)
+
+
+def reaches_itself(value: Any) -> bool:
+    """Whether a container holds itself somewhere below (through containers and instances)."""
+    seen: set[int] = set()
+    pending = list(parts(value))
+    while pending:
+        part = pending.pop()
+        if part is value:
+            return True
+        if (
+            id(part) not in seen
+            and type(part) not in ATOMS
+            and not isinstance(part, (torch.Tensor, type, types.ModuleType, torch.nn.Module))
+        ):
+            seen.add(id(part))
+            pending += list(parts(part))
+    return False
+
+
+def argument_count(code: types.CodeType) -> int:
+    """How many argument slots a frame of `code` has."""
+    flags = code.co_flags
+    return (
+        code.co_argcount
+        + code.co_kwonlyargcount
+        + bool(flags & inspect.CO_VARARGS)
+        + bool(flags & inspect.CO_VARKEYWORDS)
+    )
+
+
+def is_waiting(generator: InterpretedGenerator) -> bool:
+    """Whether the generator has not begun, and its arguments are where the call has put them."""
+    frame = generator.frame
+    own = frame.locals[: argument_count(frame.function.__code__)]
+    return (
+        not generator.started
+        and not frame.finished
+        and not any(generator.tracer.is_inside_cell(value) for value in own)
+    )
+
+
+def exception_fields(kind: type) -> Any:
+    """Descriptors of what an exception holds beside its arguments: fields of builtin classes (`AttributeError.obj`) and
+    slots."""
+    if issubclass(kind, BaseExceptionGroup):  # its fields follow from its arguments, and cannot be written
+        return
+    for base in kind.__mro__:
+        for field in vars(base).values():
+            if type(field) is types.MemberDescriptorType and field.__name__ not in _OF_ALL_EXCEPTIONS:
+                yield field
+
+
+def held(field: Any, value: BaseException) -> object:
+    try:
+        return field.__get__(value)
+    except AttributeError:  # an empty slot
+        return None
+
+
+_OF_ALL_EXCEPTIONS = frozenset(vars(BaseException))
+
+
+def viewed(view: Any) -> Any:
+    """The dict that a view shows."""
+    return next(referent for referent in gc.get_referents(view) if isinstance(referent, dict))
