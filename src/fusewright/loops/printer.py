@@ -5,6 +5,9 @@ Takes IR objects; gives text. Always holds: equal programs print alike; a value 
 
     for i0 < 512, i1 < 768:
         buf3[i0*768 + i1] = max(in0[i0*768 + i1] + in1[i1], 0.0)    # model.py:12 in forward
+
+`print_program(program, complete=True)` also says what a reader can do without (names of operations, ranges of symbols,
+what the graph's inputs are): loops/parser.py makes the same program of it.
 """
 
 from __future__ import annotations
@@ -30,13 +33,14 @@ from fusewright.loops.ir import (
     LocalValue,
     LoopProgram,
     Masked,
+    Operation,
     Output,
     Pointwise,
     Reduction,
     Scan,
     Store,
 )
-from fusewright.sizes.expressions import Dim
+from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
@@ -109,7 +113,7 @@ class ExpressionPrinter:
             case Masked():
                 return f"{self.text(e.body, 1)} if {self.text(e.mask, 1)} else {self.text(e.other, 1)}", 0
             case CheckedIndex():
-                return f"check({self.text(e.value)} < {e.extent}{', wrap' if e.wrap else ''})", ATOM
+                return f"check({self.text(e.value, 4)} < {e.extent}{', wrap' if e.wrap else ''})", ATOM
             case Apply():
                 return self._apply(e)
         raise TypeError(f"not an expression: {e!r}")
@@ -117,8 +121,11 @@ class ExpressionPrinter:
     def _apply(self, e: Apply) -> tuple[str, int]:
         if e.op == "cast":
             return f"{dtype_name(e.dtype)}({self.text(e.args[0])})", ATOM
+        if e.dtype != implied_dtype(e.op, e.args) and e.op != "bitcast":
+            return f"{e.op}.{dtype_name(e.dtype)}({', '.join(self.text(arg) for arg in e.args)})", ATOM
         if e.op == "neg":
-            return f"-{self.text(e.args[0], 9)}", 9
+            inner = self.text(e.args[0], 9)
+            return f"-({inner})" if isinstance(e.args[0], Constant) or inner[0].isdigit() else f"-{inner}", 9
         if e.op == "logical_not":
             return f"not {self.text(e.args[0], 3)}", 3
         if e.op in INFIX:
@@ -149,10 +156,23 @@ def _children(e: Expression) -> tuple[Expression, ...]:
     return ()
 
 
+IMPLIED = {float: torch.float32, int: torch.int64, bool: torch.bool}
+"""The dtype of a literal that names none."""
+TESTS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not", "isnan",
+         "isinf", "isfinite", "signbit"}  # fmt: skip
+
+
+def implied_dtype(op: str, args: Sequence[Expression]) -> torch.dtype:
+    """The dtype of an operation's result where its text names none."""
+    return torch.bool if op in TESTS else args[1 if op == "where" else 0].dtype
+
+
 def _constant_text(e: Constant) -> str:
-    if isinstance(e.value, float) and e.dtype is torch.float32:
-        return f"{e.value:.9g}" if not e.value.is_integer() else repr(e.value)
-    return repr(e.value)
+    text = repr(e.value)
+    if isinstance(e.value, float) and e.dtype is torch.float32 and not e.value.is_integer():
+        short = f"{e.value:.9g}"
+        text = short if float(short) == e.value else text
+    return text if e.dtype == IMPLIED[type(e.value)] else f"{text}:{dtype_name(e.dtype)}"
 
 
 def print_expression(e: Expression) -> str:
@@ -244,13 +264,18 @@ def print_argument(arg: Any) -> str:
         return print_ref(arg)
     if isinstance(arg, tuple):
         return "[" + ", ".join(print_argument(item) for item in arg) + "]"
-    return str(arg)
+    return repr(arg) if isinstance(arg, str) else str(arg)
+
+
+def _by(dims: Sequence[Dim]) -> str:
+    """2x(s0 + 1)x3: in parentheses what is not a number, so that one sees where it ends."""
+    return "x".join(str(dim) if isinstance(dim, int) else f"({dim})" for dim in dims)
 
 
 def print_ref(ref: BufferRef) -> str:
     """buffer(2x3 by 3x1 + 5): shape, strides, offset."""
-    shape = "x".join(map(str, ref.shape)) or "scalar"
-    by = f" by {'x'.join(map(str, ref.stride))}" if ref.shape else ""
+    shape = _by(ref.shape) or "scalar"
+    by = f" by {_by(ref.stride)}" if ref.shape else ""
     offset = "" if isinstance(ref.offset, int) and ref.offset == 0 else f" + {ref.offset}"
     return f"{ref.buffer}({shape}{by}{offset})"
 
@@ -259,8 +284,8 @@ def print_ref(ref: BufferRef) -> str:
 
 
 def print_buffer(buffer: Buffer) -> str:
-    shape = "x".join(map(str, buffer.shape)) or "scalar"
-    by = f" by {'x'.join(map(str, buffer.stride))}" if buffer.shape else ""
+    shape = _by(buffer.shape) or "scalar"
+    by = f" by {_by(buffer.stride)}" if buffer.shape else ""
     return f"{buffer.role} {buffer.name}: {dtype_name(buffer.dtype)}[{shape}{by}] {buffer.device}"
 
 
@@ -270,15 +295,74 @@ def print_output(output: Output) -> str:
     return output.buffer if output.kind == "buffer" else str(output.value)
 
 
-def print_program(program: LoopProgram) -> str:
-    """The whole program: sizes, buffers, operations, outputs."""
-    lines = [
+def print_program(program: LoopProgram, complete: bool = False) -> str:
+    """The whole program: sizes, buffers, operations, outputs. `complete`: all of it but locations in the user's files
+    and the values of constants."""
+    lines: list[str] = []
+    known: set[Expr] = set()
+    if complete:
+        roots = [*program.size_symbols, *program.buffers.values(), *program.outputs]
+        lines += [f"symbol {text}" for text in _ranges(roots, known)]
+    lines += [
         f"size {symbol} = "
         + (str(dim) if position < 0 else f"input {position}" + (f".shape[{dim}]" if dim >= 0 else ""))
         for symbol, (position, dim) in program.size_symbols.items()
     ]
-    lines += [print_buffer(buffer) for buffer in program.buffers.values()]
+    lines += [print_buffer(buffer) + _buffer_rest(buffer, complete) for buffer in program.buffers.values()]
+    if complete:
+        lines.append("inputs " + ", ".join(name or "_" for name in program.inputs))
+        lines += [f"maker {name} = {maker}" for name, maker in program.makers.items()]
     for operation in program.operations:
-        lines += ["", *_PRINTERS[type(operation)](operation)]
-    lines += ["", "return " + (", ".join(print_output(output) for output in program.outputs) or "()")]
+        lines += ["", *_heading(operation, known, complete), *_PRINTERS[type(operation)](operation)]
+    outputs = (f"{output.kind} " * complete + print_output(output) for output in program.outputs)
+    lines += ["", "return " + (", ".join(outputs) or "()")]
     return "\n".join(lines) + "\n"
+
+
+def _buffer_rest(buffer: Buffer, complete: bool) -> str:
+    return f" at {buffer.position} + {buffer.offset}" if complete else ""
+
+
+def _heading(operation: Operation, known: set[Expr], complete: bool) -> list[str]:
+    if not complete:
+        return []
+    ranges = ", ".join(_ranges([operation], set(known)))
+    return [f"op {operation.name}: {ranges}".rstrip()]
+
+
+def _ranges(roots: Iterable[object], known: set[Expr]) -> list[str]:
+    """`name in lower..upper` of each symbol below `roots` that is not known yet, behind those its upper end needs."""
+    texts: list[str] = []
+
+    def visit(symbol: Expr) -> None:
+        if symbol in known or not isinstance(symbol, Symbol):
+            return
+        known.add(symbol)
+        if symbol.upper is not None:
+            for below in sorted(free_symbols(symbol.upper), key=str):
+                visit(below)
+        ends = ("" if end is None else str(end) for end in (symbol.lower, symbol.upper))
+        texts.append(f"{symbol} in {'..'.join(ends)}")
+
+    for symbol in sorted(_symbols(roots), key=str):
+        visit(symbol)
+    return texts
+
+
+def _symbols(roots: Iterable[object]) -> set[Expr]:
+    """All symbols in sizes and indices below `roots`."""
+    found: set[Expr] = set()
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Expr):
+            found |= free_symbols(value)
+        elif isinstance(value, tuple):
+            stack.extend(value)
+        else:
+            stack.extend(getattr(value, name) for name in getattr(type(value), "__match_args__", ()))
+    return found
