@@ -1,14 +1,28 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
 from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
-from fusewright.api import aot, compile, compile_, explain, list_backends, register_backend, reset, set_logs, set_stance
+from fusewright.api import (
+    aot,
+    compile,
+    compile_,
+    explain,
+    export,
+    list_backends,
+    register_backend,
+    reset,
+    set_logs,
+    set_stance,
+)
 from fusewright.base.errors import (
     BackendError,
     DynamicMarkError,
+    ExportError,
     FusewrightError,
     GraphBreakError,
     InternalErrorWarning,
     OptionError,
+    ProgramFileError,
+    ProgramInputError,
     RecompileError,
     RecompileLimitWarning,
 )
@@ -20,17 +34,22 @@ from fusewright.decorators import (
     is_compiling,
     substitute_in_graph,
 )
+from fusewright.exporting.dims import Dim
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
+    "Dim",
     "DynamicMarkError",
+    "ExportError",
     "FusewrightError",
     "GraphBreakError",
     "InternalErrorWarning",
     "OptionError",
+    "ProgramFileError",
+    "ProgramInputError",
     "RecompileError",
     "RecompileLimitWarning",
     "allow_in_graph",
@@ -40,6 +59,7 @@ __all__ = [
     "compile_",
     "disable",
     "explain",
+    "export",
     "graph_break",
     "is_compiling",
     "list_backends",
