@@ -295,6 +295,17 @@ def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = N
     )
 
 
+def save(program: Any, file: Any) -> None:
+    """Writes an exported program to a path, or to a file that is open for writing bytes: docs/export-format.md."""
+    importlib.import_module("fusewright.exporting.archive").save(program, file)
+
+
+def load(file: Any) -> Any:
+    """The exported program of a path, an open file or bytes. Nothing of the file is executed. Raises ProgramFileError,
+    which names the part, for a file that is damaged."""
+    return importlib.import_module("fusewright.exporting.archive").load(file)
+
+
 def set_logs(**artifacts: Any) -> None:
     """Turns log artifacts on or off: `set_logs(graph_breaks=True, recompiles=True)`; a logging level may be given
     instead of True.

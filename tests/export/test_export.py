@@ -275,3 +275,29 @@ def test_constants_and_views_of_weights_are_part_of_the_program():
     )
     found = program.module()(torch.ones(3, 4))
     assert torch.equal(found.x, torch.ones(3, 4) + table) and torch.equal(found.y[0], table)
+
+
+def test_torchs_own_program_goes_in_and_comes_out():
+    model, batch = mlp(), torch.export.Dim("batch", min=1, max=256)
+    theirs = torch.export.export(model, (torch.randn(4, 4),), dynamic_shapes=({0: batch},))
+    program = fusewright.export(theirs, ())
+    assert list(program.range_constraints.values()) == [(1, 256)]
+    x = torch.randn(9, 4)
+    assert_same(program.module()(x), model(x))
+    assert program.state.keys() == model.state_dict().keys()
+    ours = fusewright.export(model, (torch.randn(4, 4),), dynamic_shapes=({0: Dim("batch", min=2, max=256)},))
+    back = ours.to_torch()
+    assert_same(back.module()(x), model(x))
+    (bounds,) = back.range_constraints.values()
+    assert (int(bounds.lower), int(bounds.upper)) == (2, 256)
+
+
+def test_operators_are_decomposed_by_a_table():
+    model = mlp()
+    program = fusewright.export(model, (torch.randn(1, 4),), dynamic_shapes=({0: Dim("batch", max=256)},))
+    made = program.run_decompositions({torch.ops.aten.addmm.default: lambda bias, x, weight: x @ weight + bias})
+    assert "aten.addmm" in str(program) and "aten.addmm" not in str(made) and "aten.mm.default" in str(made)
+    assert made.range_constraints == {"batch": (1, 256)}
+    for size in (1, 5):
+        x = torch.randn(size, 4)
+        assert_same(made.module()(x), model(x))

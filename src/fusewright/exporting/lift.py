@@ -101,11 +101,14 @@ class _Lifter:
         others = [self.inputs[node] for node in mutated if self.inputs[node].kind not in ("buffer", "user")]
         if others:
             raise ExportError(f"the program writes to {others[0].kind} {others[0].target}, which a program cannot hold")
-        (returned,) = (node.args[0] for node in self.old.nodes if node.op == "output")
+        (every,) = (node.args[0] for node in self.old.nodes if node.op == "output")
+        *returned, unused = every  # see trace._call
         for value in returned:
             outputs.append(self.renewed(value, mutated) if isinstance(value, torch.fx.Node) else self.argument(value))
             lifted.outputs.append(("user", None))
         self.new.output(tuple(outputs))
+        if not self.made[unused].users:
+            self.new.erase_node(self.made[unused])
         return lifted
 
     def call(self, node: torch.fx.Node) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -30,6 +30,7 @@ from fusewright.exporting.lift import Input, Lifted, lift
 from fusewright.exporting.program import ExportedProgram, Signature
 from fusewright.exporting.spec import container
 from fusewright.exporting.text import users_line
+from fusewright.exporting.torch_programs import is_torch_program, parts_of
 from fusewright.graph.builder import env_of
 from fusewright.graph.passes import run_passes
 from fusewright.graph.passes.clean.dce import dce
@@ -79,12 +80,20 @@ class _Captured:
 
 def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> ExportedProgram:
     """See `fusewright.export`."""
+    flat = None
+    if is_torch_program(model):
+        model, args, kwargs, flat = parts_of(model)
     if not isinstance(args, (tuple, list)):
         raise ExportError(f"export takes the example arguments as a tuple, got {type(args).__name__}")
     if not callable(model):
         raise ExportError(f"export takes an nn.Module or a function, got {type(model).__name__}")
-    args, kwargs = tuple(args), dict(kwargs or {})
-    request = _request(model, args, kwargs, dynamic_shapes)
+    return _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes, flat)
+
+
+def _export(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, flat: list[Any] | None
+) -> ExportedProgram:
+    request = _request(model, args, kwargs, dynamic_shapes, flat)
     with _alone():
         captured = _capture(request, {})
         symbols = _symbols(request, captured)
@@ -92,8 +101,45 @@ def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = N
         built = _Building(request, captured, symbols)
         program = built.program()
         _check_ones(request, captured, symbols, program)
+    program.decompose = decomposed
     program.example_inputs, program.dynamic_shapes = (args, kwargs), dynamic_shapes
     return program
+
+
+def decomposed(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
+    """The same program, with the operators of `table` as what its functions compute."""
+    if program.example_inputs is None:
+        raise ExportError("a program that was loaded has no example inputs, which decomposing it needs")
+    module = program.module()
+    module.fusewright_steps = [(table.get(target, target), *rest) for target, *rest in module.fusewright_steps]
+    module.fusewright_checks = False
+    args, kwargs = program.example_inputs
+    dims = _sizes_again(program)
+    return _export(module, args, kwargs, None, dims)
+
+
+def _sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
+    """For each leaf the sizes that it was exported with."""
+    symbols, named = program.graph_signature.symbols, {}
+    for name, known in symbols.items():
+        if known["label"].isidentifier():
+            named[name] = Dim(known["label"], min=known["min"], max=known["max"])
+            named[name].where = known["where"].removeprefix("Dim at ")
+
+    def again(size: Any) -> Dim | Hint:
+        if isinstance(size, str):
+            return named.get(size, Dim.AUTO)
+        left, right = (one if isinstance(one, int) else again(one) for one in size[1:])
+        if isinstance(left, int):
+            left, right = right, left
+        if not isinstance(left, Dim) or not isinstance(right, int):
+            return Dim.AUTO
+        return left * right if size[0] == "*" else left + right if size[0] == "+" else Dim.AUTO
+
+    return [
+        {dim: again(size) for dim, size in enumerate(leaf.get("shape", ())) if not isinstance(size, int)}
+        for leaf in program.graph_signature.leaves
+    ]
 
 
 @contextmanager
@@ -107,17 +153,19 @@ def _alone() -> Iterator[None]:
             _set_eval_frame(watcher)
 
 
-def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> _Request:
+def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, flat: Any) -> _Request:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     # One tensor in two places is two inputs.
     apart = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     own_args, own_kwargs = pytree.tree_unflatten(apart, spec)
     positions = {id(leaf): place for place, leaf in enumerate(apart)}
     dims = declared(model, own_args, own_kwargs, shapes, positions)
+    if flat is not None:
+        dims = {(leaf, dim): size for leaf, sizes in enumerate(flat) for dim, size in sizes.items()}
     names = [""] * len(leaves)
     for path, leaf in pytree.tree_flatten_with_path(bound_arguments(model, own_args, own_kwargs))[0]:
         if isinstance(leaf, torch.Tensor):
-            names[positions[id(leaf)]] = str(path[0].key) + pytree.keystr(path[1:])
+            names[positions[id(leaf)]] = str(cast(Any, path[0]).key) + pytree.keystr(path[1:])
     paths = pytree.tree_flatten_with_path((args, kwargs))[0]
     names = [name or f"args{pytree.keystr(path[1:])}" for name, (path, _) in zip(names, paths, strict=True)]
     for name, leaf in zip(names, leaves, strict=True):
@@ -212,14 +260,15 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     """The dimensions from the outermost in memory to the innermost."""
     if tensor.is_contiguous():
         return list(range(tensor.dim()))
-    return sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
 
 
 def _capture(request: _Request, fixed: dict[str, int]) -> _Captured:
     stand_ins = [_stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
     args, kwargs = pytree.tree_unflatten(stand_ins, request.spec)
     try:
-        frame = capture_frame(_call, (request.model, args, kwargs), CaptureOptions(fullgraph=True))
+        frame = capture_frame(cast(Any, _call), (request.model, args, kwargs), CaptureOptions(fullgraph=True))
     except (GraphBreak, SkipFrame) as signal:
         report = describe_break(signal.code, signal.detail, signal.stack)
         raise GraphBreakError(f"export captures a program whole, and this one breaks.\n{report}", signal.code) from None
@@ -299,17 +348,19 @@ def _symbols(request: _Request, captured: _Captured) -> _Symbols:
             made.labels[one], made.where[one] = f"{request.names[leaf]}.size({dim})", "Dim.AUTO"
             made.ranges[one] = (1, None)
     # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
-    known = ShapeEnv()
-    ranged = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
+    nothing = ShapeEnv()
+    ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
     for fact, stack in zip(env.guards, env.asked_at, strict=True):
         left, right = substitute(fact.left, made.equal), substitute(fact.right, made.equal)
-        if known.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
+        if nothing.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
             continue
         names = {one for side in (left, right) for one in free_symbols(side)}
         named = [one for one in names if one in made.labels and "." not in made.labels[one]]
         where = _line(stack)
-        larger = {one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()}
-        if known.known(Relation(fact.op, substitute(left, larger), substitute(right, larger))):
+        larger: dict[Expr, Any] = {
+            one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()
+        }
+        if nothing.known(Relation(fact.op, substitute(left, larger), substitute(right, larger))):
             made.ones |= names
             continue
         if named or any(_is_dynamic(request, made, one) for one in names):
