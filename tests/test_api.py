@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 import traceback
+from pathlib import Path
 from typing import Any
 
+import mypy.api
 import pytest
 import torch
 from torch import nn
 
 import fusewright
+from fusewright.base import errors
 from fusewright.base.events import STREAM, FellBack
 
 
@@ -241,3 +244,49 @@ def test_a_loss_over_one_class_checks_its_numbers(dynamic: bool, number: int) ->
     assert compiled(torch.randn(3, 1), torch.tensor([0, 0, 0])) == 0
     with pytest.raises(IndexError, match="out of bounds"):
         compiled(torch.randn(3, 1), torch.tensor([0, number, 0]))
+
+
+def test_dir_shows_public_names() -> None:
+    assert set(dir(fusewright)) == {*fusewright.__all__, "__version__"}
+    told = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, (Exception, Warning))]
+    # what users can meet, or filter, has a public name; RuntimeFallback and ServedCaseError never leave a compiled call
+    hidden = {"CannotFunctionalise", "RuntimeFallback", "ServedCaseError"}
+    assert {one.__name__ for one in told if one.__module__ == errors.__name__} - hidden <= set(fusewright.__all__)
+
+
+USER = """
+from typing import assert_type
+import torch, fusewright
+
+class Net(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+def f(x: torch.Tensor, n: int = 2) -> torch.Tensor:
+    return x * n
+
+@fusewright.compile(fullgraph=True, mode="max-autotune")
+def g(x: torch.Tensor) -> int:
+    return 1
+
+@fusewright.compile
+def h(x: torch.Tensor) -> int:
+    return 1
+
+assert_type(fusewright.compile(Net()), Net)
+assert_type(fusewright.compile(f, backend=lambda gm, inputs: gm.forward)(torch.ones(1), n=3), torch.Tensor)
+assert_type((g(torch.ones(1)), h(torch.ones(1))), tuple[int, int])
+fusewright.compile_(Net(), dynamic=True)
+fusewright.compile(f)("text")
+fusewright.compile(f, mode="fast")
+fusewright.compile(f, fullgraf=True)
+g(1)
+"""
+
+
+def test_a_program_of_a_user_has_types(tmp_path: Path) -> None:
+    program = tmp_path / "user.py"
+    program.write_text(USER)
+    text, _, _ = mypy.api.run(["--strict", "--config-file=", "--no-error-summary", str(program)])
+    wrong = {int(line.split(":")[1]) for line in text.splitlines() if ": error:" in line}
+    assert wrong == {number for number, line in enumerate(USER.splitlines(), 1) if "text" in line or "fast" in line or "graf" in line or line == "g(1)"}, text

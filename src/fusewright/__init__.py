@@ -17,6 +17,7 @@ from fusewright.api import (
 )
 from fusewright.base.errors import (
     BackendError,
+    CacheWarning,
     DynamicMarkError,
     ExportError,
     FusewrightError,
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
+    "CacheWarning",
     "Dim",
     "DynamicMarkError",
     "ExportError",
@@ -76,3 +78,7 @@ __all__ = [
     "set_stance",
     "substitute_in_graph",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

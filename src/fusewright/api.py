@@ -1,6 +1,6 @@
 """The public functions: `compile` and what stands around it.
 
-Takes what users write; gives compiled functions and modules. The compiler itself (`driver`) is imported by the first
+Takes what users write; gives compiled functions and modules. The compiler itself is imported by the first
 `compile` call, so that `import fusewright` stays cheap.
 """
 
@@ -13,7 +13,7 @@ import gc
 import importlib
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -22,9 +22,39 @@ from fusewright.base.errors import OptionError, near_misses
 from fusewright.base.events import STREAM
 
 
-@functools.cache
-def _driver() -> Any:
-    return importlib.import_module("fusewright.compiler")
+class _Lazy:
+    """A module that is imported when something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+if TYPE_CHECKING:
+    from fusewright import compiler, module as modules
+else:
+    compiler, modules = _Lazy("fusewright.compiler"), _Lazy("fusewright.module")
+aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
+debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
+logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
+
+Callee = TypeVar("Callee", bound=Callable[..., Any])
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+class CompileArguments(TypedDict, total=False):
+    """What `compile` takes besides the model."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    backend: str | Callable[..., Any] | None
+    mode: Mode | None
+    options: Mapping[str, Any] | None
+    name: str | None
+    disable: bool
+    recompile_limit: int | None
 
 
 @contextlib.contextmanager
@@ -38,6 +68,14 @@ def _no_collections() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+@overload
+def compile(model: Callee, **arguments: Unpack[CompileArguments]) -> Callee: ...
+
+
+@overload
+def compile(model: None = None, **arguments: Unpack[CompileArguments]) -> Callable[[Callee], Callee]: ...
 
 
 def compile(
@@ -98,67 +136,65 @@ def compile(
             f"compile takes a function, a method or an nn.Module instance, got {type(model).__name__}: {model!r:.80}"
         )
     with _no_collections():
-        driver = _driver()
         _subscribe()
         # This resolves the backend, so that a wrong name fails here and not at the first call.
-        compiler = driver.Compiler(settings, _listener(settings))
+        made = compiler.Compiler(settings, _listener(settings))
         if disable or option_tables.environment("FUSEWRIGHT_DISABLE"):
             return model
-        return _compile_callable(model, compiler)
+        return _compile_callable(model, made)
 
 
 @functools.cache
 def _subscribe() -> None:
     """Honours FUSEWRIGHT_LOGS and FUSEWRIGHT_DEBUG, once in a process."""
     if option_tables.environment("FUSEWRIGHT_LOGS"):
-        importlib.import_module("fusewright.tools.logs").set_logs_from_environment()
+        logs.set_logs_from_environment()
     if option_tables.environment("FUSEWRIGHT_DEBUG"):
-        STREAM.subscribers.append(importlib.import_module("fusewright.tools.debug_folder").of_process())
-        STREAM.subscribers.append(importlib.import_module("fusewright.tools.served_cases").listen)
+        STREAM.subscribers.append(debug_folder.of_process())
+        STREAM.subscribers.append(served_cases.listen)
 
 
 def _listener(settings: Any) -> Any:
     """Who hears the events of this compile only."""
     if not settings["trace.enabled"] or option_tables.environment("FUSEWRIGHT_DEBUG"):
         return None
-    return importlib.import_module("fusewright.tools.debug_folder").of_process()
+    return debug_folder.of_process()
 
 
-def _compile_callable(model: Any, compiler: Any) -> Any:
+def _compile_callable(model: Any, made: Any) -> Any:
     model = _original(model)
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        compiler.skip(
+        made.skip(
             getattr(model, "original_name", None) or model.name, "torchscript", "it is compiled by TorchScript already"
         )
         return model
     if isinstance(model, torch.nn.Module):
-        module = importlib.import_module("fusewright.module")
-        return module.compiled_module(model, compiler.wrap, functools.partial(_recompile, compiler.settings))
+        return modules.compiled_module(model, made.wrap, functools.partial(_recompile, made.settings))
     if isinstance(model, types.FunctionType):
-        return compiler.wrap(model)
+        return made.wrap(model)
     if isinstance(model, (classmethod, staticmethod)):
-        return type(model)(_compile_callable(model.__func__, compiler))
+        return type(model)(_compile_callable(model.__func__, made))
     if isinstance(model, functools.partial):
-        return functools.partial(_compile_callable(model.func, compiler), *model.args, **model.keywords)
+        return functools.partial(_compile_callable(model.func, made), *model.args, **model.keywords)
     method, owner = (
         (model.__func__, model.__self__) if isinstance(model, types.MethodType) else (type(model).__call__, model)
     )
     method = _original(method)
     if isinstance(method, types.FunctionType):
-        return types.MethodType(compiler.wrap(method), owner)
+        return types.MethodType(made.wrap(method), owner)
 
     def call_object(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
     call_object.__name__ = call_object.__qualname__ = getattr(model, "__name__", type(model).__name__)
-    return compiler.wrap(call_object)
+    return made.wrap(call_object)
 
 
 def _original(model: Any) -> Any:
     """What the user wrote, behind compiling and disabling wrappers: the outermost `compile` counts."""
     while True:
         namespace = getattr(model, "__dict__", {})
-        if isinstance(model, _driver().CompiledFunction) or marks.DISABLED in namespace:
+        if isinstance(model, compiler.CompiledFunction) or marks.DISABLED in namespace:
             model = model.__wrapped__
         elif type(model).__module__ == "torch._dynamo.eval_frame" or "_torchdynamo_orig_callable" in namespace:
             model = (
@@ -173,7 +209,7 @@ def _original(model: Any) -> Any:
 
 
 def _recompile(settings: Any, model: Any) -> Any:
-    return _compile_callable(model, _driver().Compiler(settings, _listener(settings)))
+    return _compile_callable(model, compiler.Compiler(settings, _listener(settings)))
 
 
 def compile_again(model: Any) -> Any:
@@ -186,15 +222,14 @@ def compile_again(model: Any) -> Any:
 def _settings_of(model: Any) -> Any:
     caller = getattr(model, "_fusewright_caller", None) or getattr(model, "__dict__", {}).get("_compiled_call_impl")
     if caller is not None:
-        compiler = getattr(
-            getattr(caller, "wrap", None), "__self__", None
-        )  # PyTorch keeps its own compiled call in that slot
-        return getattr(compiler, "settings", None)
+        owner = getattr(getattr(caller, "wrap", None), "__self__", None)  # PyTorch keeps its own compiled call there
+        return getattr(owner, "settings", None)
     function = model.__func__ if isinstance(model, types.MethodType) else model
-    return function.miss.__self__.settings if isinstance(function, _driver().CompiledFunction) else None
+    miss: Any = getattr(function, "miss", None)
+    return miss.__self__.settings if isinstance(function, compiler.CompiledFunction) else None
 
 
-def compile_(module: torch.nn.Module, **arguments: Any) -> None:
+def compile_(module: torch.nn.Module, **arguments: Unpack[CompileArguments]) -> None:
     """Compiles `module` in place: its own calls run compiled code from now on (as `torch.nn.Module.compile` does).
 
     Takes the arguments of `compile`. The module keeps its identity, class and state. Copies of it, and what is
@@ -210,7 +245,7 @@ def compile_(module: torch.nn.Module, **arguments: Any) -> None:
 
 def reset() -> None:
     """Clears everything compiled in this process (not the disk cache)."""
-    _driver().reset()
+    compiler.reset()
 
 
 class set_stance:
@@ -223,47 +258,46 @@ class set_stance:
     def __init__(self, stance: str) -> None:
         if stance not in option_tables.STANCES:
             raise OptionError(f"unknown stance {stance!r}: {near_misses(str(stance), option_tables.STANCES)}")
-        driver = _driver()
-        self._stance, self._previous = stance, driver.stance
-        driver.set_stance(stance)
+        self._stance, self._previous = stance, compiler.stance
+        compiler.set_stance(stance)
 
     def __enter__(self) -> set_stance:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        _driver().set_stance(self._previous)
+        compiler.set_stance(self._previous)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        driver, stance = _driver(), self._stance
-        driver.set_stance(self._previous)
+        stance = self._stance
+        compiler.set_stance(self._previous)
 
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
-            previous = driver.stance
-            driver.set_stance(stance)
+            previous = compiler.stance
+            compiler.set_stance(stance)
             try:
                 return fn(*args, **kwargs)
             finally:
-                driver.set_stance(previous)
+                compiler.set_stance(previous)
 
         return run
 
 
 def list_backends() -> list[str]:
     """The names that `compile(backend=...)` accepts, sorted."""
-    return importlib.import_module("fusewright.backends.registry").list_backends()
+    return registry.list_backends()
 
 
 def register_backend(compiler: Any = None, name: str | None = None) -> Any:
     """Decorator: registers `compiler(gm, example_inputs)` as a backend; see backends.registry.register_backend."""
-    return importlib.import_module("fusewright.backends.registry").register_backend(compiler, name)
+    return registry.register_backend(compiler, name)
 
 
 def aot(fw_compiler: Any, bw_compiler: Any = None, partition: Any = None) -> Any:
     """A backend for `compile(backend=...)` made of compilers of functional ATen graphs: fw_compiler(gm, example_inputs)
     for the forward, bw_compiler for the backward (default: the same), and a partition of the joint graph; see
     backends.aot.aot."""
-    return importlib.import_module("fusewright.backends.aot").aot(fw_compiler, bw_compiler, partition)
+    return aot_backend.aot(fw_compiler, bw_compiler, partition)
 
 
 def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -273,10 +307,9 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
     `f` is what `compile` takes; something compiled is explained under its own settings. See
     fusewright.tools.explain.Report.
     """
-    report = importlib.import_module("fusewright.tools.explain")
     if args or kwargs:
-        return report.explain(f, args, kwargs)
-    return lambda *call_args, **call_kwargs: report.explain(f, call_args, call_kwargs)
+        return explaining.explain(f, args, kwargs)
+    return lambda *call_args, **call_kwargs: explaining.explain(f, call_args, call_kwargs)
 
 
 def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> Any:
@@ -312,4 +345,4 @@ def set_logs(**artifacts: Any) -> None:
 
     Artifacts: see fusewright.tools.logs.ARTIFACTS. Records go to loggers `fusewright.<artifact>`.
     """
-    importlib.import_module("fusewright.tools.logs").set_logs(**artifacts)
+    logs.set_logs(**artifacts)

@@ -21,7 +21,7 @@ def backend(
     gm: torch.fx.GraphModule,
     example_inputs: list[Any],
     *,
-    mode: str | None = None,
+    mode: api.Mode | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compiles `gm`, a torch-level graph; entry point "fusewright" of the group torch_dynamo_backends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any
@@ -217,3 +218,42 @@ def test_onnxrt_agrees_with_eager_where_it_is_installed() -> None:
             torch.testing.assert_close(compiled(x), net(x))
     with pytest.raises(fusewright.BackendError, match="no gradients"):
         compiled(torch.randn(2, 4))
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@fusewright.allow_in_graph
+def takes_anything(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    assert list(kwargs) in ([], ["class", "from"])
+    return x + len(args) + len(kwargs)
+
+
+ARGUMENTS: dict[str, Any] = {
+    "type": int, "class": Net, "tensor type": torch.HalfTensor, "function": copy.deepcopy, "lambda": lambda y: y, "builtin": len,
+    "operator": torch.ops.aten.add.Tensor, "operators": torch.ops.aten.add, "torch's": torch.add, "enum": Colour.RED,
+    "finfo": torch.finfo(torch.float32), "generator": torch.Generator(), "range": range(3), "ellipsis": ..., "text": "a'b\"\n",
+    "infinity": float("inf"), "complex": 1j, "bytes": b"a", "dtype": torch.float32, "device": torch.device("cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_that_have_no_text(name: str, graphs: list[tuple[torch.fx.GraphModule, list[Any]]]) -> None:
+    one = ARGUMENTS[name]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return takes_anything(x, one) * takes_anything(x, **{"class": 1, "from": x})
+
+    x = torch.ones(3)
+    assert torch.equal(fusewright.compile(function, backend=collecting(graphs), fullgraph=True)(x), function(x))
+    assert len(graphs) == 1
+
+
+def test_dtypes_by_pythons_types(graphs: list[tuple[torch.fx.GraphModule, list[Any]]]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.to(float), x.to(int), x.type(torch.HalfTensor), x.clone().random_(**{"from": 1, "to": 2})
+
+    x = torch.ones(3)
+    found = fusewright.compile(function, backend=collecting(graphs), fullgraph=True)(x)
+    torch.testing.assert_close(found, function(x), rtol=0, atol=0)

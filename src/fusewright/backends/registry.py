@@ -11,6 +11,8 @@ import functools
 import importlib
 import inspect
 import keyword
+import re
+import types
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -18,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 import torch.fx
+from torch.fx.node import map_aggregate
 
 from fusewright.base.errors import BackendError, OptionError, near_misses
 from fusewright.base.options import Settings
@@ -50,14 +53,52 @@ RETIRED = {
 }
 
 
+_WITHOUT_TEXT = (
+    type, types.FunctionType, types.BuiltinFunctionType, torch._ops.OpOverloadPacket, torch.Generator, torch.finfo,
+    torch.iinfo, torch.ScriptObject,
+)  # fmt: skip
+"""Arguments whose text is no Python code."""
+
+
+def _make_writable(graph: torch.fx.Graph, root: torch.nn.Module) -> None:
+    """Changes what a GraphModule's code cannot hold: the operator `torch.ops.aten.random.from`, a keyword argument
+    called `class`, a function or class as an argument (which becomes an attribute of `root`)."""
+    names: dict[int, str] = {}
+
+    def attribute(node: torch.fx.Node, value: Any) -> Any:
+        if not isinstance(value, _WITHOUT_TEXT):
+            return value
+        name = names.setdefault(id(value), f"object_{len(names)}")
+        setattr(root, name, value)
+        with graph.inserting_before(node):
+            return graph.create_node("get_attr", name)
+
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "call_method"):
+            continue
+        odd = frozenset(name for name in node.kwargs if keyword.iskeyword(name))
+        if odd or (isinstance(node.target, torch._ops.OpOverload) and keyword.iskeyword(node.target._overloadname)):
+            node.target = _callable_of(node.target, odd)
+            node.op = "call_function"
+            node.kwargs = {name + "_" * (name in odd): value for name, value in node.kwargs.items()}
+        given = map_aggregate((node.args, node.kwargs), functools.partial(attribute, node))
+        if names:
+            node.args, node.kwargs = given  # type: ignore[misc, assignment]
+
+
 @functools.cache
-def _callable_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The operator under a name that a GraphModule's code can hold (`torch.ops.aten.random.from` is none)."""
+def _callable_of(target: Any, odd: frozenset[str]) -> Callable[..., Any]:
+    """A function or method (its name) under a name that code can hold, taking the arguments `odd` with a `_` behind
+    their names."""
+
+    stands_for = {name + "_": name for name in odd}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return target(*args, **kwargs)
+        kwargs = {stands_for.get(name, name): value for name, value in kwargs.items()}
+        return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
 
-    call.__name__ = call.__qualname__ = f"{target._schema.name.replace('::', '_')}_{target._overloadname}"
+    name = target if isinstance(target, str) else getattr(target, "__name__", "operator")
+    call.__name__ = call.__qualname__ = re.sub(r"\W", "_", f"call_{name}")
     return call
 
 
@@ -100,9 +141,7 @@ class GraphToCompile:
             elif not hasattr(root, node.target):
                 value: Any = self.constants[node.target]
                 (root.add_module if isinstance(value, torch.nn.Module) else root.register_buffer)(node.target, value)
-        for node in graph.nodes:
-            if isinstance(node.target, torch._ops.OpOverload) and keyword.iskeyword(node.target._overloadname):
-                node.target = _callable_of(node.target)
+        _make_writable(graph, root)
         return torch.fx.GraphModule(root, graph)
 
     def real_inputs(self) -> list[Any]:

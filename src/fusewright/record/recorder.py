@@ -36,7 +36,7 @@ from fusewright.record import data_sizes, draws, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
 from fusewright.record.refusals import OTHER_GRADIENT, has_sparse_gradient, refusal
-from fusewright.record.special_operators import SPECIAL, is_symbolic_in_c
+from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
 from fusewright.record.torch_level import NODE_ARGUMENTS, torch_target
 from fusewright.record.traced_tensor import (
     DATA_METHODS,
@@ -360,8 +360,8 @@ class Recorder:
             options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device") or torch.device("cpu")}
             return self.dispatch(aten.full.default, ([], args[0]), options)
         special = SPECIAL.get(func)
-        if special is not None:
-            return special(self, args, kwargs)
+        if special is not None and (found := special(self, args, kwargs)) is not NotImplemented:
+            return found
         known = facts(func)
         if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
             with _RecordingMode(self):
@@ -416,7 +416,10 @@ class Recorder:
                         meta["keeps_history"] = True  # its gradient still is that of the value before
             if self.recompute:
                 meta["recompute"] = True
-        return self._results(known, func, args, kwargs, node, result_type)
+        result = self._results(known, func, args, kwargs, node, result_type)
+        if func in UNINITIALISED and node is not None and (filler := filler_of(result)) is not None:
+            self.dispatch(aten.fill_.Scalar, (result, filler), {})
+        return result
 
     def record(self, func: OpOverload, args: Sequence[object], result_type: tuple[object, ...]) -> Any:
         """Record an operator whose results are known to be of these types (its shapes cannot be asked for)."""

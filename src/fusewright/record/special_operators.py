@@ -6,19 +6,22 @@ Takes a recorder and an operator's arguments; gives its result. Always holds: wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 from torch.torch_version import TorchVersion
+from torch.utils import deterministic
 
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.operators import decompositions
+from fusewright.operators.rules.common import is_dense
 from fusewright.record import data_sizes
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.symfloat import float_of_tensor
 from fusewright.sizes.symint import dim_of
+from fusewright.sizes.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from fusewright.sizes.interfaces import Recorder
@@ -59,6 +62,24 @@ def _lift_fresh(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, 
     return made
 
 
+UNINITIALISED = frozenset({
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
+    aten.new_empty_strided.default,
+})  # fmt: skip
+"""Operators whose result nobody has written to."""
+
+
+def filler_of(made: object) -> float | None:
+    """What eager fills such a tensor with under deterministic algorithms, or None."""
+    fills: bool = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if not torch.are_deterministic_algorithms_enabled() or not fills:
+        return None
+    assert isinstance(made, torch.Tensor)
+    if made.dtype.is_floating_point or made.dtype.is_complex:
+        return float("nan")
+    return 1 if made.dtype is torch.bool else torch.iinfo(made.dtype).max
+
+
 def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """A tensor where a number is wanted: its value where the graph knows it, else (`add_(gradient, alpha=rate)`) a
     float that is known at run time; whoever needs the value of that breaks the graph."""
@@ -94,6 +115,21 @@ def _resolved(form: OpOverload) -> Callable[[Recorder, tuple[object, ...], dict[
     return lazy
 
 
+def _empty_strided(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """With gaps between its elements: a view of memory without. NotImplemented for any other."""
+    size, stride = (tuple(map(dim_of, values)) for values in args[-2:])  # type: ignore[call-overload]
+    numbers = all(isinstance(number, int) for number in (*size, *stride))
+    if not numbers or 0 in size or is_dense(TensorType(size, stride, torch.float32, torch.device("cpu"))):
+        return NotImplemented
+    if len(args) == 3:  # new_empty_strided
+        of: Any = args[0]
+        given = {name: one for name, one in kwargs.items() if one is not None}
+        kwargs = {"dtype": of.dtype, "device": of.device} | given
+    length = 1 + sum((n - 1) * step for n, step in zip(size, stride))
+    memory = recorder.dispatch(aten.empty.memory_format, ([length],), kwargs)
+    return recorder.dispatch(aten.as_strided.default, (memory, list(size), list(stride)), {})
+
+
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
     **decompositions.OPERATORS,
@@ -103,6 +139,8 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
         aten.zeros.default, args, kwargs
     ),
     aten.resize_.default: _resize,
+    aten.empty_strided.default: _empty_strided,
+    aten.new_empty_strided.default: _empty_strided,
     aten._local_scalar_dense.default: _read_scalar,
     aten._conj.default: _resolved(aten._conj_physical.default),
     aten._neg_view.default: _resolved(aten.neg.default),

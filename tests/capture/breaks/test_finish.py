@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusewright
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.attempt import Tracer
 from fusewright.capture.border.world import World
@@ -228,3 +230,46 @@ def test_a_break_gets_its_values_its_effects_then_its_lines() -> None:
     values, seen_by_step, same_list = finished.function((x + 1,), f, x, seen)
     same([x + 1], values)
     assert seen_by_step == ["before the break"] and same_list is seen
+
+
+class Box:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+NESTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "list": (lambda value: [value], lambda made: made[0]),
+    "tuple": (lambda value: (value,), lambda made: made[0]),
+    "dict": (lambda value: {"k": value}, lambda made: made["k"]),
+    "object": (Box, lambda made: made.held),
+    "partial": (lambda value: functools.partial(print, value), lambda made: made.args[0]),
+}
+
+
+@pytest.mark.parametrize("depth", [3, 31, 32, 33, 250])
+@pytest.mark.parametrize("kind", NESTS)
+def test_results_nest_as_deep_as_the_program_nests_them(kind: str, depth: int) -> None:
+    wrap, unwrap = NESTS[kind]
+
+    def f(x: torch.Tensor) -> Any:
+        made = x + 1
+        for _ in range(depth):
+            made = wrap(made)
+        return made
+
+    made = fusewright.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
+    for _ in range(depth):
+        made = unwrap(made)
+    assert made.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+def test_views_of_a_dict_leave_the_frame(kind: Any) -> None:
+    def f(x: torch.Tensor) -> Any:
+        made = kind(a=x + 1, b=2)
+        return made, made.keys(), made.values(), made.items()
+
+    made, *views = fusewright.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
+    assert list(map(type, views)) == [type(made.keys()), type(made.values()), type(made.items())]
+    made["c"] = 3
+    assert [len(view) for view in views] == [3, 3, 3]

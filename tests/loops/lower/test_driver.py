@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.fx import Graph
 
+import fusewright
 from fusewright.loops.ir import Extern, Pointwise, Reduction
 from fusewright.loops.lower import lower
 from tests.loops import reference, tracing
@@ -247,3 +250,21 @@ def test_sizes_as_results() -> None:
 def test_getitem_on_views_of_parts() -> None:
     program = check(lambda x: [x.split(3, 1)[1] + 1, torch.unbind(x)[2].exp()], X)
     assert all(node is not operator.getitem for node in called(program))
+
+
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d])
+@pytest.mark.parametrize("bins", [0, 2])
+def test_a_result_without_elements(pool: Any, bins: int) -> None:
+    module, x = pool(bins), torch.randn(1, 2, *[4] * int(pool.__name__[-2]))
+    compiled = fusewright.compile(module, fullgraph=True)
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_casts_there_and_back(narrow: torch.dtype, wide: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.to(narrow).to(wide) * 2, x.to(wide).to(narrow).to(torch.float32)
+
+    x = torch.randn(64)
+    torch.testing.assert_close(fusewright.compile(function, fullgraph=True)(x), function(x), rtol=0, atol=0)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from fusewright.capture.interpret.interpreter import Tracer
 
 OUTPUTS = "__outputs"
+NESTED = 32
+"""Levels of containers in one expression: Python's parser takes 200 brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,9 +367,10 @@ class Code:
         self.building.add(id(value))
         text = builder(self, value)
         self.building.discard(id(value))
+        deep = len(self.building) % NESTED == NESTED - 1
         if id(value) in self.names:
             return self.names[id(value)]
-        if shared and not text.isidentifier():
+        if (shared or deep) and not text.isidentifier():
             name = self.temporary(text)
             if not name[0].isdigit() and name[0] not in "'\"":
                 self.keep(value, name)

@@ -105,7 +105,8 @@ def content_text(code: Code, value: Any) -> str:
     return "[" + ", ".join(code.expression(element) for element in value) + "]"
 
 
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_SHOWN: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+_VIEWS = {type(getattr(made, method)()): method for made in _SHOWN for method in ("keys", "values", "items")}
 
 
 def parts(value: Any) -> Any:
@@ -564,11 +565,8 @@ def _viewed(view: Any) -> Any:
     return next(referent for referent in gc.get_referents(view) if isinstance(referent, dict))
 
 
-def _build_view(method: str) -> Callable[[Code, Any], str]:
-    def build_view(code: Code, value: Any) -> str:
-        return f"{code.expression(_viewed(value))}.{method}()"
-
-    return build_view
+def _build_view(code: Code, value: Any) -> str:
+    return f"{code.expression(_viewed(value))}.{_VIEWS[type(value)]}()"
 
 
 def _build_comparison(code: Code, value: torch.SymBool) -> str:
@@ -613,9 +611,7 @@ BUILDERS: dict[type, Callable[[Code, Any], str]] = {
     Pending: lambda code, value: code.source(Local(value.slot, value.name)),
     SequenceIterator: _refuse("a live iterator over an object that has __getitem__ alone"),
     types.MappingProxyType: _refuse("a mappingproxy made in the compiled function"),
-    type({}.keys()): _build_view("keys"),
-    type({}.values()): _build_view("values"),
-    type({}.items()): _build_view("items"),
+    **dict.fromkeys(_VIEWS, _build_view),
     range: lambda code, value: repr(value),
     bytearray: lambda code, value: repr(value),
     torch.device: _build_bound,

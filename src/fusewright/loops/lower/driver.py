@@ -195,14 +195,13 @@ class Lowering:
         return value
 
     def computable(self, args: Any, kwargs: Any, kind: Any) -> bool:
-        """Whether loops can express the call at all: known dtypes, one device, no certainly empty tensor among the
-        arguments."""
+        """Whether loops can express the call at all: known dtypes, one device, no tensor that is certainly empty."""
         results = [t for t in (kind if isinstance(kind, (tuple, list)) else (kind,)) if isinstance(t, TensorType)]
         arguments = [value.type for value in tensors_in((args, kwargs))]
         return (
             bool(results)
             and all(t.dtype in COMPUTABLE and t.device == results[0].device for t in (*results, *arguments))
-            and not any(is_empty(t.shape) for t in arguments)
+            and not any(is_empty(t.shape) for t in (*results, *arguments))
         )
 
     def resolve(self, arg: Any) -> Any:

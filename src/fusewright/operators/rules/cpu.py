@@ -22,6 +22,7 @@ from fusewright.operators.rules.common import (
     fresh,
     is_channels_last,
     is_contiguous,
+    preserved_strides,
     promote,
     same_shape,
     suggested_strides,
@@ -57,12 +58,13 @@ def _batch_norm(
     said: tuple[Any, ...], input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
 ) -> Any:
     """Inference saves no statistics; they are of the input's dtype unless a parameter of another asks for more
-    precision."""
+    precision. The result is contiguous or channels-last."""
     given = [t for t in (weight, bias, mean, var) if t is not None]
     dtype = torch.float32 if any(t.dtype == torch.float32 for t in given) else input.dtype
     saved = [replace(t, dtype=dtype) for t in said[1:3]]
     if not training and mean is not None:
         saved = [replace(t, shape=(0,), stride=(1,)) for t in saved]
+    said = (replace(said[0], stride=suggested_strides(input)), *said[1:])
     if len(said) > 4:  # the functional forms give the new running statistics last
         return (said[0], *saved, *said[3:-2], replace(said[-2], dtype=mean.dtype), replace(said[-1], dtype=var.dtype))
     return (said[0], *saved, *said[3:])
@@ -103,6 +105,10 @@ def _embedding_bag(always_sized: bool) -> Correction:
 
 def _vectors_by_column(position: int) -> Correction:
     return lambda said, *args: (*said[:position], _as_column_major(said[position]), *said[position + 1 :])
+
+
+def _index_fill(said: TensorType, self: TensorType, *rest: Any) -> TensorType:
+    return replace(said, stride=preserved_strides(self))
 
 
 def _max_unpool2d(said: TensorType, input: TensorType, *rest: Any) -> TensorType:
@@ -213,6 +219,9 @@ CORRECTIONS: dict[OpOverload, Correction] = {
     aten._linalg_svd.default: _vectors_by_column(2),
     aten.linalg_eig.default: _vectors_by_column(1),
     aten.max_unpool2d.default: _max_unpool2d,
+    aten.rrelu_with_noise.default: lambda said, *args: _contiguous(said),
+    aten.rrelu_with_noise_functional.default: lambda said, *args: (_contiguous(said[0]), *said[1:]),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
     aten.index_add.default: _index_add,
     aten.index_add_.default: _index_add,
     aten.mkldnn_rnn_layer.default: _rnn_layer,

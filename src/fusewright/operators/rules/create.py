@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
@@ -139,12 +140,19 @@ def _clone(self: TensorType, *, memory_format: torch.memory_format | None = None
     return TensorType(self.shape, strides, self.dtype, self.device)
 
 
+@cache
+def _casts_keep_order() -> bool:
+    """Whether a cast of a tensor that is not dense keeps the order of its strides: PyTorch's versions differ."""
+    columns = torch.empty_strided((2, 3), (2, 6), device="meta")
+    return columns.to(torch.int16).stride() == (1, 2)
+
+
 def _to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):  # type: ignore[no-untyped-def]
     if layout not in (None, torch.strided):
         return NotImplemented
     if memory_format in (None, torch.preserve_format):
         strides = preserved_strides(self)
-        if strides != self.stride:
+        if strides != self.stride and not _casts_keep_order():
             strides = suggested_strides(self)
     else:
         strides = _strides(self.shape, memory_format)

@@ -158,7 +158,7 @@ def _floor_divide(b: Builder, node: Apply, args: list[Value]) -> Value:
 def _floor_divide_float(b: Builder, x: Value, y: Value) -> Value:
     """Python's algorithm, as c10::div_floor_floating: exact even where x / y rounds up to an integer."""
     zero, one = b.constant_like(0.0, x), b.constant_like(1.0, x)
-    modulus = math.call_library(b, "fmod", x, y)
+    modulus = math.fmod(b, x, y)
     quotient = b.op("fdiv", b.op("fsub", x, modulus), y)
     opposite = b.op("xor", b.compare("fcmp olt", y, zero), b.compare("fcmp olt", modulus, zero))
     inexact = b.op("and", b.compare("fcmp une", modulus, zero), opposite)
@@ -176,7 +176,7 @@ def _remainder(b: Builder, node: Apply, args: list[Value]) -> Value:
     if element.kind == "float":
         x, y = b.match(*args)
         zero = b.constant_like(0.0, x)
-        modulus = math.call_library(b, "fmod", x, y)
+        modulus = math.fmod(b, x, y)
         opposite = b.op("xor", b.compare("fcmp olt", y, zero), b.compare("fcmp olt", modulus, zero))
         move = b.op("and", b.compare("fcmp une", modulus, zero), opposite)
         return b.select(move, b.op("fadd", modulus, y), modulus)
@@ -188,7 +188,7 @@ def _remainder(b: Builder, node: Apply, args: list[Value]) -> Value:
 
 def _fmod(b: Builder, node: Apply, args: list[Value]) -> Value:
     if _element(node).kind == "float":
-        return math.call_library(b, "fmod", *args)
+        return math.fmod(b, *b.match(*args))
     return _integer_division(b, node, args)[1]
 
 

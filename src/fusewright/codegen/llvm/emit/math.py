@@ -312,6 +312,15 @@ def call_library(b: Builder, op: str, *arguments: Value) -> Value:
     return concatenate(b, parts)
 
 
+def fmod(b: Builder, x: Value, y: Value) -> Value:
+    """Exact for float, in double: SLEEF's for float gives NaN where x / y is large. For double it is SLEEF's, as
+    eager's."""
+    if x.type != "float":
+        return call_library(b, "fmod", x, y)
+    wide = [b.convert("fpext", value, "double") for value in (x, y)]
+    return b.convert("fptrunc", call_library(b, "fmod", *wide), "float")
+
+
 def _slice(b: Builder, value: Value, start: int, count: int) -> Value:
     """`count` lanes of `value` from lane `start`; lanes beyond its end repeat lane 0 (a value the function is defined
     for)."""

@@ -169,11 +169,17 @@ def _cast(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
     if first is None or middle is None or last is None or first.device != last.device or middle.device != last.device:
         return None
     floats = first.dtype.is_floating_point and middle.dtype.is_floating_point and last.dtype.is_floating_point
-    if not floats or torch.promote_types(first.dtype, middle.dtype) != middle.dtype or not _strides_agree(first, last):
+    if not floats or not _holds(middle.dtype, first.dtype) or not _strides_agree(first, last):
         return None
     if first.dtype == last.dtype:
         return source  # type: ignore[return-value]
     return build.node(aten._to_copy.default, (source,), {"dtype": last.dtype}, last)
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether each value of one floating-point type is a value of the other."""
+    a, b = torch.finfo(wide), torch.finfo(narrow)
+    return a.eps <= b.eps and a.max >= b.max and a.tiny * a.eps <= b.tiny * b.eps
 
 
 def _strides_agree(a: TensorType, b: TensorType) -> bool:

@@ -1,0 +1,86 @@
+"""Layouts of results that only the operator decides: what is not dense, and memory that nobody has written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusewright
+
+OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "int16": lambda x: x.to(torch.int16), "complex": lambda x: x.to(torch.complex64), "bfloat16": lambda x: x.bfloat16() + 1,
+    "product": lambda x: x * 2, "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), 1.0), "clone": torch.clone,
+    "zeros_like": torch.zeros_like, "batch_norm": lambda x: F.batch_norm(x, None, None, training=True), "rrelu": F.rrelu,
+    "batch_norm in evaluation": lambda x: F.batch_norm(x, torch.zeros(x.shape[1]), torch.ones(x.shape[1])),
+    "sort": lambda x: x.sort(0), "softmax": lambda x: x.softmax(0), "flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1, 0),
+    "index_copy": lambda x: x.index_copy(0, torch.tensor([0]), x[:1]), "masked_fill": lambda x: x.masked_fill(x > 1, 0.0),
+    "select_scatter": lambda x: x.select_scatter(torch.ones(x.shape[1]), 0, 0), "tril": torch.tril, "cumsum": lambda x: x.cumsum(0),
+    "index_put": lambda x: x.index_put((torch.tensor([0]),), x[0]), "group_norm": lambda x: F.group_norm(x, 1),
+}  # fmt: skip
+
+
+def columns(rows: int, size: int) -> torch.Tensor:
+    """Every second column, turned."""
+    return torch.arange(2.0 * rows * size).reshape(size, 2 * rows)[:, ::2].t()
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_of_what_is_not_dense(name: str, dynamic: bool | None) -> None:
+    function = OPERATORS[name]
+    compiled = fusewright.compile(function, dynamic=dynamic)
+    for shape in ((6, 4), (8, 3), (5, 7)):
+        expected, found = function(columns(*shape)), compiled(columns(*shape))
+        for one, other in zip(*((made if isinstance(made, tuple) else (made,)) for made in (found, expected))):
+            torch.testing.assert_close(one, other, check_stride=True, rtol=1e-4, atol=1e-4)
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided((4, 3), (6, 2))
+    made.copy_(x)
+    return made
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    made = x.new_empty_strided((4, 3), (1, 9))
+    made.fill_(1)
+    made[0] = x[0]
+    return made
+
+
+def expanded(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided((4, 3), (3, 0), dtype=torch.float64).zero_()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", [rows, turned, expanded])
+def test_memory_with_gaps(function: Any, requires_grad: bool) -> None:
+    x = torch.randn(4, 3, requires_grad=requires_grad)
+    expected, found = function(x), fusewright.compile(function)(x)
+    torch.testing.assert_close(found, expected, check_stride=True)
+    assert found.untyped_storage().size() == expected.untyped_storage().size()
+    assert found.requires_grad == expected.requires_grad
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_memory_that_nobody_has_written_to(backend: str) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = [make for dtype in dtypes for make in (torch.empty(4, dtype=dtype), x.new_empty((2, 3), dtype=dtype))]
+        return *made, torch.empty_like(x), torch.empty_strided((2, 3), (1, 2)), torch.empty(0), x.new_empty_strided((2,), (3,))
+
+    found = fusewright.compile(function, backend=backend)(torch.ones(3))
+    torch.testing.assert_close(found, function(torch.ones(3)), equal_nan=True, rtol=0, atol=0, check_stride=True)
