@@ -18,7 +18,10 @@ from fusewright.base.options import MODES, OPTIONS, STANCES, VARIABLES
 from fusewright.tools import logs
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md", "export.md")),
+]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```(?:\n\nThis prints:\n\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
 EXAMPLES = [
     (page.name, number, *texts) for page in PAGES for number, texts in enumerate(EXAMPLE.findall(page.read_text()))
@@ -36,8 +39,15 @@ def nothing_left() -> Iterator[None]:
     ("page", "number", "text", "output"), EXAMPLES, ids=[f"{page}-{number}" for page, number, *_ in EXAMPLES]
 )
 def test_every_example_runs(
-    page: str, number: int, text: str, output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: str,
+    number: int,
+    text: str,
+    output: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / f"{page}_{number}.py"  # capture reads source lines
     file.write_text(text)
     exec(compile(text, str(file), "exec"), {"__name__": "__main__", "model": torch.nn.Linear(2, 2)})

@@ -1,15 +1,31 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
 from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
-from fusewright.api import aot, compile, compile_, explain, list_backends, register_backend, reset, set_logs, set_stance
+from fusewright.api import (
+    aot,
+    compile,
+    compile_,
+    explain,
+    export,
+    list_backends,
+    load,
+    register_backend,
+    reset,
+    save,
+    set_logs,
+    set_stance,
+)
 from fusewright.base.errors import (
     BackendError,
     CacheWarning,
     DynamicMarkError,
+    ExportError,
     FusewrightError,
     GraphBreakError,
     InternalErrorWarning,
     OptionError,
+    ProgramFileError,
+    ProgramInputError,
     RecompileError,
     RecompileLimitWarning,
 )
@@ -21,6 +37,7 @@ from fusewright.decorators import (
     is_compiling,
     substitute_in_graph,
 )
+from fusewright.exporting.dims import Dim
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 
 __version__ = "0.1.0"
@@ -28,11 +45,15 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendError",
     "CacheWarning",
+    "Dim",
     "DynamicMarkError",
+    "ExportError",
     "FusewrightError",
     "GraphBreakError",
     "InternalErrorWarning",
     "OptionError",
+    "ProgramFileError",
+    "ProgramInputError",
     "RecompileError",
     "RecompileLimitWarning",
     "allow_in_graph",
@@ -42,14 +63,17 @@ __all__ = [
     "compile_",
     "disable",
     "explain",
+    "export",
     "graph_break",
     "is_compiling",
     "list_backends",
+    "load",
     "mark_dynamic",
     "mark_static",
     "maybe_mark_dynamic",
     "register_backend",
     "reset",
+    "save",
     "set_logs",
     "set_stance",
     "substitute_in_graph",

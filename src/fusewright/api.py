@@ -312,6 +312,33 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
     return lambda *call_args, **call_kwargs: explaining.explain(f, call_args, call_kwargs)
 
 
+def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> Any:
+    """Captures `model` whole, as a program that can be saved, loaded and run elsewhere: an ExportedProgram.
+
+    args, kwargs    example arguments; no value of theirs becomes part of the program
+    dynamic_shapes  which sizes may change, by argument: {"x": {0: fusewright.Dim("batch", max=256)}}; also a tuple or a
+                    list in the order of the arguments, nested as they are, and torch.export's own Dim
+
+    An example's size of 1 does not fix a named size. Raises GraphBreakError where the program cannot be captured whole,
+    and ExportError, naming the dimension and the line, for a size that the program does not leave free. Also takes a
+    torch.export.ExportedProgram, without arguments.
+    """
+    return importlib.import_module("fusewright.exporting.trace").export(
+        _original(model), args, kwargs, dynamic_shapes=dynamic_shapes
+    )
+
+
+def save(program: Any, file: Any) -> None:
+    """Writes an exported program to a path, or to a file that is open for writing bytes: docs/export-format.md."""
+    importlib.import_module("fusewright.exporting.archive").save(program, file)
+
+
+def load(file: Any) -> Any:
+    """The exported program of a path, an open file or bytes. Nothing of the file is executed. Raises ProgramFileError,
+    which names the part, for a file that is damaged."""
+    return importlib.import_module("fusewright.exporting.archive").load(file)
+
+
 def set_logs(**artifacts: Any) -> None:
     """Turns log artifacts on or off: `set_logs(graph_breaks=True, recompiles=True)`; a logging level may be given
     instead of True.

@@ -49,6 +49,18 @@ class DynamicMarkError(FusewrightError):
     """A size was marked with mark_dynamic, and the program fixes it to one value."""
 
 
+class ExportError(FusewrightError):
+    """`export` cannot make a program of a model: a size that must not vary, an effect that a program cannot hold."""
+
+
+class ProgramInputError(FusewrightError, ValueError):
+    """An exported program was called with arguments that it does not hold for."""
+
+
+class ProgramFileError(FusewrightError, ValueError):
+    """A file is no exported program, or a damaged one; the message names the part."""
+
+
 class RuntimeFallback(FusewrightError):
     """Raised by native code when a compiled graph cannot finish (an index out of range, a library operator's error):
     the call is repeated eagerly, so users never see it."""

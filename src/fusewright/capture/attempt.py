@@ -227,6 +227,7 @@ class _Attempt:
                 for call in world.effects.calls
                 if call.where
             ),
+            effects=finished.effects,
             later_guards=_later_guards(recorder.env),
             shown=shown,
         )

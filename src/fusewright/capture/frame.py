@@ -106,6 +106,7 @@ class CapturedFrame:
     shown         whether it was shown that sizes of 1, which this capture took to be larger (`CaptureOptions.ones`),
                   are served as well; None where there are none
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
+    effects   what `finish` changes that existed before, besides tensors, as text
     repeats    calls of modules that were replayed from others alike (capture/border/memoise.py)
     constants  real tensors met inside native code, by the target of their get_attr node
     """
@@ -124,4 +125,5 @@ class CapturedFrame:
     later_guards: Callable[[], tuple[Guard, ...]] = tuple
     shown: bool | None = None
     replayed: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
     repeats: int = 0

@@ -115,7 +115,7 @@ class Parser:
         result = self.factor()
         while operator := self.accept(r"\*|//|%"):
             right = self.factor()
-            make = {"*": lambda a, b: a * b, "//": sizes.floor_div, "%": sizes.modulo}[operator]
+            make: Any = {"*": lambda a, b: a * b, "//": sizes.floor_div, "%": sizes.modulo}[operator]
             result = make(result, right)
         return result
 
@@ -311,10 +311,9 @@ class Parser:
         if not headers or len(stores) != 1:
             self.fail("one loop and one store of what was accumulated")
         last, (store,) = headers[-1], stores
-        rest: tuple[Any, ...] = (kind, value, store.buffer, store.index, store.value)
         if last[0] == "scan":
-            return ir.Scan(name, axes, last[1][0], *rest, position)
-        return ir.Reduction(name, axes, last[1], *rest)
+            return ir.Scan(name, axes, last[1][0], kind, value, store.buffer, store.index, store.value, position)
+        return ir.Reduction(name, axes, last[1], kind, value, store.buffer, store.index, store.value)
 
     def definitions(self) -> None:
         """`t0 = value`, each behind the one before: on lines of their own, or with a semicolon between."""

@@ -2,9 +2,9 @@
 PyTorch's CPU kernels.
 
 Takes a pointwise operator or a reduction with its arguments and the result type that was inferred (a TensorType in
-each tensor's place); gives the reason why eager would do something else, else "". Always holds: the answer comes from the operator
-itself, run once for each question on tensors of one element; a question holds all that it is run with, so no answer
-serves another one.
+each tensor's place); gives the reason why eager would do something else, else "". Always holds: the answer comes from
+the operator itself, run once for each question on tensors of one element; a question holds all that it is run with, so
+no answer serves another one.
 """
 
 from __future__ import annotations

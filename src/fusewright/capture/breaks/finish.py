@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,11 +42,13 @@ NESTED = 32
 class Finish:
     """function  None when the frame returns the graph's only output and does nothing else
     text      the source, for people
-    outputs   the traced tensors and symbolic sizes that the graph must return, in order"""
+    outputs   the traced tensors and symbolic sizes that the graph must return, in order
+    effects   what existed before and is changed, besides tensors"""
 
     function: Callable[..., object] | None
     text: str
     outputs: tuple[object, ...]
+    effects: tuple[str, ...] = ()
 
 
 def build(tracer: Tracer, continuation: Continuation) -> Finish:
@@ -82,7 +84,8 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     body = code.lines
     replays = _replay(world, code, writes)
     body += replays
-    body += _restore_state(world, code, state)
+    restored = _restore_state(world, code, state)
+    body += restored
     body += [f"del {OUTPUTS}"] if continuation.lines[-1] != f"return {RESULT}" else []
     body += continuation.lines
     text = (
@@ -92,7 +95,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
     namespace: dict[str, Any] = {"__builtins__": __builtins__, **code.constants}
     name = f"<fusewright finish of {tracer.function.__qualname__}>"
     exec(compile(text, name, "exec"), namespace)  # our own text, made in this process
-    return Finish(namespace["finish"], text, tuple(code.outputs))
+    return Finish(namespace["finish"], text, tuple(code.outputs), (*_changes(world, writes), *restored))
 
 
 def visible(tracer: Tracer, continuation: Continuation) -> tuple[object, ...]:
@@ -146,6 +149,18 @@ def _written_values(world: World, writes: list[Shadow]) -> list[object]:
     for call in world.effects.calls:
         values += [call.function, *call.args, *call.kwargs.values()]
     return values
+
+
+def _changes(world: World, writes: list[Shadow]) -> Iterator[str]:
+    """What the replay changes for good; a value that is stored where it was already changes nothing."""
+    yield from (shadow.source.text() for shadow in writes)
+    for namespace in world.written_dicts():
+        for key, value in namespace.stores.items():
+            before = namespace.real.get(key, DELETED)
+            if value is not before and not (type(value) is type(before) and type(value) in ATOMS and value == before):
+                yield f"{namespace.source.text()}[{key!r}]"
+    yield from (f".{store.name}" for store in world.effects.slots.values())
+    yield from ("a variable of an enclosing function" for _ in world.effects.cells)
 
 
 class _Contents:

@@ -1,0 +1,86 @@
+"""PyTorch's own exported programs: what ours is made of one, and one of ours.
+
+Takes a torch.export.ExportedProgram; gives what `export` takes for the same program. Takes ours; gives PyTorch's.
+Always holds: named sizes keep their names and ranges.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from fusewright.base.errors import ExportError
+from fusewright.exporting.dims import Dim, Hint
+from fusewright.exporting.program import ExportedProgram
+
+
+def is_torch_program(model: Any) -> bool:
+    """Whether this is a torch.export.ExportedProgram; PyTorch's exporter is not imported to tell."""
+    module = sys.modules.get("torch.export.exported_program")
+    return module is not None and isinstance(model, module.ExportedProgram)
+
+
+def parts_of(program: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    """(module, args, kwargs, sizes by flat argument) of PyTorch's program. Raises ExportError without examples."""
+    if program.example_inputs is None:
+        raise ExportError("the torch.export.ExportedProgram has no example inputs")
+    args, kwargs = program.example_inputs
+    values = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    shapes = [getattr(values.get(name), "shape", ()) for name in program.graph_signature.user_inputs]
+    bounds = {str(one): (int(r.lower), r.upper) for one, r in program.range_constraints.items()}
+    dims = [{dim: _dim(size, bounds) for dim, size in enumerate(shape) if type(size) is not int} for shape in shapes]
+    return program.module(check_guards=False), args, kwargs, dims
+
+
+def _dim(size: Any, bounds: dict[str, tuple[int, Any]]) -> Dim | Hint:
+    """The named size of a symbolic size of PyTorch's."""
+    expression = size.node.expr
+    names = [str(one) for one in expression.free_symbols]
+    if len(names) != 1:
+        return Dim.AUTO
+    (one,) = expression.free_symbols
+    least, most = bounds.get(names[0], (0, None))
+    finite = most is not None and most.is_finite and int(most) < sys.maxsize // 2
+    named = Dim(names[0], min=max(1, least), max=int(most) if finite else None)
+    offset = int(expression.subs(one, 0))
+    return named * (int(expression.subs(one, 1)) - offset) + offset
+
+
+def to_torch(program: ExportedProgram) -> Any:
+    """PyTorch's exported program of ours, by PyTorch's exporter."""
+    if program.example_inputs is None:
+        raise ExportError("a program that was loaded has no example inputs: give to_torch some")
+    args, kwargs = program.example_inputs
+    exporter = importlib.import_module("torch.export")
+    dims = _torch_shapes(program, exporter.Dim)
+    shapes = pytree.tree_unflatten(dims, program.in_spec)
+    module = program.module()
+    module.fusewright_checks = False  # PyTorch's program has its own
+    named = {**({"args": shapes[0]} if args else {}), **shapes[1]}
+    return exporter.export(module, args, kwargs, dynamic_shapes=named if any(dims) else None, strict=False)
+
+
+def _torch_shapes(program: ExportedProgram, kind: Any) -> list[Any]:
+    """For each leaf PyTorch's sizes of its dimensions, under our names and ranges."""
+    named: dict[str, Any] = {
+        name: kind(known["label"], min=known["min"], max=known["max"])
+        for name, known in program.graph_signature.symbols.items()
+        if known["label"].isidentifier()
+    }
+
+    def size_of(tree: Any) -> Any:
+        if isinstance(tree, str):
+            return named.get(tree, kind.AUTO)
+        operation, left, right = tree
+        root = size_of(left) if isinstance(right, int) else kind.AUTO
+        if operation not in "+*" or root is kind.AUTO:
+            return kind.AUTO
+        return root * right if operation == "*" else root + right
+
+    return [
+        {dim: size_of(size) for dim, size in enumerate(leaf.get("shape", ())) if not isinstance(size, int)} or None
+        for leaf in program.graph_signature.leaves
+    ]

@@ -1,0 +1,640 @@
+"""`export`: a model, captured whole, as a program.
+
+Takes a model, example arguments and what is said of their sizes; gives an `ExportedProgram`. Always holds: no value of
+the examples is in the program, and no size that may change; where the program would take another way for a size in its
+range, the export is an error that names the dimension, the constraint and the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fusewright import compiler
+from fusewright.base import marks
+from fusewright.base.errors import CannotFunctionalise, ExportError, GraphBreakError, describe_break
+from fusewright.base.location import Location
+from fusewright.base.records import dataclass, field
+from fusewright.base.signals import GraphBreak, SkipFrame
+from fusewright.capture.attempt import capture_frame
+from fusewright.capture.frame import CapturedFrame
+from fusewright.capture.guards.sources import TensorSize
+from fusewright.capture.settings import CaptureOptions
+from fusewright.exporting import results
+from fusewright.exporting.dims import Declared, Dim, Hint, bound_arguments, declared
+from fusewright.exporting.lift import Input, Lifted, lift
+from fusewright.exporting.program import ExportedProgram, Signature
+from fusewright.exporting.spec import container
+from fusewright.exporting.text import users_line
+from fusewright.exporting.torch_programs import is_torch_program, parts_of
+from fusewright.graph.builder import env_of
+from fusewright.graph.passes import run_passes
+from fusewright.graph.passes.clean.dce import dce
+from fusewright.graph.passes.clean.functionalise import functionalise
+from fusewright.graph.passes.clean.specialise import specialise
+from fusewright.graph.passes.context import PassContext
+from fusewright.sizes.expressions import Expr, Relation, Symbol, free_symbols, substitute, symbol, to_tuples
+from fusewright.sizes.shape_env import ShapeEnv
+
+PASSES = [
+    (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),
+    (specialise, "Writes sizes that guards have fixed as what they equal."),
+    (dce, "Removes what nothing uses."),
+]
+STAND_INS = (5, 7, 11, 13, 17, 3, 2)
+"""What an example's size of 1 is taken to be: seldom another size of a program."""
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+
+
+def _call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # The second result sees to it that there is a graph, which knows the sizes, even if the program computes nothing.
+    return model(*args, **kwargs), torch.zeros(())
+
+
+@dataclass(slots=True)
+class _Request:
+    """One export: the model, the flat arguments, their containers and names, and the sizes that may change."""
+
+    model: Any
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    names: list[str]
+    dims: Declared
+    roots: dict[str, int] = field(default_factory=dict)  # the example's value of each named size
+
+
+@dataclass(slots=True)
+class _Captured:
+    """A capture: its frame, functional graph and sizes; the leaf of each stand-in tensor by id."""
+
+    frame: CapturedFrame
+    graph: Any
+    env: ShapeEnv | None
+    stand_ins: list[Any]
+    positions: dict[int, int]
+
+
+def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> ExportedProgram:
+    """See `fusewright.export`."""
+    flat = None
+    if is_torch_program(model):
+        model, args, kwargs, flat = parts_of(model)
+    if not isinstance(args, (tuple, list)):
+        raise ExportError(f"export takes the example arguments as a tuple, got {type(args).__name__}")
+    if not callable(model):
+        raise ExportError(f"export takes an nn.Module or a function, got {type(model).__name__}")
+    return _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes, flat)
+
+
+def _export(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, flat: list[Any] | None
+) -> ExportedProgram:
+    request = _request(model, args, kwargs, dynamic_shapes, flat)
+    with _alone():
+        captured = _capture(request, {})
+        symbols = _symbols(request, captured)
+        _refuse_effects(captured.frame)
+        built = _Building(request, captured, symbols)
+        program = built.program()
+        _check_ones(request, captured, symbols, program)
+    program.decompose = decomposed
+    program.example_inputs, program.dynamic_shapes = (args, kwargs), dynamic_shapes
+    return program
+
+
+def decomposed(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
+    """The same program, with the operators of `table` as what its functions compute."""
+    if program.example_inputs is None:
+        raise ExportError("a program that was loaded has no example inputs, which decomposing it needs")
+    module = program.module()
+    module.fusewright_steps = [(table.get(target, target), *rest) for target, *rest in module.fusewright_steps]
+    module.fusewright_checks = False
+    args, kwargs = program.example_inputs
+    dims = _sizes_again(program)
+    return _export(module, args, kwargs, None, dims)
+
+
+def _sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
+    """For each leaf the sizes that it was exported with."""
+    symbols, named = program.graph_signature.symbols, {}
+    for name, known in symbols.items():
+        if known["label"].isidentifier():
+            named[name] = Dim(known["label"], min=known["min"], max=known["max"])
+            named[name].where = known["where"].removeprefix("Dim at ")
+
+    def again(size: Any) -> Dim | Hint:
+        if isinstance(size, str):
+            return named.get(size, Dim.AUTO)
+        left, right = (one if isinstance(one, int) else again(one) for one in size[1:])
+        if isinstance(left, int):
+            left, right = right, left
+        if not isinstance(left, Dim) or not isinstance(right, int):
+            return Dim.AUTO
+        return left * right if size[0] == "*" else left + right if size[0] == "+" else Dim.AUTO
+
+    return [
+        {dim: again(size) for dim, size in enumerate(leaf.get("shape", ())) if not isinstance(size, int)}
+        for leaf in program.graph_signature.leaves
+    ]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One capture at a time, and none that torch.compile watches."""
+    with compiler._lock:
+        watcher = _set_eval_frame(None)
+        try:
+            yield
+        finally:
+            _set_eval_frame(watcher)
+
+
+def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, flat: Any) -> _Request:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    # One tensor in two places is two inputs.
+    apart = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    own_args, own_kwargs = pytree.tree_unflatten(apart, spec)
+    positions = {id(leaf): place for place, leaf in enumerate(apart)}
+    dims = declared(model, own_args, own_kwargs, shapes, positions)
+    if flat is not None:
+        dims = {(leaf, dim): size for leaf, sizes in enumerate(flat) for dim, size in sizes.items()}
+    names = [""] * len(leaves)
+    for path, leaf in pytree.tree_flatten_with_path(bound_arguments(model, own_args, own_kwargs))[0]:
+        if isinstance(leaf, torch.Tensor):
+            names[positions[id(leaf)]] = str(cast(Any, path[0]).key) + pytree.keystr(path[1:])
+    paths = pytree.tree_flatten_with_path((args, kwargs))[0]
+    names = [name or f"args{pytree.keystr(path[1:])}" for name, (path, _) in zip(names, paths, strict=True)]
+    for name, leaf in zip(names, leaves, strict=True):
+        if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
+            raise ExportError(
+                f"{name} is a {type(leaf).__name__}: arguments are tensors, numbers, strings and None, in containers "
+                "that torch.utils._pytree knows"
+            )
+    request = _Request(model, leaves, spec, names, dims)
+    _choose_roots(request)
+    return request
+
+
+def _choose_roots(request: _Request) -> None:
+    """The sizes that the capture takes for its examples: the example's own, but for 1."""
+    taken = {size for leaf in request.leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape}
+    named: dict[str, Dim] = {}
+    for (leaf, dim), size in request.dims.items():
+        if isinstance(size, Hint):
+            continue
+        known = named.setdefault(size.name, size)
+        if (known.min, known.max) != (size.min, size.max):
+            raise ExportError(f"there are two sizes of the name {size.name!r}, with other ranges")
+        example = request.leaves[leaf].shape[dim]
+        root, rest = divmod(example - size.offset, size.scale)
+        what = f"dimension {dim} of {request.names[leaf]} is {size!r}"
+        if rest or root < 0 or request.roots.setdefault(size.name, root) != root:
+            raise ExportError(f"{what}, but the example has {example} there ({size.where})")
+        if root < size.min or (size.max is not None and root > size.max):
+            raise ExportError(
+                f"{what} with {size.min} <= {size.name}"
+                + ("" if size.max is None else f" <= {size.max}")
+                + f", but the example has {example} there ({size.where})"
+            )
+    for name, size in named.items():
+        if not any(
+            isinstance(one, Dim) and one.name == name and (one.scale, one.offset) == (1, 0)
+            for one in request.dims.values()
+        ):
+            raise ExportError(f"{size.name!r} is the size of no dimension by itself ({size.where})")
+        if request.roots[name] < 2:
+            top = size.max
+            fits = [one for one in STAND_INS if one >= size.min and (top is None or one <= top)]
+            fits = [one for one in fits if one not in taken] or fits or [max(2, size.min)]
+            if top is not None and fits[0] > top:
+                raise ExportError(f"{size.name!r} has no size above 1 in its range ({size.where}): leave it fixed")
+            request.roots[name] = fits[0]
+            taken.add(fits[0])
+
+
+def _stand_in(request: _Request, leaf: int, fixed: dict[str, int]) -> Any:
+    """A tensor of the sizes of the capture: its values are not looked at. `fixed`: named sizes that it has as they
+    are."""
+    real = request.leaves[leaf]
+    if not isinstance(real, torch.Tensor):
+        return real
+    sizes, static, dynamic = list(real.shape), [], []
+    for dim in range(real.dim()):
+        size = request.dims.get((leaf, dim))
+        label = size.name if isinstance(size, Dim) else f"{leaf}.{dim}"
+        if size is None or label in fixed:
+            static.append(dim)
+            sizes[dim] = (
+                sizes[dim] if size is None else size.of(fixed[label]) if isinstance(size, Dim) else fixed[label]
+            )
+        else:
+            dynamic.append(dim)
+            sizes[dim] = size.of(request.roots[label]) if isinstance(size, Dim) else _at_least_two(sizes[dim])
+    order = memory_order(real)
+    made = torch.zeros([sizes[dim] for dim in order], dtype=real.dtype, device=real.device)
+    made = made.permute([order.index(dim) for dim in range(real.dim())]).detach()
+    if real.requires_grad:
+        made.requires_grad_()
+    setattr(made, marks.STATIC, set(static))
+    setattr(made, marks.MAYBE_DYNAMIC, set(dynamic))
+    ranges = set()
+    for dim in dynamic:
+        size = request.dims[leaf, dim]
+        if isinstance(size, Dim):
+            ranges.add(marks.DimRange(dim, size.of(size.min), None if size.max is None else size.of(size.max)))
+        else:
+            ranges.add(marks.DimRange(dim, 1, None))
+    setattr(made, marks.RANGES, ranges)
+    return made
+
+
+def _at_least_two(size: int) -> int:
+    return size if size >= 2 else STAND_INS[0]
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions from the outermost in memory to the innermost."""
+    if tensor.is_contiguous():
+        return list(range(tensor.dim()))
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+
+
+def _capture(request: _Request, fixed: dict[str, int]) -> _Captured:
+    stand_ins = [_stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
+    args, kwargs = pytree.tree_unflatten(stand_ins, request.spec)
+    try:
+        frame = capture_frame(cast(Any, _call), (request.model, args, kwargs), CaptureOptions(fullgraph=True))
+    except (GraphBreak, SkipFrame) as signal:
+        report = describe_break(signal.code, signal.detail, signal.stack)
+        raise GraphBreakError(f"export captures a program whole, and this one breaks.\n{report}", signal.code) from None
+    positions = {id(leaf): place for place, leaf in enumerate(stand_ins) if isinstance(leaf, torch.Tensor)}
+    if frame.eager_reason:
+        raise ExportError(f"the program cannot be exported: {frame.eager_reason}")
+    if frame.graph is None:
+        return _Captured(frame, None, None, stand_ins, positions)
+    env = env_of(frame.graph)
+    try:
+        graph = run_passes(frame.graph, PASSES, PassContext())
+    except CannotFunctionalise as error:
+        raise ExportError(f"the program writes to memory in a way that has no functional form: {error}") from error
+    return _Captured(frame, graph, env, stand_ins, positions)
+
+
+def _refuse_effects(frame: CapturedFrame) -> None:
+    if frame.effects:
+        raise ExportError(
+            f"the program changes {frame.effects[0]} at each call, and a program changes nothing but tensors. Return "
+            "it, or keep it in a buffer."
+        )
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Symbols:
+    """The symbols of a capture by (leaf, dimension); what the declared ones equal in terms of roots; the facts that a
+    call must hold."""
+
+    at: dict[tuple[int, int], Symbol] = field(default_factory=dict)
+    equal: dict[Expr, Any] = field(default_factory=dict)
+    facts: list[tuple[Relation, str]] = field(default_factory=list)
+    ranges: dict[Symbol, tuple[int, int | None]] = field(default_factory=dict)
+    ones: set[Expr] = field(default_factory=set)  # the program has asked whether these are 1
+    labels: dict[Symbol, str] = field(default_factory=dict)
+    where: dict[Symbol, str] = field(default_factory=dict)
+
+
+def _line(stack: tuple[Location, ...]) -> str:
+    return str(users_line(stack) or "an operator of the program")
+
+
+def _symbols(request: _Request, captured: _Captured) -> _Symbols:
+    """Raises ExportError for a declared size that the program does not leave free."""
+    made, env = _Symbols(), captured.env
+    if env is None:
+        return made
+    leaf_of = {
+        source: captured.positions[id(real)]
+        for source, real in zip(captured.frame.inputs, captured.frame.example_inputs, strict=True)
+        if id(real) in captured.positions
+    }
+    for one, known in env.symbols.items():
+        if not isinstance(known.source, TensorSize) or known.source.base not in leaf_of:
+            raise ExportError(f"the program depends on {one}, which is no size of a tensor of the arguments")
+        made.at[leaf_of[known.source.base], known.source.dim] = one
+    roots: dict[str, Symbol] = {}
+    for place, one in made.at.items():
+        size = request.dims[place]
+        if isinstance(size, Dim) and (size.scale, size.offset) == (1, 0):
+            roots.setdefault(size.name, one)
+    for (leaf, dim), one in made.at.items():
+        size = request.dims[leaf, dim]
+        if isinstance(size, Dim):
+            root = roots.get(size.name)
+            if root is None:  # the tensors that have the named size itself are not read
+                root = roots[size.name] = _unread_root(request, made, size)
+            if root is not one:
+                made.equal[one] = root * size.scale + size.offset
+                continue
+            made.labels[one], made.where[one] = size.name, f"Dim at {size.where}"
+            made.ranges[one] = (size.min, size.max)
+        else:
+            made.labels[one], made.where[one] = f"{request.names[leaf]}.size({dim})", "Dim.AUTO"
+            made.ranges[one] = (1, None)
+    # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
+    nothing = ShapeEnv()
+    ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
+    for fact, stack in zip(env.guards, env.asked_at, strict=True):
+        left, right = substitute(fact.left, made.equal), substitute(fact.right, made.equal)
+        if nothing.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
+            continue
+        names = {one for side in (left, right) for one in free_symbols(side)}
+        named = [one for one in names if one in made.labels and "." not in made.labels[one]]
+        where = _line(stack)
+        larger: dict[Expr, Any] = {
+            one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()
+        }
+        if nothing.known(Relation(fact.op, substitute(left, larger), substitute(right, larger))):
+            made.ones |= names
+            continue
+        if named or any(_is_dynamic(request, made, one) for one in names):
+            raise ExportError(_narrowed(request, made, Relation(fact.op, left, right), where))
+        made.facts.append((Relation(fact.op, left, right), where))
+    return made
+
+
+def _unread_root(request: _Request, made: _Symbols, size: Dim) -> Symbol:
+    leaf, dim = next(
+        place
+        for place, one in request.dims.items()
+        if isinstance(one, Dim) and one.name == size.name and (one.scale, one.offset) == (1, 0)
+    )
+    root = symbol(f"r{len(made.at)}_{size.name}", size.min, size.max)
+    made.labels[root], made.where[root] = size.name, f"Dim at {size.where}"
+    made.ranges[root] = (size.min, size.max)
+    made.at = {**made.at, (leaf, dim): root}
+    return root
+
+
+def _is_dynamic(request: _Request, made: _Symbols, one: Expr) -> bool:
+    return any(found is one and request.dims[place] is Dim.DYNAMIC for place, found in made.at.items())
+
+
+def _narrowed(request: _Request, made: _Symbols, fact: Relation, where: str) -> str:
+    text = str(fact)
+    for one, label in sorted(made.labels.items(), key=lambda pair: -len(str(pair[0]))):
+        text = text.replace(str(one), label)
+    involved = free_symbols(fact.left) | free_symbols(fact.right)
+    places = [
+        f"{made.labels[found]} (dimension {dim} of {request.names[leaf]}, {made.where[found]})"
+        for (leaf, dim), found in made.at.items()
+        if found in involved and found in made.labels
+    ]
+    return (
+        f"the program does not hold for every size that was declared of {', '.join(places)}: it needs {text}, asked at "
+        f"{where}. Change the line, narrow the range, or use Dim.AUTO."
+    )
+
+
+# --- the program -----------------------------------------------------------------------------------------------------
+
+
+class _Building:
+    """The program of one capture."""
+
+    def __init__(self, request: _Request, captured: _Captured, symbols: _Symbols) -> None:
+        self.request, self.captured, self.symbols = request, captured, symbols
+        model = request.model
+        self.state: dict[str, torch.Tensor] = {}
+        self.buffers: dict[str, bool] = {}
+        if isinstance(model, torch.nn.Module):
+            persistent = set(model.state_dict(keep_vars=True))
+            self.state = dict(model.named_parameters(remove_duplicate=False))
+            for name, value in model.named_buffers(remove_duplicate=False):
+                self.state[name], self.buffers[name] = value, name in persistent
+        self.names: dict[int, str] = {}
+        for name, value in self.state.items():
+            self.names.setdefault(id(value), name)
+        self.constants: dict[str, torch.Tensor] = {}
+
+    def program(self) -> ExportedProgram:
+        lifted = self.lifted()
+        own = pytree.tree_unflatten(self.captured.stand_ins, self.request.spec)
+        flat, gives = results.flat_results(self.captured.frame, self.request.model, own)
+        signature = Signature(takes=container(self.request.spec), gives=container(gives), buffers=self.buffers)
+        signature.results = [self._result(kind, target) for kind, target in flat]
+        signature.inputs = [{"kind": one.kind, "target": one.target} for one in lifted.inputs]
+        signature.outputs = [{"kind": kind, "target": target} for kind, target in lifted.outputs]
+        signature.leaves = [self._leaf(place) for place in range(len(self.request.leaves))]
+        for (leaf, dim), one in self.symbols.at.items():
+            if one in self.symbols.ranges:
+                least, most = self.symbols.ranges[one]
+                signature.symbols[str(one)] = {
+                    "label": self.symbols.labels[one],
+                    "leaf": leaf,
+                    "dim": dim,
+                    "min": least,
+                    "max": most,
+                    "where": self.symbols.where[one],
+                }
+        signature.constraints = [
+            {"op": fact.op, "left": tree(fact.left), "right": tree(fact.right), "where": where}
+            for fact, where in self.symbols.facts
+        ]
+        return ExportedProgram(lifted.graph, signature, self.state, self.constants, (self.request.spec, gives))
+
+    def lifted(self) -> Lifted:
+        captured, request = self.captured, self.request
+        inputs: dict[Any, Input] = {}
+        seen: set[int] = set()
+        graph = captured.graph
+        if graph is None:
+            graph = torch.fx.Graph()
+            graph.output([])
+        reals = iter(captured.frame.example_inputs)
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                inputs[node] = self._constant(captured.frame.constants[node.target], node)
+            elif node.op == "placeholder":
+                real = next(reals)
+                if not isinstance(real, torch.Tensor):
+                    continue
+                if id(real) in captured.positions:
+                    leaf = captured.positions[id(real)]
+                    seen.add(leaf)
+                    inputs[node] = Input("user", leaf, identifier(request.names[leaf]), node.meta.get("type"))
+                elif id(real) in self.names:
+                    name = self.names[id(real)]
+                    kind = "buffer" if name in self.buffers else "parameter"
+                    inputs[node] = Input(kind, name, identifier(f"{kind[0]}_{name}"), node.meta.get("type"))
+                else:
+                    inputs[node] = self._constant(real, node)
+        extra = [
+            Input("user", leaf, identifier(request.names[leaf]))
+            for leaf, real in enumerate(request.leaves)
+            if isinstance(real, torch.Tensor) and leaf not in seen
+        ]
+        sizes = {str(one): place for place, one in self.symbols.at.items()}
+        return lift(graph, inputs, extra, sizes, torch.is_grad_enabled())
+
+    def _constant(self, value: Any, node: Any) -> Input:
+        if not isinstance(value, torch.Tensor):
+            raise ExportError(f"a program cannot hold {type(value).__name__} {node.target}: control flow of tensors")
+        name = self._constant_name(value)
+        return Input("constant", name, f"c_{name}", node.meta.get("type"))
+
+    def _constant_name(self, value: torch.Tensor) -> str:
+        """The name of a tensor that the program has besides its weights."""
+        known = next((name for name, one in self.constants.items() if one is value), None)
+        if known is None:
+            known = f"c{len(self.constants)}"
+            self.constants[known] = value
+        return known
+
+    def _result(self, kind: str, target: Any) -> dict[str, Any]:
+        if kind == "tensor":
+            if id(target) in self.captured.positions:
+                return {"kind": "leaf", "target": self.captured.positions[id(target)]}
+            if id(target) in self.names:
+                return {"kind": "state", "target": self.names[id(target)]}
+            return {"kind": "constant", "target": self._constant_name(target)}
+        return {"kind": kind, "target": target}
+
+    def _leaf(self, place: int) -> dict[str, Any]:
+        real, name = self.request.leaves[place], self.request.names[place]
+        if not isinstance(real, torch.Tensor):
+            return {"name": name, "kind": "value", "value": real}
+        shape: list[Any] = list(real.shape)
+        where = ["the example's size"] * real.dim()
+        env = self.captured.env
+        for dim in range(real.dim()):
+            size = self.request.dims.get((place, dim))
+            one = self.symbols.at.get((place, dim))
+            if size is None:
+                continue
+            if isinstance(size, Dim):
+                where[dim] = f"Dim at {size.where}"
+            if one is None:
+                if isinstance(size, Dim):
+                    root = _named(self.symbols, size.name)
+                    if root is None:  # no operator reads it: it is free in its range
+                        root = _unread_root(self.request, self.symbols, size)
+                    shape[dim] = tree(root * size.scale + size.offset)
+                else:
+                    self._unread_auto(place, dim, shape)
+                continue
+            value = self.symbols.equal.get(one, one)
+            if env is not None and isinstance(env.simplify(value), int):
+                value = env.simplify(value)
+                where[dim] = f"fixed at {_line(env.fixed_at.get(one, ()))}"
+            shape[dim] = tree(value)
+        dtype = str(real.dtype).removeprefix("torch.")
+        record = {"name": name, "kind": "tensor", "dtype": dtype, "device": real.device.type, "shape": shape}
+        return {**record, "order": memory_order(real), "where": where}
+
+    def _unread_auto(self, place: int, dim: int, shape: list[Any]) -> None:
+        one = symbol(f"r{place}_{dim}", 0, None)
+        self.symbols.at[place, dim] = one
+        self.symbols.ranges[one] = (0, None)
+        self.symbols.labels[one] = f"{self.request.names[place]}.size({dim})"
+        self.symbols.where[one] = "Dim.AUTO"
+        shape[dim] = tree(one)
+
+
+def _named(symbols: _Symbols, name: str) -> Symbol | None:
+    return next((one for one, label in symbols.labels.items() if label == name), None)
+
+
+def tree(size: Any) -> Any:
+    """A size as plain data."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, int):
+            return value
+        return value[1] if value[0] == "sym" else [value[0], plain(value[1]), plain(value[2])]
+
+    return plain(to_tuples(size))
+
+
+def identifier(name: str) -> str:
+    """A name for a placeholder."""
+    made = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name).strip("_")
+    return f"x_{made}" if not made or made[0].isdigit() else made
+
+
+# --- sizes of 1 ------------------------------------------------------------------------------------------------------
+
+
+def _check_ones(request: _Request, captured: _Captured, symbols: _Symbols, program: ExportedProgram) -> None:
+    """What was captured for 2 and more is compared, on the examples, with what is captured for 1. Raises ExportError
+    when that is another program, and 1 was declared; an undeclared size is 2 or more then."""
+    env = captured.env
+    if env is None:
+        return
+    asked = symbols.ones | {
+        root
+        for one in env.assumed
+        for root in free_symbols(substitute(one, symbols.equal))
+        if one in symbols.at.values()
+    }
+    for (leaf, dim), one in list(symbols.at.items()):
+        if one not in asked or symbols.ranges.get(one, (2, None))[0] > 1:
+            continue
+        size, record = request.dims[leaf, dim], program.graph_signature.symbols[str(one)]
+        label = size.name if isinstance(size, Dim) else f"{leaf}.{dim}"
+        problem = _differs_for_one(request, program, label)
+        if problem and isinstance(size, Dim):
+            raise ExportError(
+                f"the program does otherwise for {label} = 1 than for larger sizes ({problem}): dimension {dim} of "
+                f"{request.names[leaf]} was declared with {label} >= 1 at {size.where}. Declare min=2."
+            )
+        record["min"] = max(record["min"], 2 if problem else 1)
+
+
+def _differs_for_one(request: _Request, program: ExportedProgram, label: str) -> str:
+    leaves = list(request.leaves)
+    for (leaf, dim), size in request.dims.items():
+        own = size.name if isinstance(size, Dim) else f"{leaf}.{dim}"
+        if own == label:
+            wanted = size.of(1) if isinstance(size, Dim) else 1
+            if leaves[leaf].shape[dim] < wanted:
+                return ""
+            leaves[leaf] = leaves[leaf].narrow(dim, 0, wanted)
+    at_one = _Request(request.model, leaves, request.spec, request.names, request.dims, request.roots)
+    try:
+        captured = _capture(at_one, {label: 1})
+        other = _Building(at_one, captured, _symbols(at_one, captured)).program()
+    except (GraphBreakError, ExportError) as error:
+        return str(error).split("\n")[0]
+    mine, others = (one.graph_signature for one in (program, other))
+    if (mine.results, mine.outputs, mine.gives) != (others.results, others.outputs, others.gives):
+        return "it returns something else"
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        found = [run_flat(one, leaves) for one in (program, other)]
+    for one, two in zip(*found, strict=True):
+        if isinstance(one, torch.Tensor):
+            if one.shape != two.shape:
+                return f"a result of shape {tuple(two.shape)} would have shape {tuple(one.shape)}"
+            if not torch.allclose(one.double(), two.double(), rtol=1e-3, atol=1e-4, equal_nan=True):
+                return "results differ"
+        elif one != two:
+            return f"a result of {two} would be {one}"
+    return ""
+
+
+def run_flat(program: ExportedProgram, leaves: list[Any]) -> list[Any]:
+    """The outputs of the program's graph, without its effects."""
+    torch.manual_seed(0)
+    signature = program.graph_signature
+    sources = {"parameter": program.state, "buffer": program.state, "constant": program.constants}
+    given = [
+        leaves[record["target"]] if record["kind"] == "user" else sources[record["kind"]][record["target"]]
+        for record in signature.inputs
+    ]
+    return list(program.graph_module(*given))

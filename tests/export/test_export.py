@@ -1,0 +1,303 @@
+"""`fusewright.export`: programs captured whole, with named sizes, compared with eager."""
+
+from __future__ import annotations
+
+import collections
+import copy
+
+import pytest
+import torch
+
+import fusewright
+from fusewright import Dim
+from fusewright.exporting.text import parse, program_text
+
+
+class Counts(torch.nn.Module):
+    """Writes to buffers, to its argument, has tied weights and nested results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(4, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, scale=None):
+        self.count.add_(1)
+        x.mul_(2)
+        y = self.norm(self.first(x) + self.second(x)).relu() * x.shape[0]
+        if scale is not None:
+            y = y * scale["by"]
+        return {"y": y, "more": (self.count, 3, x, x[:2], None), "rows": [x.shape[0] + 1]}
+
+
+class Images(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, padding=1),
+            torch.nn.BatchNorm2d(8),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Linear(8, 10),
+        )
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def mlp():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+
+
+def bert():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    return transformers.BertModel(config).eval()
+
+
+def encoder():
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
+
+
+def assert_same(found, expected):
+    ours, spec = torch.utils._pytree.tree_flatten(found)
+    theirs, other = torch.utils._pytree.tree_flatten(expected)
+    assert spec == other
+    for one, two in zip(ours, theirs, strict=True):
+        if isinstance(two, torch.Tensor):
+            torch.testing.assert_close(one, two)
+            assert one.stride() == two.stride()
+        else:
+            assert one == two and type(one) is type(two)
+
+
+MODELS = {
+    "linear": (mlp, lambda n: (torch.randn(n, 4),), {}, 1),
+    "images": (lambda: Images().eval(), lambda n: (torch.randn(n, 3, 8, 8),), {}, 1),
+    "images in training": (Images, lambda n: (torch.randn(n, 3, 8, 8),), {}, 1),
+    "effects": (Counts, lambda n: (torch.randn(n, 4),), {}, 2),
+    "encoder": (encoder, lambda n: (torch.randn(n, 5, 16),), {}, 1),
+    "bert": (bert, lambda n: (torch.randint(100, (n, 7)),), {}, 1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_batch_of_any_size_gives_what_eager_gives(name, compiled):
+    make, arguments, _, least = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    program = fusewright.export(model, arguments(least), dynamic_shapes=({0: Dim("batch", min=least, max=256)},))
+    assert program.range_constraints == {"batch": (least, 256)}
+    assert program_text(parse(str(program))) == str(program)
+    eager = copy.deepcopy(model)
+    module = program.module()
+    assert list(module.state_dict()) and module.state_dict().keys() == model.state_dict().keys()
+    run = fusewright.compile(module, fullgraph=True) if compiled else module
+    for size in (least, 64, 3):
+        args = arguments(size)
+        theirs = copy.deepcopy(args)
+        assert_same(run(*args), eager(*theirs))
+        assert_same(args, theirs)
+        assert_same(dict(module.named_buffers()), dict(eager.named_buffers()))
+    with pytest.raises(fusewright.ProgramInputError, match=r"batch.*size 300.*<= batch <= 256 .*test_export\.py:\d+"):
+        module(*arguments(300))
+
+
+def test_gradients_are_eager_s():
+    model = Images()
+    program = fusewright.export(model, (torch.randn(2, 3, 8, 8),), dynamic_shapes=({0: Dim("batch")},))
+    eager, x = copy.deepcopy(model), torch.randn(6, 3, 8, 8, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    program.module()(x).square().sum().backward()
+    eager(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    for name, parameter in eager.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad)
+
+
+def test_no_gradient_passes_what_the_program_cuts_off():
+    def cut(x):
+        with torch.no_grad():
+            y = x * 2
+        return y * x + x.detach()
+
+    module = fusewright.export(cut, (torch.ones(2, requires_grad=True),)).module()
+    x = torch.full((2,), 3.0, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad.tolist() == [6.0, 6.0]
+
+
+def test_nested_arguments_keywords_and_the_signature():
+    model = Counts()
+    batch = Dim("batch", min=2)
+    program = fusewright.export(
+        model,
+        (torch.randn(3, 4),),
+        {"scale": {"by": torch.ones(3, 1)}},
+        dynamic_shapes={"x": (batch, None), "scale": {"by": {0: batch}}},
+    )
+    signature = program.graph_signature
+    assert signature.user_inputs == ["x", "scale['by']"]
+    assert signature.user_inputs_to_mutate == ["x"]
+    assert set(signature.buffers_to_mutate) == {
+        "count", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"
+    }  # fmt: skip
+    assert "first.weight" in signature.parameters and "second.weight" not in signature.parameters
+    text = program.print_readable(print_output=False)
+    assert "# test_export.py:" in text and "x.mul_(2)" in text
+    x, scale = torch.randn(5, 4), {"by": torch.rand(5, 1)}
+    eager = copy.deepcopy(model)
+    assert_same(program.module()(x.clone(), scale=scale), eager(x, scale=scale))
+    with pytest.raises(fusewright.ProgramInputError, match=r"dimension 0 of scale.*batch, which is 5"):
+        program.module()(torch.randn(5, 4), scale={"by": torch.rand(4, 1)})
+    with pytest.raises(fusewright.ProgramInputError, match="exported for arguments"):
+        program.module()(torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("torch_dims", [False, True])
+def test_sizes_that_follow_from_others(torch_dims):
+    def model(x, y, z):
+        return x.repeat(2, 1) + y, z[1:] * x
+
+    batch = torch.export.Dim("batch", min=1, max=32) if torch_dims else Dim("batch", min=1, max=32)
+    args = (torch.randn(3, 2), torch.randn(6, 2), torch.randn(4, 2))
+    program = fusewright.export(model, args, dynamic_shapes=({0: batch}, {0: 2 * batch}, {0: batch + 1}))
+    module = program.module()
+    for size in (1, 2, 9):
+        args = (torch.randn(size, 2), torch.randn(2 * size, 2), torch.randn(size + 1, 2))
+        assert_same(module(*args), model(*args))
+    with pytest.raises(fusewright.ProgramInputError, match=r"dimension 0 of y has size 5.*batch"):
+        module(torch.randn(3, 2), torch.randn(5, 2), torch.randn(4, 2))
+
+
+def test_torchs_hints_and_forms():
+    hints = torch.export.Dim
+    program = fusewright.export(
+        _pair,
+        (torch.randn(3, 4), [torch.randn(2), torch.randn(1)]),
+        dynamic_shapes={"x": (hints.AUTO, hints.STATIC), "y": [{0: Dim.AUTO}, None]},
+    )
+    module = program.module()
+    args = (torch.randn(9, 4), [torch.randn(5), torch.randn(1)])
+    assert_same(module(*args), _pair(*args))
+    with pytest.raises(fusewright.ProgramInputError, match="dimension 1 of x has size 5"):
+        module(torch.randn(9, 5), args[1])
+
+
+def _pair(x, y):
+    return x * 2, [one + 1 for one in y]
+
+
+@pytest.mark.parametrize(
+    "model, dims, message",
+    [
+        (lambda x: x + torch.ones(3, 4), {0: Dim("batch", max=9)}, r"batch .*needs .*3.*test_export\.py:\d+"),
+        (lambda x: x * 2 if x.shape[0] < 5 else x, {0: Dim("batch", max=9)}, r"needs batch.*test_export\.py:\d+"),
+        (lambda x: x.view(-1, 3, 4), {0: Dim("batch", max=9)}, r"batch.*needs"),
+        (lambda x: x * 2 if x.shape[0] == 1 else x, {0: Dim("batch", max=9)}, "batch = 1.*min=2"),
+        (lambda x: x, {2: Dim("batch")}, "no dimension 2"),
+        (lambda x: x, {0: Dim("batch", min=4)}, "the example has 3"),
+        (lambda x: x, {0: 5}, "fixed to 5, the example has 3"),
+        (lambda x: x, {0: 2 * Dim("batch")}, "the example has 3"),
+    ],
+)
+def test_a_declared_size_that_is_not_free_is_an_error(model, dims, message):
+    with pytest.raises(fusewright.ExportError, match=message):
+        fusewright.export(model, (torch.randn(3, 4),), dynamic_shapes=(dims,))
+
+
+def test_an_undeclared_size_becomes_a_constraint():
+    def model(x):
+        return x * 2 if x.shape[0] < 5 else x
+
+    module = fusewright.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: Dim.AUTO},)).module()
+    x = torch.randn(4, 4)
+    assert_same(module(x), model(x))
+    with pytest.raises(fusewright.ProgramInputError, match=r"x\.size\(0\) .*test_export\.py:\d+"):
+        module(torch.randn(6, 4))
+
+
+class _Steps(torch.nn.Module):
+    steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        return x
+
+
+@pytest.mark.parametrize(
+    "model, error",
+    [
+        (lambda x: x * x.sum().item(), fusewright.GraphBreakError),
+        (_Steps(), fusewright.ExportError),
+        (lambda x: iter([x]), fusewright.ExportError),
+    ],
+)
+def test_what_a_program_cannot_hold_is_an_error(model, error):
+    with pytest.raises(error):
+        fusewright.export(model, (torch.randn(3),))
+
+
+def test_a_fixed_argument_is_checked():
+    module = fusewright.export(lambda x, k: x * k, (torch.randn(3), 2)).module()
+    assert_same(module(torch.ones(3), 2), torch.full((3,), 2.0))
+    for bad in (3, 2.0, True):
+        with pytest.raises(fusewright.ProgramInputError, match="fixed value"):
+            module(torch.ones(3), bad)
+    for wrong in (torch.ones(3).double(), torch.ones(3, 1), 3):
+        with pytest.raises(fusewright.ProgramInputError, match="takes a tensor"):
+            module(wrong, 2)
+
+
+def test_other_strides_than_the_example_s_give_the_same():
+    def model(x):
+        return x.view(-1), x.flatten(), x.t()
+
+    module = fusewright.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: Dim("n"), 1: Dim("m")},)).module()
+    x = torch.randn(6, 5).t()
+    for one, two in zip(module(x), model(x.contiguous()), strict=True):
+        assert torch.equal(one, two)
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+def test_constants_and_views_of_weights_are_part_of_the_program():
+    table = torch.arange(4.0)
+    program = fusewright.export(
+        lambda x: Point(x + table, [table]), (torch.zeros(2, 4),), dynamic_shapes=([Dim("n"), None],)
+    )
+    found = program.module()(torch.ones(3, 4))
+    assert torch.equal(found.x, torch.ones(3, 4) + table) and torch.equal(found.y[0], table)
+
+
+def test_torchs_own_program_goes_in_and_comes_out():
+    model, batch = mlp(), torch.export.Dim("batch", min=1, max=256)
+    theirs = torch.export.export(model, (torch.randn(4, 4),), dynamic_shapes=({0: batch},))
+    program = fusewright.export(theirs, ())
+    assert list(program.range_constraints.values()) == [(1, 256)]
+    x = torch.randn(9, 4)
+    assert_same(program.module()(x), model(x))
+    assert program.state.keys() == model.state_dict().keys()
+    ours = fusewright.export(model, (torch.randn(4, 4),), dynamic_shapes=({0: Dim("batch", min=2, max=256)},))
+    back = ours.to_torch()
+    assert_same(back.module()(x), model(x))
+    (bounds,) = back.range_constraints.values()
+    assert (int(bounds.lower), int(bounds.upper)) == (2, 256)
+
+
+def test_operators_are_decomposed_by_a_table():
+    model = mlp()
+    program = fusewright.export(model, (torch.randn(1, 4),), dynamic_shapes=({0: Dim("batch", max=256)},))
+    made = program.run_decompositions({torch.ops.aten.addmm.default: lambda bias, x, weight: x @ weight + bias})
+    assert "= aten.addmm" in str(program) and "= aten.addmm" not in str(made) and "aten.mm.default" in str(made)
+    assert made.range_constraints == {"batch": (1, 256)}
+    for size in (1, 5):
+        x = torch.randn(size, 4)
+        assert_same(made.module()(x), model(x))

@@ -1,0 +1,264 @@
+"""`save` and `load`: what is loaded is what was saved, and a damaged or hostile file is an error of ours."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import random
+import stat
+import struct
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+import fusewright
+from fusewright import Dim
+from tests.export.test_export import MODELS, assert_same, mlp
+
+FRESH = """
+import sys, torch, fusewright
+program = fusewright.load(sys.argv[1])
+x = torch.load(sys.argv[2], weights_only=True)
+torch.save([program.module()(one) for one in x], sys.argv[3])
+try:
+    program.module()(torch.randn(300, 4))
+except fusewright.ProgramInputError as error:
+    print(error)
+"""
+
+
+def exported(name="linear"):
+    make, arguments, _, least = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    batch = Dim("batch", min=least, max=256)
+    return model, fusewright.export(model, arguments(least), dynamic_shapes=({0: batch},))
+
+
+def written(program) -> bytes:
+    file = io.BytesIO()
+    fusewright.save(program, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_loaded_gives_what_eager_gives(name, tmp_path):
+    if name == "bert":
+        pytest.importorskip("transformers")
+    model, program = exported(name)
+    path = tmp_path / "program.fw"
+    fusewright.save(program, path)
+    arguments, least = MODELS[name][1], MODELS[name][3]
+    for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes())):
+        loaded = fusewright.load(source)
+        assert str(loaded) == str(program)
+        assert loaded.graph_signature.to_json() == program.graph_signature.to_json()
+        assert written(loaded) == path.read_bytes()
+        eager, module = copy.deepcopy(model), loaded.module()
+        eager.load_state_dict(module.state_dict())
+        for size in (least, 9):
+            args = arguments(size)
+            theirs = copy.deepcopy(args)
+            assert_same(module(*args), eager(*theirs))
+            assert_same(args, theirs)
+
+
+def test_a_fresh_process_gives_the_same_bits(tmp_path):
+    model, program = exported()
+    paths = [str(tmp_path / name) for name in ("program.fw", "in", "out")]
+    fusewright.save(program, paths[0])
+    inputs = [torch.randn(size, 4) for size in (1, 64)]
+    torch.save(inputs, paths[1])
+    done = subprocess.run([sys.executable, "-c", FRESH, *paths], capture_output=True, text=True, check=True)
+    found = torch.load(paths[2], weights_only=True)
+    assert [tuple(one.shape) for one in found] == [(1, 10), (64, 10)]
+    for one, x in zip(found, inputs, strict=True):
+        assert torch.equal(one, model(x))
+    assert "1 <= batch <= 256" in done.stdout and "test_save.py" in done.stdout
+
+
+class Shared(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.randn(6, 4)
+        self.tied = torch.nn.Linear(4, 4, bias=False)
+        self.again = self.tied
+        self.register_buffer("top", whole[:3])
+        self.register_buffer("bottom", whole[2:].t(), persistent=False)
+        self.register_buffer("wide", torch.randn(1, 4).expand(50, 4))
+        self.register_buffer("exact", torch.randn(2, dtype=torch.complex128))
+        self.register_buffer("none", torch.zeros(0, 3, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        y = self.tied(x) @ self.bottom + self.again(x).sum()
+        return y, self.top + 1, self.wide * 2, self.exact * 1j, self.none
+
+
+def test_memory_that_weights_share_is_kept_once():
+    model = Shared()
+    data = written(fusewright.export(model, (torch.randn(2, 4),)))
+    loaded = fusewright.load(data)
+    x = torch.randn(2, 4)
+    assert_same(loaded.module()(x), model(x))
+    state = loaded.state
+    assert state["tied.weight"] is state["again.weight"]
+    assert loaded.state_dict.keys() == model.state_dict().keys()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.getinfo("weights.safetensors").file_size < 2000
+
+
+def test_the_weights_are_safetensors():
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, program = exported()
+    with zipfile.ZipFile(io.BytesIO(written(program))) as archive:
+        found = safetensors.load(archive.read("weights.safetensors"))
+    assert_same({name: found[name] for name in model.state_dict()}, dict(model.state_dict()))
+
+
+def test_a_loaded_program_compiles():
+    model, program = exported()
+    module = fusewright.load(written(program)).module()
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(fusewright.compile(module, fullgraph=True)(x), model(x))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_damage_is_an_error_or_changes_nothing(seed):
+    draw = random.Random(seed)
+    data = bytearray(_good())
+    if seed % 4 == 0:
+        del data[draw.randrange(len(data)) :]
+    for _ in range(draw.randrange(1, 4)):
+        if data and seed % 4:
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    try:
+        loaded = fusewright.load(bytes(data))
+    except fusewright.ProgramFileError:
+        return
+    good = fusewright.load(_good())
+    assert str(loaded) == str(good) and loaded.graph_signature == good.graph_signature
+    assert_same(dict(loaded.state), dict(good.state))
+
+
+_kept: list[bytes] = []
+
+
+def _good() -> bytes:
+    if not _kept:
+        _kept.append(written(exported()[1]))
+    return _kept[0]
+
+
+def rebuilt(change=None, more=(), compress=zipfile.ZIP_STORED) -> bytes:
+    """The good file with parts changed, and valid checksums."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(_good())) as old, zipfile.ZipFile(file, "w", compress) as new:
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, change(name, data) if change else data)
+        for entry, data in more:
+            new.writestr(entry, data)
+    return file.getvalue()
+
+
+def _link():
+    entry = zipfile.ZipInfo("graph.txt")
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return entry
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: rebuilt(more=[("../../evil", b"x")]), "unknown part"),
+        (lambda: rebuilt(more=[("/etc/evil", b"x")]), "unknown part"),
+        (lambda: rebuilt(more=[("data.pkl", b"x")]), "unknown part"),
+        (lambda: rebuilt(more=[("graph.txt", b"x")]), "two parts"),
+        (lambda: rebuilt(more=[(_link(), b"/etc/passwd")]), "two parts|symbolic link"),
+        (lambda: rebuilt(compress=zipfile.ZIP_DEFLATED), "compressed"),
+        (lambda: b"", "zip"),
+        (lambda: b"PK\5\6" + bytes(18), "missing"),
+    ],
+)
+def test_a_crafted_zip_is_refused(make, message):
+    with pytest.raises(fusewright.ProgramFileError, match=message):
+        fusewright.load(make())
+
+
+def _text(old, new):
+    def change(name, data):
+        if name != "graph.txt":
+            return data
+        assert old in data.decode()
+        return data.decode().replace(old, new).encode()
+
+    return change
+
+
+def _signature(edit):
+    def change(name, data):
+        if name != "signature.json":
+            return data
+        value = json.loads(data)
+        edit(value)
+        return json.dumps(value).encode()
+
+    return change
+
+
+def _header(edit):
+    def change(name, data):
+        if name != "weights.safetensors":
+            return data
+        (size,) = struct.unpack_from("<Q", data)
+        value = json.loads(data[8 : 8 + size])
+        edit(value)
+        text = json.dumps(value).encode()
+        return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (_text("aten.relu.default", "os.system.default"), "graph.txt, line"),
+        (_text("aten.relu.default", "aten.from_file.default"), "may not call"),
+        (_text("aten.relu.default", "operator.attrgetter"), "names no operator"),
+        (_text("aten.relu.default", "aten.__class__.default"), "graph.txt, line"),
+        (_text("return (", "return (%nothing, "), "not defined"),
+        (_text("return (", "return (" + "(" * 5000), "nested"),
+        (_text("return (", "import os\nreturn ("), "cannot read"),
+        (_signature(lambda s: s.update(format=99)), "format 99"),
+        (_signature(lambda s: s["inputs"].pop()), "inputs do not fit"),
+        (_signature(lambda s: s["inputs"][0].update(target="nothing")), "no parameter"),
+        (_signature(lambda s: s["outputs"].pop()), "outputs do not fit"),
+        (_signature(lambda s: s["results"][0].update(target=7)), "no place"),
+        (_signature(lambda s: s["leaves"][0].update(shape=["s9", 4])), "size is damaged"),
+        (_signature(lambda s: s.update(takes=None)), "signature.json"),
+        (_signature(lambda s: s["takes"].update(kind="registered", name="os.system", context="0")), "not registered"),
+        (_signature(lambda s: s["weights"]["0.weight"].update(shape=[1 << 40, 4])), "behind its memory"),
+        (_signature(lambda s: s["weights"]["0.weight"].update(stride=[1 << 40, 1])), "behind its memory"),
+        (_signature(lambda s: s["weights"].update({"forward": s["weights"]["0.weight"]})), "signature.json"),
+        (_header(lambda h: h["0.weight"].update(shape=[1 << 40, 4])), "weights.safetensors"),
+        (_header(lambda h: h["0.weight"].update(data_offsets=[0, 1 << 50])), "weights.safetensors"),
+        (_header(lambda h: h["0.weight"].update(dtype="F99")), "weights.safetensors"),
+    ],
+)
+def test_a_part_that_lies_is_refused(change, message):
+    with pytest.raises(fusewright.ProgramFileError, match=message):
+        fusewright.load(rebuilt(change))
+
+
+def test_what_cannot_be_saved_is_an_error():
+    program = fusewright.export(mlp(), (torch.randn(2, 4),))
+    program.state["0.weight"] = program.state["0.weight"].to_sparse()
+    with pytest.raises(fusewright.ExportError, match=r"0\.weight"):
+        written(program)
+    assert not os.path.exists("0.weight")
