@@ -286,7 +286,9 @@ class Parser:
     def loops(self, name: str) -> ir.Operation:
         headers: list[tuple[str, tuple[ir.Axis, ...]]] = []
         stores: list[ir.Store] = []
-        kind, value, position = "", None, None
+        kind: Any = ""
+        value: Any = None
+        position: str | None = None
         while self.accept(r"(?=op\b|return\b)") is None:
             if loop := self.accept(r"(?:for|scan)\b"):
                 headers.append((loop, self.axes()))
