@@ -750,7 +750,8 @@ int fw_is_cache(PyObject *object) { return PyObject_TypeCheck(object, &cache_typ
 
 int fw_cache_run(PyObject *cache, PyObject *function, PyObject *const *locals, Py_ssize_t n, PyObject **result) {
     *result = nullptr;
-    int compiled = may_compile(function);
+    // Not told of: the call that entered the mode was, and what it runs are the frames of tracers, as a rule.
+    int compiled = fw::forced_eager() ? 0 : fw::modes_known();
     if (compiled <= 0) return compiled < 0;
     return run_cache(cache, function, locals, n, result);
 }

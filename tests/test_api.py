@@ -8,7 +8,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import mypy.api
 import pytest
 import torch
 from torch import nn
@@ -285,8 +284,9 @@ g(1)
 
 
 def test_a_program_of_a_user_has_types(tmp_path: Path) -> None:
+    mypy = pytest.importorskip("mypy.api")
     program = tmp_path / "user.py"
     program.write_text(USER)
-    text, _, _ = mypy.api.run(["--strict", "--config-file=", "--no-error-summary", str(program)])
+    text, _, _ = mypy.run(["--strict", "--config-file=", "--no-error-summary", str(program)])
     wrong = {int(line.split(":")[1]) for line in text.splitlines() if ": error:" in line}
     assert wrong == {number for number, line in enumerate(USER.splitlines(), 1) if "text" in line or "fast" in line or "graf" in line or line == "g(1)"}, text

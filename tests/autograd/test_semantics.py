@@ -38,6 +38,8 @@ BREAKS: dict[str, set[str]] = {
     "vmap_of_compiled": {"transform-active"},
     "jvp_of_compiled": {"transform-active"},
     "forward_ad_dual": {"transform-active"},
+    "anomaly": {"transform-active"},  # its traces name the operators of the forward
+    "anomaly_nan": {"transform-active"},
     "scalar_tensor_item_in_loss": {"data-dependent-scalar"},
     "inplace_leaf_error": {"operator-failed"},
     "written_input_saved": {"training-eager"},

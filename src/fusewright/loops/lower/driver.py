@@ -209,7 +209,7 @@ class Lowering:
         return (
             bool(results)
             and all(t.dtype in COMPUTABLE and t.device == results[0].device for t in (*results, *arguments))
-            and not any(is_empty(t.shape) for t in (*results, *arguments))
+            and not any(is_empty(t.shape) for t in (results[0], *arguments))
         )
 
     def resolve(self, arg: Any) -> Any:
