@@ -38,6 +38,7 @@ else:
     compiler, modules = _Lazy("fusewright.compiler"), _Lazy("fusewright.module")
 aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
+trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
 logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
@@ -106,27 +107,18 @@ def compile(
 
     Raises OptionError for a wrong argument, naming the value and the choices.
     """
-    settings = option_tables.settings(
-        fullgraph=fullgraph,
-        dynamic=dynamic,
-        backend=backend,
-        mode=mode,
-        options=options,
-        name=name,
-        recompile_limit=recompile_limit,
-    )
+    given: dict[str, Any] = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "backend": backend,
+        "mode": mode,
+        "options": options,
+        "name": name,
+        "recompile_limit": recompile_limit,
+    }
+    settings = option_tables.settings(**given)
     if model is None:
-        return functools.partial(
-            compile,
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            backend=backend,
-            mode=mode,
-            options=options,
-            name=name,
-            disable=disable,
-            recompile_limit=recompile_limit,
-        )
+        return functools.partial(compile, disable=disable, **given)
     if isinstance(model, type):
         raise OptionError(
             f"compile takes an instance or a function, got the class {model.__qualname__}: compile an instance of it"
@@ -323,20 +315,18 @@ def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = N
     and ExportError, naming the dimension and the line, for a size that the program does not leave free. Also takes a
     torch.export.ExportedProgram, without arguments.
     """
-    return importlib.import_module("fusewright.exporting.trace").export(
-        _original(model), args, kwargs, dynamic_shapes=dynamic_shapes
-    )
+    return trace.export(_original(model), args, kwargs, dynamic_shapes=dynamic_shapes)
 
 
 def save(program: Any, file: Any) -> None:
     """Writes an exported program to a path, or to a file that is open for writing bytes: docs/export-format.md."""
-    importlib.import_module("fusewright.exporting.archive").save(program, file)
+    archive.save(program, file)
 
 
 def load(file: Any) -> Any:
     """The exported program of a path, an open file or bytes. Nothing of the file is executed. Raises ProgramFileError,
     which names the part, for a file that is damaged."""
-    return importlib.import_module("fusewright.exporting.archive").load(file)
+    return archive.load(file)
 
 
 def set_logs(**artifacts: Any) -> None:

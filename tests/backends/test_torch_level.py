@@ -257,3 +257,15 @@ def test_dtypes_by_pythons_types(graphs: list[tuple[torch.fx.GraphModule, list[A
     x = torch.ones(3)
     found = fusewright.compile(function, backend=collecting(graphs), fullgraph=True)(x)
     torch.testing.assert_close(found, function(x), rtol=0, atol=0)
+
+
+def test_a_graph_becomes_a_module_more_than_once() -> None:
+    def backend(to_compile: Any) -> Callable[..., Any]:
+        first, second = to_compile.module(), to_compile.module()
+        return lambda *inputs: (first(*inputs), second(*inputs))[1]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return takes_anything(x, copy.deepcopy, torch.HalfTensor)
+
+    compiled = fusewright.compile(function, backend=registry.Backend("twice", "torch", backend), fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), function(torch.ones(2)))

@@ -60,16 +60,18 @@ _WITHOUT_TEXT = (
 """Arguments whose text is no Python code."""
 
 
-def _make_writable(graph: torch.fx.Graph, root: torch.nn.Module) -> None:
+def _make_writable(graph: torch.fx.Graph, constants: dict[str, Any]) -> None:
     """Changes what a GraphModule's code cannot hold: the operator `torch.ops.aten.random.from`, a keyword argument
-    called `class`, a function or class as an argument (which becomes an attribute of `root`)."""
+    called `class`, a function or class as an argument (which joins the constants)."""
     names: dict[int, str] = {}
 
     def attribute(node: torch.fx.Node, value: Any) -> Any:
         if not isinstance(value, _WITHOUT_TEXT):
             return value
-        name = names.setdefault(id(value), f"object_{len(names)}")
-        setattr(root, name, value)
+        name = names.get(id(value))
+        if name is None:
+            name = names[id(value)] = f"object_{len(constants)}"
+            constants[name] = value
         with graph.inserting_before(node):
             return graph.create_node("get_attr", name)
 
@@ -117,7 +119,7 @@ class GraphToCompile:
     """
 
     graph: torch.fx.Graph
-    constants: dict[str, torch.Tensor]
+    constants: dict[str, Any]
     example_inputs: tuple[Any, ...]
     function: str
     settings: Settings
@@ -134,14 +136,17 @@ class GraphToCompile:
     def module(self, graph: torch.fx.Graph | None = None) -> torch.fx.GraphModule:
         """The graph (or another over the same constants) as a GraphModule whose attributes are the constants."""
         graph = self.graph if graph is None else graph
+        _make_writable(graph, self.constants)
         root = torch.nn.Module()
         for node in graph.find_nodes(op="get_attr"):
             if not node.users:  # native code below a torch-level call has read it
                 graph.erase_node(node)
             elif not hasattr(root, node.target):
-                value: Any = self.constants[node.target]
-                (root.add_module if isinstance(value, torch.nn.Module) else root.register_buffer)(node.target, value)
-        _make_writable(graph, root)
+                value = self.constants[node.target]
+                if isinstance(value, torch.Tensor):
+                    root.register_buffer(node.target, value)
+                else:
+                    setattr(root, node.target, value)
         return torch.fx.GraphModule(root, graph)
 
     def real_inputs(self) -> list[Any]:
