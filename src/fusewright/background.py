@@ -28,9 +28,8 @@ class Abandoned(BaseException):
 def _died_of_interrupt() -> bool:
     """Whether an interrupt that the main program did not handle is what ends this process."""
     trace = getattr(sys, "last_traceback", None)  # of what the interpreter printed last
-    uncaught = getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(
-        sys, "ps1"
-    )  # a prompt goes on after one
+    # a prompt goes on after one
+    uncaught = getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")
     # An extension may have printed one as well, from a callback; the main program's begins in a module, or in what runs
     # modules (-m).
     return uncaught and trace is not None and trace.tb_frame.f_code.co_name in ("<module>", "_run_module_as_main")

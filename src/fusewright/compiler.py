@@ -85,11 +85,12 @@ IDLE_VERSIONS = 3
 """Versions without any tensor operation after which a function that nobody asked to compile (an eager region called it)
 is let alone."""
 
+# warnings are raised where the user has made errors of them
 _TOLD = (
     FusewrightError,
     CacheWarning,
     RecompileLimitWarning,
-)  # warnings are raised where the user has made errors of them
+)
 _NOT_TOLD = (RuntimeFallback, CannotFunctionalise)
 
 
@@ -214,9 +215,8 @@ class Compiler:
         # and noting so.
         if not _lock.acquire(blocking=not self.settings["background"]):
             return None  # something is being compiled in the background: this call does not wait for it
-        watcher = _set_eval_frame(
-            None
-        )  # torch.compile, where it calls what fusewright compiles, does not trace the compiler
+        # torch.compile, where it calls what fusewright compiles, does not trace the compiler
+        watcher = _set_eval_frame(None)
         try:
             return self._miss(compiled, function, values)
         except (Exception, Signal) as error:

@@ -2,7 +2,7 @@
 capture another one.
 
 Takes the user's functions; gives functions that do the same outside of compiled code. Always holds: nothing here
-    imports the compiler.
+imports the compiler.
 """
 
 from __future__ import annotations

@@ -56,9 +56,8 @@ class ModuleCaller:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         entry = type(module).__call__
-        plain = entry is torch.nn.Module.__call__ or isinstance(
-            module, torch.fx.GraphModule
-        )  # whose __call__ adds error reports
+        # whose __call__ adds error reports
+        plain = entry is torch.nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)
         if plain and not has_hooks(module):
             forward = module.forward
             function = getattr(forward, "__func__", None)
@@ -151,8 +150,7 @@ class CompiledModuleBase(TwinBase):
         # but the last.
         warnings.warn(
             f"nn.DataParallel copies {type(self).__name__} at every call, and the copies run eagerly; "
-            "nn.parallel.DistributedDataParallel, "
-            "one process a GPU, runs compiled modules",
+            "nn.parallel.DistributedDataParallel, one process a GPU, runs compiled modules",
             UserWarning,
             stacklevel=2,
         )

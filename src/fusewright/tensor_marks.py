@@ -1,7 +1,7 @@
 """mark_dynamic, maybe_mark_dynamic, mark_static: which sizes of a tensor are expected to change from call to call.
 
 Takes tensors; leaves the attributes that PyTorch's functions of these names leave, so that either compiler honours
-    either's marks.
+either's marks.
 Always holds: a dimension is given from either end, and one that the tensor does not have is an IndexError.
 """
 

@@ -37,9 +37,8 @@ def backend(
 def _read_sizes_from_tensors(graph: torch.fx.Graph, example_inputs: list[Any]) -> bool:
     """Replaces the uses of size arguments by `tensor.size(dim)`; gives whether the graph has any symbolic size."""
     placeholders = list(graph.find_nodes(op="placeholder"))
-    values = [
-        node.meta.get("example_value", value) for node, value in zip(placeholders, example_inputs)
-    ]  # these know their symbols
+    # these know their symbols
+    values = [node.meta.get("example_value", value) for node, value in zip(placeholders, example_inputs)]
     homes: dict[Any, tuple[torch.fx.Node, int]] = {}
     dynamic = False
     for node, value in zip(placeholders, values):

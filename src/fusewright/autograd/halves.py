@@ -2,7 +2,7 @@
 backward runs.
 
 Takes compiled callables over flat tensors; gives functions that the autograd functions around them share (function.py,
-    visits.py).
+visits.py).
 Always holds: gradients of gradients are right (PyTorch's own autograd over the recorded operators), or refused; what is
 saved is freed with its last use unless the graph is kept, and a write to it in between is an error, as in eager.
 """
@@ -28,11 +28,10 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 FREED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-    "been freed). Saved "
-    "intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
-    "retain_graph=True if you need to "
-    "backward through the graph a second time or if you need to access saved tensors after calling backward."
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
 )
 
 
@@ -250,23 +249,21 @@ def replayed_gradients(ctx: Any, given: list[torch.Tensor | None], create_graph:
     if halves.replay is None and not create_graph:
         raise RuntimeError(
             "fusewright: the compiled backward could not finish, and cannot be repeated eagerly because of a custom "
-            "autograd.Function or a "
-            "tensor hook in the compiled function that cannot be run again. Keep that out of the compiled function."
+            "autograd.Function or a tensor hook in the compiled function that cannot be run again. Keep that out of "
+            "the compiled function."
         )
     if halves.replay is None:
         raise RuntimeError(
             "fusewright: gradients of gradients (create_graph=True) need a custom autograd.Function or a tensor hook "
-            "of the compiled "
-            "function once more, and it cannot be run again: it has side effects, takes an argument that may change, "
-            "or stands beside an "
-            "in-place operation. Keep it out of the compiled function, or compile with fusewright.disable around it."
+            "of the compiled function once more, and it cannot be run again: it has side effects, takes an argument "
+            "that may change, or stands beside an in-place operation. Keep it out of the compiled function, or compile "
+            "with fusewright.disable around it."
         )
     inputs = ctx.inputs
     if halves.updates or (inputs is not None and _versions(inputs) != ctx.versions):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: an input "
-            "of a compiled "
-            "function was written to before gradients of its gradients were asked for"
+            "of a compiled function was written to before gradients of its gradients were asked for"
         )
     if inputs is None:
         raise RuntimeError(FREED)

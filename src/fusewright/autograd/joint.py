@@ -76,11 +76,12 @@ def backward_nodes(graph: torch.fx.Graph, inputs: int) -> set[torch.fx.Node]:
 def constant_gradients(joint: JointGraph) -> tuple[bool, ...]:
     """For each gradient, whether no tangent reaches it."""
     aten = torch.ops.aten
+    # they read a tangent's type alone
     shaped = {
         aten.zeros_like.default,
         aten.new_zeros.default,
         aten.full_like.default,
-    }  # they read a tangent's type alone
+    }
     reached = set([node for node in joint.graph.nodes if node.op == "placeholder"][joint.inputs :])
     for node in joint.graph.nodes:
         if (

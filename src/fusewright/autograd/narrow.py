@@ -1,7 +1,7 @@
 """In which smaller type a value may be saved between forward and backward without losing anything.
 
 Takes a node of a joint graph; gives the type, or None where it is saved as it is. Always holds: converting there and
-    back gives the value.
+back gives the value.
 """
 
 from __future__ import annotations

@@ -90,9 +90,8 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
     groups = apart([value for _, value in wanted], _ends(recorder, leaves)) if wanted else []
     gradients: list[tuple[int, tuple[int, ...], Any]] = []
     freed = False
-    with torch.autograd.set_detect_anomaly(
-        False
-    ):  # its check for NaN would read traced gradients; the engine checks the real ones
+    # its check for NaN would read traced gradients; the engine checks the real ones
+    with torch.autograd.set_detect_anomaly(False):
         for index, group in enumerate(groups, 1):
             roots, given = [wanted[place][1] for place in group.places], [tangents[place] for place in group.places]
             begins = next(iter(reversed(recorder.graph.nodes)), None)

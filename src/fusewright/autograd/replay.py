@@ -134,8 +134,7 @@ def _apply(application: Application, environment: dict[torch.fx.Node, Any], size
                 "fusewright: gradients of gradients (create_graph=True) need the forward of "
                 f"{application.function.__qualname__} once "
                 "more, and it computes something else now. Keep it out of the compiled function, or compile with "
-                "fusewright.disable around "
-                "it."
+                "fusewright.disable around it."
             )
         environment[node] = value
 

@@ -1,9 +1,9 @@
 """Backend `cudagraphs`: PyTorch's own operators, recorded as a CUDA graph and replayed with one launch.
 
 Takes ATen graphs, forward and backward; gives callables that copy their inputs into fixed buffers, replay, and copy the
-    results out.
+results out.
 Always holds: a graph with an input on another device, or that writes into an input, runs operator by operator, and an
-    event says so.
+event says so.
 """
 
 from __future__ import annotations

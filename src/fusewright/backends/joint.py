@@ -1,7 +1,7 @@
 """Compiling a joint graph: split it, compile both halves, join them in an autograd function.
 
 Takes a functional joint graph and a compiler of one graph; gives the callable that the entry runs. Used by every
-    backend that trains.
+backend that trains.
 Always holds: the joint graph and its halves are announced (artifact "aot_graphs") before anything is made of them.
 """
 
@@ -56,10 +56,11 @@ def compile_joint(
         to_compile.notify(
             StageDone(to_compile.function, stage, functools.partial(print_graph, part), spent, "aot_graphs")
         )
+    # not `to_compile` itself, which holds the first call's inputs
     function, notify = (
         to_compile.function,
         to_compile.notify,
-    )  # not `to_compile` itself, which holds the first call's inputs
+    )
     again = None
     if backward.user_code is not None:
         again = replay(to_compile.graph, backward.inputs, backward.outputs, to_compile.constants, backward.user_code)

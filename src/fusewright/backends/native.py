@@ -2,7 +2,7 @@
 either way.
 
 Always holds: the stages (passes, loops, schedule, code generation) are imported when something must be compiled, not
-    before.
+before.
 """
 
 from __future__ import annotations

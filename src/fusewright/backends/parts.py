@@ -46,8 +46,7 @@ def has_data_sizes(graph: torch.fx.Graph) -> bool:
     return any(GIVES in node.meta for node in graph.nodes)
 
 
-# --- the split
-# ---------------------------------------------------------------------------------------------------------------
+# --- the split --------------------------------------------------------------------------------------------------------
 
 
 def symbols_of(value: object) -> set[Symbol]:
@@ -160,8 +159,7 @@ def _part(kept: list[Node], runs: tuple[Node, ...], gives: tuple[Node, ...], mak
     return Part(graph, tuple(reads), gives, runs)
 
 
-# --- the run
-# -----------------------------------------------------------------------------------------------------------------
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

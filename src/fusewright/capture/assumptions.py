@@ -1,7 +1,7 @@
 """What one attempt to capture a frame takes for granted.
 
 Always holds: an attempt never changes its assumptions. One that does not hold raises `Retry`, and the next attempt is
-    made without it.
+made without it.
 """
 
 from __future__ import annotations

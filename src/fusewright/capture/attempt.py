@@ -1,7 +1,7 @@
 """Capturing one frame: attempts of the tracer, and what a graph break makes of them.
 
 Takes a function and the real values of its frame's arguments; gives a `CapturedFrame` up to the function's end or its
-    first graph break.
+first graph break.
 Always holds: a break starts a fresh attempt, with a new recorder and a new world, that stops in front of the breaking
 instruction (so nothing is ever undone); whatever cannot be captured or cut raises SkipFrame, and the frame is to be run
 eagerly.

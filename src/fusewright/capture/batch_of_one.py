@@ -9,7 +9,7 @@ inside of a call of a torch function (is this tensor contiguous?), that call alo
 for 1, and what it records is compared by value (graph/translation_validation.py). So is every call that is given a
 tensor whose strides, or memory format, are others for 1. The type of every other result is derived once more for 1.
 Always holds: what is not understood, or has no counterpart in the log, makes the answer False; the frame is then
-    captured for 1 too.
+captured for 1 too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Python floats as inputs of a compiled graph: they reach it as 0-dimensional float64 tensors.
 
 Takes the sources of a graph's inputs and the compiled callable; gives the sources that guards read, and a callable that
-    converts.
+converts.
 """
 
 from __future__ import annotations

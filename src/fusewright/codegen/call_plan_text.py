@@ -1,7 +1,7 @@
 """A call plan as text, one line a step.
 
 Takes a `CallPlan`; gives what a person reads to see what one call does: which kernels and operators, on which tensors,
-    in which memory.
+in which memory.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Takes nothing; defines the types between `codegen/call_plan.py` (which makes them), `runtime/launch.py` (which loads
 them) and `runtime/artifact.py` (which writes and reads them).
 Always holds: slots, values and inputs are named by their index; no address and no native code of a dtype or device
-    appears here.
+appears here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 short program.
 
 Takes `Dim`s; gives indices into one table of int64, the program that fills the symbolic entries, and where the symbols
-    are read.
+are read.
 Always holds: an instruction reads only entries that are constants, symbols, or written by an earlier instruction.
 """
 

@@ -135,9 +135,8 @@ def ones_of(frame: CapturedFrame, known: Sequence[General]) -> bool:
     env = None if frame.graph is None else env_of(frame.graph)
     if env is None or not env.ones:
         return False
-    covered = [
-        general.env for general in known if _tensors(general.frame) == _tensors(frame)
-    ]  # others are of another program
+    # others are of another program
+    covered = [general.env for general in known if _tensors(general.frame) == _tensors(frame)]
     return not any(
         env.ones <= {size.source for size in other.symbols.values()} for other in covered if other is not None
     )

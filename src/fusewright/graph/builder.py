@@ -1,7 +1,7 @@
 """Adding well-typed nodes to a graph: what passes and decompositions use instead of `graph.call_function`.
 
 Takes a graph (and the sizes' ShapeEnv, if any); gives nodes whose meta["type"] follows from the operator and its
-    arguments.
+arguments.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Takes a torch.fx.Graph whose nodes carry meta["type"] and meta["location"]; gives text.
 Always holds: equal graphs print equally, whatever the names of their nodes; placeholders and constants keep their
-    names.
+names.
 """
 
 from __future__ import annotations

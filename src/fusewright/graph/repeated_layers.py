@@ -65,8 +65,7 @@ class Short:
     left_out: int
 
 
-# --- finding them
-# ------------------------------------------------------------------------------------------------------------
+# --- finding them -----------------------------------------------------------------------------------------------------
 
 
 def find(graph: torch.fx.Graph) -> Bodies | None:
@@ -244,8 +243,7 @@ def _is_closed(bodies: Bodies, index: dict[Node, int]) -> bool:
     return all(inside(user) for node in (*computed, *bodies.own, *bodies.own.values()) for user in node.users)
 
 
-# --- the shortened graph
-# ---------------------------------------------------------------------------------------------------------
+# --- the shortened graph ----------------------------------------------------------------------------------------------
 
 
 def shortened(graph: torch.fx.Graph, bodies: Bodies) -> Short:

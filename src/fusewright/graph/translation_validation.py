@@ -73,9 +73,8 @@ class Numbering:
     inputs: Mapping[str, int]
     types: dict[int, Any]  # (shape, dtype, device) of each number
     numbers: dict[Node, Any] = field(default_factory=dict)
-    reshaped: dict[int, int] = field(
-        default_factory=dict
-    )  # the number of a reshaped value -> of what it is a reshape of
+    # the number of a reshaped value -> of what it is a reshape of
+    reshaped: dict[int, int] = field(default_factory=dict)
     drawn: int = 0
 
     def run(self, graph: torch.fx.Graph) -> Any:
@@ -196,9 +195,8 @@ class Numbering:
         if target in _RESHAPES:
             return self.reshape(self.numbers[source], after[0], type_)
         if target is aten.sum.dim_IntList and after[1:3] == before[1:3] and _only_ones_go(node, before[0], after[0]):
-            return self.reshape(
-                self.numbers[source], after[0], type_
-            )  # autograd sums gradients over what was broadcast
+            # autograd sums gradients over what was broadcast
+            return self.reshape(self.numbers[source], after[0], type_)
         if target is aten.expand.default:
             return (
                 self.reshape(self.numbers[source], after[0], type_)

@@ -1,7 +1,7 @@
 """The loop IR: a graph as loops over buffers, in plain data that prints, compares and hashes.
 
 Takes nothing; defines the types between lowering (`loops/lower`), scheduling (`schedule`) and code generation
-    (`codegen`).
+(`codegen`).
 
 Always holds:
 - Expressions are hash-consed: structurally equal expressions are the same object, so equality and hashing are by

@@ -212,8 +212,7 @@ def _lift(op: OpOverload, result: object, device: torch.device | None) -> object
     return result
 
 
-# --- keeping torch._dynamo out
-# -------------------------------------------------------------------------------------------
+# --- keeping torch._dynamo out ----------------------------------------------------------------------------------------
 
 _quiet = False
 
@@ -244,9 +243,8 @@ def _quieten_reference_kernels() -> None:
                 inside = {
                     n: _contents(c) for n, c in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
                 }
-                pending.extend(
-                    inside.values()
-                )  # what a wrapper wraps is in its closure; `__wrapped__` is overwritten by some
+                # what a wrapper wraps is in its closure; `__wrapped__` is overwritten by some
+                pending.extend(inside.values())
                 if value.__code__ is wrapper_code and not hasattr(inside["fn"], "__dynamo_disable"):
                     inside["fn"].__dynamo_disable = _direct(inside["fn"], value)  # type: ignore[attr-defined, arg-type]
 

@@ -2,7 +2,7 @@
 order of its loop.
 
 Takes nodes of an ATen-level graph; gives yes or no. Always holds: "no" is proved, by the elements that both views of
-    one tensor touch.
+one tensor touch.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ def view_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The views that lead to `node`, from the node that is no view."""
     chain = [node]
     while node.op == "call_function":
-        if (
-            node.target is operator.getitem
-        ):  # one of the views that split and unbind give, or one of several fresh results
+        # one of the views that split and unbind give, or one of several fresh results
+        if node.target is operator.getitem:
             producer: Any = node.args[0]
             if not isinstance(producer.target, OpOverload) or list_of_views(producer.target) is None:
                 break

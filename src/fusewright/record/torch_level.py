@@ -99,9 +99,8 @@ class TorchLevel:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
-        if not isinstance(value, NODE_ARGUMENTS) and not isinstance(
-            value, torch.fx.Node
-        ):  # a node: a higher-order operator's body
+        # a node: a higher-order operator's body
+        if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):
             raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
         return value
 

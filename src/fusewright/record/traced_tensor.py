@@ -1,9 +1,9 @@
 """The tensor that stands for a value during capture: a wrapper subclass with the real device and dtype and no data.
 
 Takes a recorder and a TensorType; gives a tensor that PyTorch's own code (autograd, autocast, composite operators)
-    handles as any other.
+handles as any other.
 Always holds: every operator on it reaches its recorder's `dispatch`; asking for its data raises GraphBreak, never gives
-    a wrong value.
+a wrong value.
 """
 
 from __future__ import annotations

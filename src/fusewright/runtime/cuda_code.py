@@ -111,8 +111,7 @@ def machine_text() -> str:
     return f"{_surroundings()} {[processor(index) for index in range(torch.cuda.device_count())]}"
 
 
-# --- the compiler process
-# ---------------------------------------------------------------------------------------------------
+# --- the compiler process ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -210,8 +209,7 @@ def request(kernels: Iterable[DeviceKernel], arch: int) -> None:
             )  # fmt: skip
 
 
-# --- loading
-# ----------------------------------------------------------------------------------------------------------------
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 _loaded: dict[tuple[str, int], DeviceFunction] = {}
 

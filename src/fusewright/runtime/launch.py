@@ -1,7 +1,7 @@
 """Loads a call plan: resolves its names to addresses and operators, and makes the native object.
 
 Takes a `CallPlan` and the addresses of its kernels by key; gives a `fusewright._native.Plan`, callable with the graph's
-    inputs.
+inputs.
 Always holds: a C function that this PyTorch does not export is an error here, at load time, never at run time.
 """
 

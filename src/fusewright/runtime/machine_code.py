@@ -1,7 +1,7 @@
 """Object files to callable addresses.
 
 Takes the bytes of an object file that codegen/llvm made; gives the addresses of its functions and an owner that keeps
-    them valid.
+them valid.
 Always holds: the code is unloaded when its owner dies, where this platform's loader is ours (Linux on x86-64);
 elsewhere llvmlite loads it, for good. Loading imports no compiler where the loader is ours.
 """

@@ -2,7 +2,7 @@
 
 Takes a plan whose last inputs are a `Preparation`'s usual sizes and results; gives a callable without them.
 Always holds: see csrc/parameters.cpp; where PyTorch does not tell a tensor's version, the values are computed at every
-    call.
+call.
 """
 
 from __future__ import annotations

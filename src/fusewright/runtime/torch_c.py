@@ -2,7 +2,7 @@
 object.
 
 Takes the PyTorch that is imported; gives addresses by name (`address`), and configures `fusewright._native` once, at
-    import.
+import.
 Always holds: nothing is assumed about a version. The place of the tensor inside its Python object is measured against
 PyTorch's own conversion on several tensors, the wrapping function is tried on a known tensor, and what fails its test
 is replaced by PyTorch's slower Python entry points.

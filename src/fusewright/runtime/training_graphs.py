@@ -165,9 +165,8 @@ class TrainingGraphs:
         self.dynamic = bool(forward.call_plan.symbols) or bool(backward.call_plan.symbols)
         self.tensors = [position for position, kind in enumerate(forward.call_plan.inputs) if kind == "t"]
         drawn = len(forward.call_plan.inputs) - len(forward.draws)
-        self.drawn = frozenset(
-            k for k, position in enumerate(self.tensors) if position >= drawn
-        )  # they are new at every call
+        # they are new at every call
+        self.drawn = frozenset(k for k, position in enumerate(self.tensors) if position >= drawn)
         steps = [step.slot for step in forward.call_plan.steps if isinstance(step, SlotStep) and step.kind == "mutate"]
         self.written = sorted({forward.call_plan.slots[slot].where for slot in steps})  # running statistics
         self.recordings: dict[Any, _Recording] = {}

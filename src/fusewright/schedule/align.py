@@ -54,8 +54,7 @@ class Shape:
     rigid: bool
 
 
-# --- common refinement of two indices into one buffer
-# -------------------------------------------------------------------
+# --- common refinement of two indices into one buffer -----------------------------------------------------------------
 
 
 class _Side:
@@ -226,8 +225,7 @@ def identity(left: Shape, right: Shape) -> tuple[Recipe, Recipe] | None:
     return identity_recipe(left.outer), identity_recipe(right.outer)
 
 
-# --- legality
-# -----------------------------------------------------------------------------------------------------------
+# --- legality ---------------------------------------------------------------------------------------------------------
 
 
 Moved = tuple[Vector, tuple[Dim, ...], int]

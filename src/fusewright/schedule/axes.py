@@ -414,8 +414,7 @@ def _mergeable(extents: tuple[Dim, ...], table: dict[Dim, Vector], k: int) -> bo
     return True
 
 
-# --- levels: which element of a stored block an index means
-# ------------------------------------------------------------
+# --- levels: which element of a stored block an index means -----------------------------------------------------------
 
 
 def strides_of(vector: Vector, extents: Sequence[Dim], first: int) -> list[tuple[Dim, Dim, int]]:

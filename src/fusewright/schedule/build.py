@@ -74,9 +74,8 @@ class _Row:
         """Where in row memory the access goes, or None if that cannot be expressed."""
         offset, coefficients = nest.table[access.index]
         if self.levels is None:
-            moving = (
-                coefficients[nest.outer :] if inner else ()
-            )  # a reduction's epilogue runs outside of its inner loops
+            # a reduction's epilogue runs outside of its inner loops
+            moving = coefficients[nest.outer :] if inner else ()
             return _rebuild_index(offset - self.base, moving, tuple(inner))
         placed = place_in_block(
             self.levels, strides_of((offset, coefficients), nest.extents, nest.outer), offset - self.base
@@ -228,9 +227,8 @@ class _Emitter:
         mode: str,
         bindings: tuple[tuple[Expr, Expression], ...],
     ) -> None:
-        value = ir.cast(
-            value, self.buffers[access.buffer].dtype
-        )  # so that a forwarded value is rounded as a stored one
+        # so that a forwarded value is rounded as a stored one
+        value = ir.cast(value, self.buffers[access.buffer].dtype)
         item = _Stored(access.buffer, access, nest, stage, index, value, mode, bindings)
         item.to_memory = access.buffer not in self.internal or mode != "write"
         if isinstance(value, (LocalValue, Constant)):

@@ -1,7 +1,7 @@
 """Walks over loop expressions: what an operation touches, and rewriting it with other indices.
 
 Takes `loops.ir` expressions; gives `Survey`s and new expressions. Always holds: walks memoise by identity (an
-    expression is a DAG).
+expression is a DAG).
 """
 
 from __future__ import annotations

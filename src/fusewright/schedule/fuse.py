@@ -183,8 +183,7 @@ class Fuser:
     def _find(self, group_id: int) -> Group:
         return self.groups[self.group_of[group_id]]
 
-    # --- one merge
-    # -----------------------------------------------------------------------------------------------------
+    # --- one merge ----------------------------------------------------------------------------------------------------
 
     def try_merge(self, a: Group, b: Group) -> Group | None:
         """Merges the groups if that is legal and good; gives the merged group."""

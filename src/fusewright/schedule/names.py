@@ -1,7 +1,7 @@
 """Names of kernels: what a reader of a profile or a printed plan should see.
 
 Takes the names of the fused operations; gives a name of at most about 50 characters. Always holds: names in one plan
-    are different.
+are different.
 """
 
 from __future__ import annotations

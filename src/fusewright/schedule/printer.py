@@ -1,7 +1,7 @@
 """Plans and kernels as text: what runs, in which order, over which memory, and from which lines of the user's program.
 
 Takes a `Plan` or a `Kernel`; gives text for people (goldens, debug folders, logs). Always holds: equal plans print
-    equally.
+equally.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ shift and its square, where shift is the mean of a few of the chunk's own values
 combine as Chan, Golub and LeVeque (1979) do: the sum over chunks of (squares about the chunk's mean + n * (mean of the
 chunk - mean)^2).
 Always holds: the error is that of two passes over everything, unless a chunk's spread is far smaller than that of its
-    first values.
+first values.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 buffers.
 
 Takes the ordered steps of a program with a few bodies (graph/repeated_layers.py) and says how many were left out; gives
-    the steps of all.
+the steps of all.
 Always holds: two stretches of steps, one a body, were found to be the same but for names: temporaries made in lowering
 the same node of the next body, the next body's own inputs in place of one body's, and all else equal. The steps that
 are added are the second stretch with these names moved on, so they compute from one body's values what the second
@@ -89,8 +89,7 @@ class _Unroller:
             steps.append(self.renamed(step, after, kernels, 0))
         return Steps(steps, kernels, buffers, tuple(_moved_output(output, after) for output in given.outputs))
 
-    # --- where the bodies are
-    # ----------------------------------------------------------------------------------------------
+    # --- where the bodies are -----------------------------------------------------------------------------------------
 
     def stretches(self) -> tuple[int, int, int]:
         """Where two stretches of equal length begin, and where the second one ends."""
@@ -123,8 +122,7 @@ class _Unroller:
         place, others = self.made[node].index(base), self.made.get(following, [])
         return others[place] + name[len(base) :] if len(others) == len(self.made[node]) else None
 
-    # --- whether they are the same
-    # -------------------------------------------------------------------------------------------
+    # --- whether they are the same ------------------------------------------------------------------------------------
 
     def compare(self, ours: Step, theirs: Step) -> None:
         """Raises Irregular unless `theirs` is `ours` with other buffers."""
@@ -169,8 +167,7 @@ class _Unroller:
             raise Irregular(f"{theirs} does not follow {ours}")
         return theirs
 
-    # --- other names
-    # -------------------------------------------------------------------------------------------------------
+    # --- other names --------------------------------------------------------------------------------------------------
 
     def in_turn(self, name: str, turn: int) -> str:
         """What an added stretch has in place of a buffer of the second one."""
@@ -215,8 +212,7 @@ def _numbered(name: str, turn: int) -> str:
     return f"{name}x{turn}"
 
 
-# --- renaming
-# ----------------------------------------------------------------------------------------------------------------
+# --- renaming ---------------------------------------------------------------------------------------------------------
 
 
 def _renamed_kernel(kernel: Kernel, name: str, rename: Rename) -> Kernel:

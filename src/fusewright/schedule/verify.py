@@ -35,8 +35,7 @@ def verify(plan: Plan) -> None:
     _verify_arena(plan)
 
 
-# --- kernels
-# --------------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 def verify_kernel(kernel: Kernel) -> None:
@@ -141,8 +140,7 @@ def _verify_symbols(name: str, axes: tuple[Axis, ...], prefix: str) -> None:
         _require(str(axis.symbol) == f"{prefix}{k}", f"{name}: axis {k} is called {axis.symbol}")
 
 
-# --- order and memory
-# -------------------------------------------------------------------------------------------------------
+# --- order and memory -------------------------------------------------------------------------------------------------
 
 
 def _touched(plan: Plan, number: int) -> tuple[set[str], set[str]]:

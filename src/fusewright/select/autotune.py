@@ -126,8 +126,7 @@ class Records(Protocol):
     def put(self, key: str, label: str, body: bytes) -> object: ...
 
 
-# --- races
-# ------------------------------------------------------------------------------------------------------------------
+# --- races ------------------------------------------------------------------------------------------------------------
 
 
 def race(
@@ -222,8 +221,7 @@ def _shortened(records: Records, trials: Trials, question: Question) -> Question
     return replace(question, contenders=left, shape_class="") if len(left) == 2 else question
 
 
-# --- questions
-# --------------------------------------------------------------------------------------------------------------
+# --- questions --------------------------------------------------------------------------------------------------------
 
 
 def product_questions(plan: Plan, processor: Processor, device: torch.device) -> list[Question]:
@@ -404,8 +402,7 @@ def _accumulates(kernel: Kernel) -> bool:
     )
 
 
-# --- tuning a plan
-# ----------------------------------------------------------------------------------------------------------
+# --- tuning a plan ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,8 +494,7 @@ def _at_places(plan: Plan, question: Question, contender: Contender | None) -> l
     return [Choice(site, variant, tile) for site, variant in made]
 
 
-# --- computed operands
-# ------------------------------------------------------------------------------------------------------
+# --- computed operands ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,8 +608,7 @@ def _with_prologues(
     return [better.get(choice.site.step, choice) for choice in choices]
 
 
-# --- products of one matrix
-# -------------------------------------------------------------------------------------------------
+# --- products of one matrix -------------------------------------------------------------------------------------------
 
 
 def group_questions(plan: Plan, choices: Sequence[Choice], processor: Processor) -> list[Question]:

@@ -1,7 +1,7 @@
 """Arithmetic beneath the algebra of sizes: on monomials, which are sorted tuples of atoms, and on intervals.
 
 Takes and gives plain tuples; knows nothing of expressions. Always holds: infinity stands for "some large integer", so 0
-    times it is 0.
+times it is 0.
 """
 
 from __future__ import annotations

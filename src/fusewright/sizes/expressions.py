@@ -1,7 +1,7 @@
 """Symbolic integers: sizes, strides and index expressions, and what is known about them.
 
 Takes symbols (a tensor's size, a loop variable) and integers; gives `Dim = int | Expr`, where a constant is always a
-    plain int.
+plain int.
 Always holds: expressions are immutable and hash-consed, so `==` is identity (ask `known_eq` for equality of values);
 the `known_*` questions never guess: None means "cannot tell". Divisors are taken to be non-zero; division rounds
 towards minus infinity, as Python's.

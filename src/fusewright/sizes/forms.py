@@ -127,9 +127,8 @@ Monomial = tuple[Expr, ...]
 
 _interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
 _intern_lock = threading.RLock()
-_recent: deque[Expr] = deque(
-    maxlen=1 << 12
-)  # kept: what is asked of a size in between would else be found out again each time
+# kept: what is asked of a size in between would else be found out again each time
+_recent: deque[Expr] = deque(maxlen=1 << 12)
 
 
 def intern(key: tuple[object, ...], build: Callable[[], Expr]) -> Expr:

@@ -4,7 +4,7 @@ the way.
 Takes symbols with sources and hints, and relations that tracing asks about; gives answers, and `guards`: the relations
 that must hold for the capture to be valid.
 Always holds: an answer is either provable from the symbols' ranges and `guards`, or its relation has just been added to
-    `guards`.
+`guards`.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ class ShapeEnv:
         self._larger: dict[Expr, Symbol] = {}  # symbol -> the same, 2 or more
         self.ones: set[object] = set()  # where sizes of 1 were met that would be symbols were they larger
         self.taken: set[Symbol] = set()  # symbols that are 1 at the call at hand, with another example
-        self.shown: frozenset[Expr] = (
-            frozenset()
-        )  # of these, the ones for which 1 was shown to do as larger sizes do: see `show`
+        # of these, the ones for which 1 was shown to do as larger sizes do: see `show`
+        self.shown: frozenset[Expr] = frozenset()
         self.one: ShapeEnv | None = None  # what is known when these are 1
         self.asked: list[tuple[Relation | None, bool | frozenset[Expr]]] | None = None  # see `take`
         self.first_met: list[object] = []  # arguments that only this capture has met, with their sizes as they are

@@ -1,7 +1,7 @@
 """What the strides of a tensor say: whether elements share memory, and which strides are products of symbolic sizes.
 
 Takes types and real tensors; gives answers about their layout. Always holds: of symbolic sizes nothing is asked that
-    would be a guard.
+would be a guard.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The node behind `torch.SymInt`: carries a symbolic size through PyTorch's dispatcher and through user code.
 
 Takes a `Dim` (or a relation, or a float that came from one) and the `ShapeEnv` of the capture; gives `torch.SymInt`,
-    `torch.SymBool`.
+`torch.SymBool`.
 Always holds: asking for a concrete value (`int()`, `bool()`, float arithmetic) records a guard, so an answer is never a
 guess. The method names are the protocol of PyTorch's C++ `PythonSymNodeImpl` (torch/csrc/utils/python_symnode.h) and of
 `torch.SymInt`.
@@ -42,9 +42,8 @@ class SymNode:
     def __init__(self, value: Dim | Relation | float | bool, env: ShapeEnv) -> None:
         self.value = value
         self.env = env
-        self.pytype: type = _PYTHON_TYPES.get(
-            value.__class__, int
-        )  # PyTorch asks some 40,000 times in a capture of BERT
+        # PyTorch asks some 40,000 times in a capture of BERT
+        self.pytype: type = _PYTHON_TYPES.get(value.__class__, int)
 
     shape_env = None  # PyTorch's own environment; its helpers fall back to `guard_bool` when there is none
     _hint = None  # PyTorch's cache of the example's value; None means not cached

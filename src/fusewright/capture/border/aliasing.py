@@ -1,7 +1,7 @@
 """Aliasing guards: which outside objects must stay distinct for a capture to be reused.
 
 Takes the outside objects of a finished attempt, what was written to, and the recorded graph; gives DIFFERENT and
-    NO_OVERLAP guards.
+NO_OVERLAP guards.
 Always holds: an object that was written to is guarded to be no other object of its type that was read, and a tensor
 that an ATen-level graph writes to shares no memory with another input. A torch-level graph replays the program's own
 calls in order: overlap does not matter.

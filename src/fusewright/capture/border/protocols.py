@@ -100,9 +100,8 @@ def refuse_opaque(world: World, obj: Any, method: str) -> None:
     if type(obj) in PLAIN or not world.is_raw(obj) or isinstance(obj, TRANSPARENT) or type(obj) in FROZEN_TYPES:
         return
     found = classes.lookup(type(obj), method)
-    if any(
-        isinstance(obj, base) and found is base.__dict__.get(method) for base in CONTENTS
-    ):  # what it holds is guarded
+    # what it holds is guarded
+    if any(isinstance(obj, base) and found is base.__dict__.get(method) for base in CONTENTS):
         return
     if found is not MISSING and found is not object.__dict__.get(method):
         raise GraphBreak("opaque-object", f"{type(obj).__qualname__}.{method}, which is written in C")

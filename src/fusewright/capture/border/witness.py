@@ -1,7 +1,7 @@
 """A log of what a capture asked about sizes that it takes to be larger than they are.
 
 Takes the calls of torch functions and the questions about traced tensors; gives them with the questions about sizes
-    that each made.
+that each made.
 Always holds: what is recorded is what a plain recorder records.
 """
 

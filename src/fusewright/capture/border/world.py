@@ -1,7 +1,7 @@
 """World: the border between the inside (objects made during this capture) and the outside (whatever existed before).
 
 Takes real outside objects with their sources; gives what stands for them inside, and collects the guards and effects on
-    the way.
+the way.
 Always holds: what came from outside is in the table `_by_value` (identity of the stand-in) and `_by_real` (identity of
 the original); everything else on the interpreter's stack was made inside and is free to use. This file only dispatches
 by type: what a type means is in values/, what an operator does in protocols.py, what a call does in calls.py.
@@ -167,9 +167,8 @@ class World:
         it)."""
         lazy = self._by_real[id(real)]
         self._alive.append(lazy.value)
-        record = Outside(
-            real, lazy.source, value
-        )  # a proxy's stand-in reads from the dict behind it, and stands for the proxy
+        # a proxy's stand-in reads from the dict behind it, and stands for the proxy
+        record = Outside(real, lazy.source, value)
         self._by_real[id(real)] = record
         self._by_value[id(value)] = record
 

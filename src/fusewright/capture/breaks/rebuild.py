@@ -1,7 +1,7 @@
 """Rebuilding: one row per type, how an object that was made during capture is made again by generated code.
 
 Takes an inside object and the code under construction (finish.Code); gives an expression, and adds the lines that must
-    run before it.
+run before it.
 Always holds: an object is made before its content where a cycle could reach it; no user code runs; what has no row is
 made attribute by attribute, or is a graph break.
 """

@@ -345,9 +345,8 @@ class _Cutter:
                 prefix += [Item("PUSH_EXC_INFO", positions=here), Item("POP_TOP", positions=here)]
         if layout.raising:
             prefix += _move(slot_of[ERROR], here)
-            prefix.append(
-                Item("RERAISE", 0, positions=here)
-            )  # it has been raised: traceback and context are as they should be
+            # it has been raised: traceback and context are as they should be
+            prefix.append(Item("RERAISE", 0, positions=here))
         else:
             prefix.append(Item("JUMP_FORWARD", positions=here))
         kept = set(self.kept)

@@ -2,7 +2,7 @@
 checkpoints.
 
 Takes calls of PyTorch's autograd interface on traced tensors; PyTorch's own engine runs them at capture, and what it
-    does is recorded.
+does is recorded.
 Always holds: user code that runs in a backward (a custom function's, a hook) is interpreted, never called natively; an
 outside tensor whose gradient is accumulated has no hooks (guarded); what would reach an autograd graph outside of the
 capture is a graph break.

@@ -1,7 +1,7 @@
 """What a call does: the policy for every kind of callable.
 
 Takes a callable with its arguments; gives the result, by interpreting, by calling native code, or by a row of the
-    tables.
+tables.
 Always holds: the order is Python function (row, disabled, torch's native namespaces, interpreted), bound method, class,
 builtin, object with `__call__`; what no rule allows is the graph break "untraceable-call", which names the callable.
 """

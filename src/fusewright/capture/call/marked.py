@@ -2,7 +2,7 @@
 PyTorch's.
 
 Takes a callable; gives the rule that its mark asks for. Always holds: PyTorch's compiler is looked at only if the
-    program has loaded it.
+program has loaded it.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def _disabled(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs
         # used.
         return tracer.call(tracer.world.load(inner, tracer.world.constant(inner, inner.__name__)), args, kwargs)
     if fn.__dict__.get("_torchdynamo_disable_recursive") is False and isinstance(inner, types.FunctionType):
-        setattr(
-            inner, marks.EAGER_FRAME, True
-        )  # its wrapper is PyTorch's, which leaves the frame itself to the compiler
+        # its wrapper is PyTorch's, which leaves the frame itself to the compiler
+        setattr(inner, marks.EAGER_FRAME, True)
     name = f"{fn.__module__}.{fn.__qualname__}"
     raise GraphBreak("disabled-function", f"{name} ({reason})" if isinstance(reason, str) else name)
 

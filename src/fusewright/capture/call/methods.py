@@ -1,7 +1,7 @@
 """Methods of builtin types, called on whatever they are bound to.
 
 Takes a bound builtin method (`[].append`), a slot wrapper (`object.__setattr__`) or a descriptor with its receiver;
-    gives the result.
+gives the result.
 Always holds: a receiver made inside is free to be changed natively; an outside receiver never reaches native code,
 except for methods that look at its identity alone.
 """
@@ -499,9 +499,8 @@ _CONTAINER_ROWS: dict[str, Callable[[Any, Any, Any, Args, Kwargs], Any]] = {
 def _format_text(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     world = tracer.world
     if any(_formats_itself(world, value) for value in (*args, *kwargs.values())):
-        native(
-            owner.format, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything())
-        )  # complaints about the template itself
+        # complaints about the template itself
+        native(owner.format, *(_Anything() for _ in args), **dict.fromkeys(kwargs, _Anything()))
         return joined(_fields(world, owner, args, kwargs, itertools.count()))
     ready = tuple(text_ready(world, value) for value in args)
     return native(

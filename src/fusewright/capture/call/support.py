@@ -2,7 +2,7 @@
 construct.
 
 Takes real values; gives values that native code may consume. Always holds: whatever native code iterates or calls goes
-    through the border.
+through the border.
 """
 
 from __future__ import annotations

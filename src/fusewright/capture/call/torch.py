@@ -82,9 +82,8 @@ def _run_native(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """A torch function written in Python that takes tensors."""
     if fn.__globals__.get("__name__") == "torch._tensor":
         tensors.refuse_method(fn.__name__)
-    if any(
-        isinstance(value, _OF_THE_PROGRAM) for value in (*args, *kwargs.values())
-    ):  # a distance to measure a loss by: it is called
+    # a distance to measure a loss by: it is called
+    if any(isinstance(value, _OF_THE_PROGRAM) for value in (*args, *kwargs.values())):
         return tracer.inline(fn, args, kwargs)
     return tracer.world.torch_call(fn, args, kwargs)
 
@@ -114,9 +113,8 @@ def _logging(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return tracer.inline(fn, args, kwargs)
     shown = args[1:] if isinstance(args[0], logging.Logger) else args
     for value in (*shown, *kwargs.values()):
-        if (
-            type(value) not in _FIXED and type(value) is not tuple
-        ):  # handlers are given the object, and format it as they like
+        # handlers are given the object, and format it as they like
+        if type(value) not in _FIXED and type(value) is not tuple:
             raise GraphBreak("untraceable-call", f"logging of a {tracer.world.type_of(value).__qualname__}")
     return tracer.world.effects.defer(fn, args, kwargs)
 
@@ -308,9 +306,8 @@ def _check_tensor(position: int) -> Row:
         if not isinstance(condition, torch.Tensor) or condition.dtype is not torch.bool:
             raise UserException(TypeError("cond must be a tensor of dtype torch.bool"))
         if condition.device.type != "cpu" or tracer.recorder.level == "torch":
-            raise GraphBreak(
-                "data-dependent-branch", "a check of a tensor's values"
-            )  # on a GPU a failed assertion ends the process
+            # on a GPU a failed assertion ends the process
+            raise GraphBreak("data-dependent-branch", "a check of a tensor's values")
         world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (condition,), {}),), {})
 
     return check

@@ -1,8 +1,8 @@
 """Python's own evaluation of sources and guards: the reference that the native program must agree with, and the text
 for people.
 
-Takes sources and guards with a frame's locals and function; gives objects, truth values and phrases like
-    `x.size()[0] was 32, is 64`.
+Takes sources and guards with a frame's locals and function; gives objects, truth values and phrases like `x.size()[0]
+was 32, is 64`.
 Always holds: a source that cannot be evaluated raises `SourceError`, nothing else; `guard_holds` never raises.
 """
 

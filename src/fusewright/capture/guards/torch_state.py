@@ -30,8 +30,7 @@ _LIBRARIES = Path(torch.__file__).parent / "lib"
 _C10, _TORCH_CPU = str(_LIBRARIES / "libc10.so"), str(_LIBRARIES / "libtorch_cpu.so")
 _DTYPE_NAMES = (
     "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16 uint16 uint32 "
-    "uint64 "
-    "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2"
+    "uint64 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2"
 ).split()
 
 

@@ -2,7 +2,7 @@
 
 Takes a conditional jump on a tensor; gives the way that does not raise, with a check of the condition in the graph.
 Always holds: a check that fails lets the call run eagerly from its start, so the exception is the program's own, raised
-    where it raises it.
+where it raises it.
 """
 
 from __future__ import annotations

@@ -36,15 +36,15 @@ from fusewright.sizes import expressions as sizes
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
 
-STACK_LIMIT = (
-    64 * 1024
-)  # bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
+# bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
+STACK_LIMIT = 64 * 1024
 SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
+# operations of a body that is written twice to save turns, and of one to give the processor two chains
 SHORT_BODY, LONG_BODY = (
     12,
     60,
-)  # operations of a body that is written twice to save turns, and of one to give the processor two chains
+)
 LARGE_POINTS = 1 << 20
 
 

@@ -2,7 +2,7 @@
 columns.
 
 Takes a `Shape`, its `Strategy` and a stage; gives bytes between a load or store and the place to fetch while it runs,
-    for those that gain.
+for those that gain.
 Always holds: a fetch is a hint, and may point anywhere.
 
 Measured with data beyond the caches: reductions of rows take 0.9 to 0.98 of the time in bfloat16, sums over columns 0.8

@@ -45,10 +45,11 @@ EXPENSIVE = {  # in simple vector operations
 WIDE_PIECE, LEAST_PIECE, WIDE_MEMORY, WIDE_STATE, BEYOND_CACHES = 4096, 1024, 768 << 10, 24 << 10, 4 << 20
 _CONTIGUOUS, _SPREAD, _REVERSED, _GATHER, _SCATTER = 1.0, 0.1, 2.0, 10.0, 18.0
 PREFIX_STEP = 2  # a shuffle and an addition
+# lanes so many elements apart (or a multiple) share few sets of a cache, and drive each other out
 CONFLICT, _CONFLICTING = (
     1024,
     3.0,
-)  # lanes so many elements apart (or a multiple) share few sets of a cache, and drive each other out
+)
 
 
 @dataclass(slots=True)
@@ -261,8 +262,7 @@ def _tile_rows(shape: Shape, vector: Axis, rows: Axis, lanes: int) -> int:
     return count
 
 
-# --- costs
-# ------------------------------------------------------------------------------------------------------------------
+# --- costs ------------------------------------------------------------------------------------------------------------
 
 
 def _access_cost(view: StageView, access: Access, axis: Axis, lanes: int) -> float:
@@ -347,8 +347,7 @@ def _outer_cost(shape: Shape, axis: Axis, lanes: int) -> float:
     return _points(shape.outer) / lanes * _waste(axis.extent, lanes) * total
 
 
-# --- stores that may meet
-# ---------------------------------------------------------------------------------------------------
+# --- stores that may meet ---------------------------------------------------------------------------------------------
 
 
 def _may_meet(store: Store) -> bool:

@@ -2,7 +2,7 @@
 
 Takes the extents of a product and a `Processor`; gives `ProductTile`s and numbers of slices, the likeliest first.
 Always holds: blocks are powers of two of at least 16, and what a program keeps in shared memory fits. Nothing is
-    measured here: select/autotune.py does.
+measured here: select/autotune.py does.
 """
 
 from __future__ import annotations

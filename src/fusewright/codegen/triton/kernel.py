@@ -107,9 +107,8 @@ class Emitter:
     checks: bool = False
     looped: bool = False
     style: Style = EXACT
-    rounded: frozenset[Expression] = (
-        frozenset()
-    )  # what is rounded to a half before anything else is made of it, in a kernel that is exact
+    # what is rounded to a half before anything else is made of it, in a kernel that is exact
+    rounded: frozenset[Expression] = frozenset()
     view: StageView | None = None
     mapping: dict[Expr, Dim] = field(default_factory=dict)
     outer_mapping: dict[Expr, Dim] = field(default_factory=dict)

@@ -93,8 +93,7 @@ def sign_of_integer(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
-# --- division: PyTorch's rules; a zero divisor of integers gives 0
-# ----------------------------------------------------------
+# --- division: PyTorch's rules; a zero divisor of integers gives 0 ----------------------------------------------------
 
 
 @triton.jit
@@ -186,8 +185,7 @@ def shift_right_unsigned(a, n, BITS: tl.constexpr):
     return tl.where(good, a >> tl.where(good, n, 0).to(n.dtype), 0).to(a.dtype)
 
 
-# --- combining functions of reductions and scans
-# ----------------------------------------------------------------------------
+# --- combining functions of reductions and scans ----------------------------------------------------------------------
 
 
 @triton.jit

@@ -100,8 +100,7 @@ def choose(shape: Shape, processor: Processor) -> Tile:
     return _rows(shape, processor)
 
 
-# --- pointwise
-# --------------------------------------------------------------------------------------------------------------
+# --- pointwise --------------------------------------------------------------------------------------------------------
 
 
 def _pointwise(shape: Shape, processor: Processor) -> Tile:
@@ -144,8 +143,7 @@ def _crossing_axes(shape: Shape) -> tuple[Axis, Axis] | None:
     return None
 
 
-# --- rows
-# -------------------------------------------------------------------------------------------------------------------
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def _rows(shape: Shape, processor: Processor) -> Tile:
@@ -243,8 +241,7 @@ def _columns(shape: Shape, processor: Processor, outer: int, longest: int, stati
     return Tile("rows", x, step, _clamp(x * step // 512, 1, 8), tuple(shape.outer))
 
 
-# --- neighbours
-# ---------------------------------------------------------------------------------------------------------------
+# --- neighbours -------------------------------------------------------------------------------------------------------
 
 
 def neighbours(shape: Shape, tile: Tile) -> list[Tile]:

@@ -1,7 +1,7 @@
 """A value in generated code, and what its writers ask of the emitter of a kernel.
 
 Takes nothing; defines `Value` and `Emitter`. Always holds: `text` is a name, or a text without effects that may be
-    repeated.
+repeated.
 """
 
 from __future__ import annotations

@@ -508,9 +508,8 @@ class Lowering:
             if not isinstance(node, Node) or not isinstance(value, Value) or is_empty(value.shape):
                 continue
             root = memory_of(node)
-            if (
-                getattr(root.meta.get("type"), "dtype", None) == value.dtype
-            ):  # the functionalise pass refuses other dtypes
+            # the functionalise pass refuses other dtypes
+            if getattr(root.meta.get("type"), "dtype", None) == value.dtype:
                 shared.setdefault(root, set()).add(self.reference(value).buffer)
         for root, buffers in shared.items():
             stored = self.environment[root]

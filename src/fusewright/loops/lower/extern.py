@@ -1,7 +1,7 @@
 """Calls of library operators: what has no loops, or is better served by a tuned library.
 
 Takes resolved arguments; emits an `Extern` whose tensor arguments are strided windows on buffers, and gives the results
-    as values.
+as values.
 Always holds: the call means what eager means, and its results are buffers of their own (never an alias of an argument).
 """
 

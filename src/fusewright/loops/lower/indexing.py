@@ -52,9 +52,8 @@ def gathered(
     if few and not isinstance(source.expression, ir.Load):
         plain = low.at(source, indices)
         found = _computed_at(plain, bindings)
-        if (
-            found is not None and found is not plain
-        ):  # a source of one class does not depend on its number, which is checked all the same
+        # a source of one class does not depend on its number, which is checked all the same
+        if found is not None and found is not plain:
             return found
     if not isinstance(source.expression, ir.Load) or source.expression.bindings:
         low.realize(source)

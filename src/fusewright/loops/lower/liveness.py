@@ -1,7 +1,7 @@
 """Removes operations whose results nobody reads.
 
 Takes a finished `LoopProgram`, changes it in place. Always holds: what writes an input, or has an effect beyond its
-    results, stays.
+results, stays.
 """
 
 from __future__ import annotations

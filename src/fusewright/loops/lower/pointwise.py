@@ -54,8 +54,7 @@ def _applied(op: str, result: torch.dtype | None = None) -> Callable[..., Expres
 
 FLOAT_UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-    "atanh "
-    "sigmoid erf erfc erfinv lgamma digamma"
+    "atanh sigmoid erf erfc erfinv lgamma digamma"
 ).split()
 """Operators that make a float of an integer."""
 

@@ -128,9 +128,8 @@ BITCASTABLE = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torc
 
 
 def reshape_indices(old: Sequence[Dim], new: Sequence[Dim], axes: Sequence[Dim]) -> tuple[Dim, ...]:
-    if any(
-        isinstance(size, int) and size == 0 for size in new
-    ):  # no element, so any index is right; and nothing can be divided
+    # no element, so any index is right; and nothing can be divided
+    if any(isinstance(size, int) and size == 0 for size in new):
         return (0,) * len(old)
     return _reshape_indices(tuple(old), tuple(new), tuple(axes))
 
@@ -306,8 +305,7 @@ def _laid_out_as_typed(self: Value, ref: ir.BufferRef) -> bool:
     return same_strides
 
 
-# --- writing into a part: the functional forms of assignments to views
-# -------------------------------------------------
+# --- writing into a part: the functional forms of assignments to views ------------------------------------------------
 
 
 @lowers("slice_scatter")
@@ -362,8 +360,7 @@ def diagonal_scatter(call: Call, self: Value, src: Value, offset: int = 0, dim1:
     return call.result(ex.masked(inside, low.read(src, source, dtype), low.read(self, axes, dtype)))
 
 
-# --- gradients of views
-# ------------------------------------------------------------------------------------------------
+# --- gradients of views -----------------------------------------------------------------------------------------------
 
 
 @lowers("slice_backward")
@@ -391,15 +388,13 @@ def zeros(call: Call, shape: Sequence[Dim], like: Value) -> Value:
     return call.lowering.value(type_, ir.constant(0, dtype))
 
 
-# --- views that are asked to be copies
-# ---------------------------------------------------------------------------------
+# --- views that are asked to be copies --------------------------------------------------------------------------------
 
 
 def _register_copies() -> None:
     names = (
         "permute transpose.int t expand unsqueeze squeeze squeeze.dim squeeze.dims view view.dtype _reshape_alias "
-        "slice.Tensor select.int "
-        "split.Tensor split_with_sizes unbind.int diagonal unfold alias detach"
+        "slice.Tensor select.int split.Tensor split_with_sizes unbind.int diagonal unfold alias detach"
     ).split()
     for name in names:
         row = find(operator(name))

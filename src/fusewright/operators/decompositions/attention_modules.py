@@ -2,7 +2,7 @@
 their place. And attention itself, with a mask that its kernels take.
 
 Takes what `torch._native_multi_head_attention` and `torch._transformer_encoder_layer_fwd` take, for dense tensors;
-    gives what they give.
+gives what they give.
 Always holds: they are only for modules in inference, as PyTorch calls them.
 """
 

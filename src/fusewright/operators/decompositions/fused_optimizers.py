@@ -2,7 +2,7 @@
 
 Takes the arguments of `aten._fused_adam_` and its kin; records each parameter's update, which scheduling joins again.
 Always holds: as in eager's kernels, values are computed in float32 (float64 for doubles) and rounded once, what depends
-    on the step count alone in float64.
+on the step count alone in float64.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from fusewright.sizes.interfaces import Recorder
 _LIBRARY = torch.library.Library("fusewright", "FRAGMENT")
 _LIBRARY.define(
     "recurrent(Tensor input, Tensor state, Tensor[] params, bool has_biases, int num_layers, bool bidirectional, bool "
-    "batch_first, "
-    "str kind) -> (Tensor, Tensor)"
+    "batch_first, str kind) -> (Tensor, Tensor)"
 )
 RECURRENT = torch.ops.fusewright.recurrent.default
 

@@ -2,7 +2,7 @@
 output layout.
 
 Always holds: a question that symbolic sizes leave open raises `Undecided`, which `shape_rules` turns into "ask the meta
-    kernel".
+kernel".
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def fresh(shape: Sequence[Dim], like: TensorType, dtype: torch.dtype | None = No
     return TensorType(tuple(shape), contiguous_strides(tuple(shape)), dtype or like.dtype, like.device)
 
 
-# --- layouts
-# -----------------------------------------------------------------------------------------------------------------
+# --- layouts ----------------------------------------------------------------------------------------------------------
 
 
 def is_contiguous(t: TensorType) -> bool:
@@ -213,9 +212,8 @@ def suggests_channels_last(t: TensorType) -> bool:
         return False
     channels = t.shape[1]
     if isinstance(channels, int) and channels > 1 and not all(isinstance(size, int) for size in t.shape):
-        if t.stride == contiguous_strides(
-            t.shape
-        ):  # whatever the sizes: the innermost step is below that of several channels
+        # whatever the sizes: the innermost step is below that of several channels
+        if t.stride == contiguous_strides(t.shape):
             return False
         if t.stride == channels_last_strides(t.shape):
             return True
@@ -234,8 +232,7 @@ def suggested_strides(t: TensorType, shape: Sequence[Dim] | None = None) -> tupl
     return channels_last_strides(shape) if suggests_channels_last(t) else contiguous_strides(shape)
 
 
-# --- dtypes
-# ------------------------------------------------------------------------------------------------------------------
+# --- dtypes -----------------------------------------------------------------------------------------------------------
 
 _UNDEFINED = None
 

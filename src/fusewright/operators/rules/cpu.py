@@ -50,8 +50,7 @@ def _contiguous(t: TensorType) -> TensorType:
     return replace(t, stride=contiguous_strides(t.shape))
 
 
-# --- corrections
-# ---------------------------------------------------------------------------------------------------------
+# --- corrections ------------------------------------------------------------------------------------------------------
 
 
 def _batch_norm(
@@ -264,8 +263,7 @@ def corrected(
     return correction(said, *bound)
 
 
-# --- operators without a meta kernel, or with a slow one
-# ---------------------------------------------------------------------
+# --- operators without a meta kernel, or with a slow one --------------------------------------------------------------
 
 
 def _on_cpu(rule: Rule) -> Rule:
@@ -404,9 +402,8 @@ def _batch_norm_backward(
     """Gradients of the input, and of weight and bias."""
     if grad_out.dtype != input.dtype or not _batch_norm_is_plain(input, weight, running_mean, running_var):
         return NotImplemented
-    if is_contiguous(input) and suggests_channels_last(
-        input
-    ):  # single channels or positions: the gradient's layout decides
+    # single channels or positions: the gradient's layout decides
+    if is_contiguous(input) and suggests_channels_last(input):
         return NotImplemented
     channels = fresh(input.shape[1:2], input)
     return tuple(

@@ -204,8 +204,7 @@ def getattr_super(world: World, proxy: Any, name: str) -> object:
 def _bind_super_class(world: World, found: Any, cls: type, name: str) -> object:
     if isinstance(found, classmethod):
         return bind_classmethod(world, found, cls)
-    if isinstance(
-        found, types.ClassMethodDescriptorType
-    ):  # looked up on the class, the name would give what `super` passes over
+    # looked up on the class, the name would give what `super` passes over
+    if isinstance(found, types.ClassMethodDescriptorType):
         return native(found.__get__, None, cls)
     return _bind_to_class(world, found, cls, name)

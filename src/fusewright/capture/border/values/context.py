@@ -4,7 +4,7 @@ Takes nothing; gives a snapshot, restores one, and lists the calls that lead fro
 captured its context managers change the real settings, so that what is recorded is what eager would do; `World`
 restores them at the end of the attempt.
 Always holds: only settings that a context manager of PyTorch can change are here; a capture is guarded on all of
-    `GlobalState`.
+`GlobalState`.
 """
 
 from __future__ import annotations

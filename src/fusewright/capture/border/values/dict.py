@@ -3,7 +3,7 @@
 Takes a dict; gives an `OutsideDict`, which reads and guards key by key and holds stores back. As soon as its order,
 length or whole content is asked for it is *materialised*: a real dict, its shadow, takes over for good.
 Always holds: the outside dict is only read; whatever was written is in `stores` (not materialised) or in the shadow's
-    content.
+content.
 """
 
 from __future__ import annotations

@@ -113,9 +113,8 @@ def call_module(world: World, module: torch.nn.Module, args: tuple[object, ...],
     entry = classes.guarded_lookup(world, kind, "__call__")
     if type(entry) is ModuleCall:
         entry = entry.__wrapped__
-    if entry is not Module.__call__ and not isinstance(
-        module, torch.fx.GraphModule
-    ):  # whose __call__ adds error reports
+    # whose __call__ adds error reports
+    if entry is not Module.__call__ and not isinstance(module, torch.fx.GraphModule):
         return world.tracer.call(objects.bind(world, entry, module, kind, "__call__"), args, kwargs)
     namespace = objects.instance_dict(world, module)
     plain = (

@@ -2,7 +2,7 @@
 
 Takes any object that has no file of its own here, made inside or outside; gives attribute reads and stores.
 Always holds: an outside object is never written to; its instance dictionary is read through a lazy stand-in that holds
-    the stores.
+the stores.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def load_object(world: World, real: object, source: Source) -> object:
     if issubclass(kind, _ELUSIVE):
         raise GraphBreak("opaque-object", f"{source.text()}, a {kind.__qualname__}")
     world.guard("TYPE", source, kind)
+    # native containers compare and hash what they hold: a method added later would go unnoticed
     for name in (
         "__eq__",
         "__hash__",
-    ):  # native containers compare and hash what they hold: a method added later would go unnoticed
+    ):
         classes.guarded_lookup(world, kind, name)
     if issubclass(kind, torch.nn.Module):
         world.module_sources.add(source)

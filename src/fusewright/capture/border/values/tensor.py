@@ -181,9 +181,8 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, tensor)
     if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return found.__get__(
-            tensor, torch.Tensor
-        )  # PyTorch's own method: the traced class overrides some, to refuse them
+        # PyTorch's own method: the traced class overrides some, to refuse them
+        return found.__get__(tensor, torch.Tensor)
     if found is not MISSING and not isinstance(found, (types.GetSetDescriptorType, property)):
         return native(getattr, tensor, name)
     if found is not MISSING:

@@ -5,7 +5,7 @@ that it is are its parts and a context); gives one of the same class, made of tr
 (`__torch_function__`, `__torch_dispatch__`) runs as in eager, under the recorder, and what it does to the parts is
 recorded.
 Always holds: the very object is guarded, its attributes too; one that its own code writes to, or that leaves the graph,
-    breaks it.
+breaks it.
 """
 
 from __future__ import annotations

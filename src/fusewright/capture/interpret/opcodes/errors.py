@@ -143,9 +143,8 @@ def _special(frame: Any, manager: object, name: str, missing: str) -> object:
         raise user_error(TypeError, message)
     if name not in getattr(manager, "__dict__", ()):
         return frame.world.getattr(manager, name)
-    return types.MethodType(
-        frame.world.getattr(cls, name), manager
-    )  # an instance attribute of this name is not the special method
+    # an instance attribute of this name is not the special method
+    return types.MethodType(frame.world.getattr(cls, name), manager)
 
 
 @opcode("BEFORE_WITH")

@@ -53,8 +53,7 @@ def _zero(b: Builder, like: Value) -> Value:
     return b.const(0, like.type)
 
 
-# --- minimum and maximum
-# ----------------------------------------------------------------------------------------------------
+# --- minimum and maximum ----------------------------------------------------------------------------------------------
 
 
 def _is_number(node: Apply, position: int) -> bool:
@@ -101,8 +100,7 @@ def _number_extreme(largest: bool) -> Emitter:
     return emit
 
 
-# --- division
-# ---------------------------------------------------------------------------------------------------------------
+# --- division ---------------------------------------------------------------------------------------------------------
 
 
 def _integer_division(b: Builder, node: Apply, args: list[Value]) -> tuple[Value, Value, Value, Value]:
@@ -192,8 +190,7 @@ def _fmod(b: Builder, node: Apply, args: list[Value]) -> Value:
     return _integer_division(b, node, args)[1]
 
 
-# --- powers, signs, rounding
-# ------------------------------------------------------------------------------------------------
+# --- powers, signs, rounding ------------------------------------------------------------------------------------------
 
 
 _POWERS: dict[float, Callable[[Builder, Value], Value]] = {  # the exponents that ATen treats apart, computed as it does
@@ -289,8 +286,7 @@ def _nextafter(b: Builder, node: Apply, args: list[Value]) -> Value:
     return b.select(b.compare("fcmp uno", x, y), b.op("fadd", x, y), result)
 
 
-# --- bits and masks
-# ---------------------------------------------------------------------------------------------------------
+# --- bits and masks ---------------------------------------------------------------------------------------------------
 
 
 def _bits(opcode: str) -> Emitter:
@@ -349,8 +345,7 @@ def _signbit(b: Builder, node: Apply, args: list[Value]) -> Value:
     return b.compare("icmp slt", x, _zero(b, x))
 
 
-# --- conversions
-# ------------------------------------------------------------------------------------------------------------
+# --- conversions ------------------------------------------------------------------------------------------------------
 
 
 def convert(b: Builder, value: Value, source: torch.dtype, target: torch.dtype) -> Value:

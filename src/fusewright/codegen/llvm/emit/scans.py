@@ -1,7 +1,7 @@
 """Running accumulations: the start and one step of each kind of scan.
 
 Takes `ScanStep` statements; gives lists of values: the accumulator, and the position of the last extreme where one is
-    asked for.
+asked for.
 Always holds: steps come in order along the scanned axis; lanes, if any, are different outer points, but in `prefix`.
 ATen's rules for NaN and ties are kept.
 """

@@ -122,7 +122,6 @@ def integer_power(b: Builder, base: Value, exponent: Value, signed: bool) -> Val
     """By squaring, wrapping around; a negative exponent gives 0 but for bases 1 and -1, as ATen has it."""
     symbol = f"fw.power.{'s' if signed else 'u'}{base.type}"
     text = _INTEGER_POWER.format(type=base.type, symbol=symbol)
-    b.declarations.setdefault(
-        symbol, text if signed else text.replace("icmp slt", "icmp ult")
-    )  # no unsigned value is below 0
+    # no unsigned value is below 0
+    b.declarations.setdefault(symbol, text if signed else text.replace("icmp slt", "icmp ult"))
     return by_lane(b, symbol, b.match(base, exponent))

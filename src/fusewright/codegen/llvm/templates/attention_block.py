@@ -167,8 +167,7 @@ class AttentionBlockEmitter(KernelEmitter):
 
 PARAMETERS = (
     "(ptr %q, i64 %q_step, ptr %k, i64 %k_step, ptr %v, i64 %v_step, {mask}i64 %keys, i64 %first, i64 %last, float "
-    "%scale, "
-    "ptr %out, i64 %out_step)"
+    "%scale, ptr %out, i64 %out_step)"
 )
 """Steps: bytes from one row to the next. first: number of the block's first query. last: which of the block's queries
 is its last."""

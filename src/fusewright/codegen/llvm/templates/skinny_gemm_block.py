@@ -129,9 +129,8 @@ class _TileWriter(Writer):
         self.element = ELEMENT_TYPES[dtype]
         self.lanes = target.lanes(4)
         self.step = self.lanes * STEP[dtype]
-        self.whole = (
-            length % (self.step * tile.chains) == 0
-        )  # most lengths are; then there is no second loop to be compiled
+        # most lengths are; then there is no second loop to be compiled
+        self.whole = length % (self.step * tile.chains) == 0
 
     def text(self) -> str:
         b, tile = self.b, self.tile

@@ -4,7 +4,7 @@ Takes and gives a functional graph of training on a CPU. PyTorch's fused backwar
 sequences; where the matrix of probabilities is small, five products and a fused softmax gradient take less than half of
 its time.
 Always holds: scores and their gradients are float32, as in the fused operator, whatever the inputs are; results have
-    its types.
+its types.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     scale = 1.0 / math.sqrt(features) if scale is None else scale  # type: ignore[arg-type]
     build = Builder(graph)
     build.location = node.meta.get("location", ())
-    build.marks = {
-        "recompute": True
-    }  # the probabilities depend on no tangent: without this the forward would save them
+    # the probabilities depend on no tangent: without this the forward would save them
+    build.marks = {"recompute": True}
 
     def matrices(one: Any, dtype: torch.dtype) -> Node:
         cast = one if one.meta["type"].dtype is dtype else build.call(aten._to_copy.default, one, dtype=dtype)

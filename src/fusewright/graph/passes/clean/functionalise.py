@@ -326,9 +326,8 @@ class _Functionaliser:
         written to."""
         type_, like = self._known(value.meta["type"]), self._known(like)
         if not torch.can_cast(type_.dtype, like.dtype):
-            raise CannotFunctionalise(
-                f"a result of {type_.dtype} is written to a tensor of {like.dtype}"
-            )  # eager raises, mostly
+            # eager raises, mostly
+            raise CannotFunctionalise(f"a result of {type_.dtype} is written to a tensor of {like.dtype}")
         if type_.dtype != like.dtype or type_.device != like.device:
             changes: dict[str, object] = {"dtype": like.dtype}
             if type_.device != like.device:
@@ -437,9 +436,8 @@ class _Functionaliser:
                 return self.plain[old]
             if any(ref.storage is storage for storage in self.inputs) and _passes(ref, _is_lazy):
                 raise CannotFunctionalise("a result is a conjugate or negative view of an input")
-            is_gradient = ref.storage.root.meta.get(
-                "tangent"
-            )  # gradients may share memory in eager; nobody relies on it
+            # gradients may share memory in eager; nobody relies on it
+            is_gradient = ref.storage.root.meta.get("tangent")
             if returned[id(ref.storage)] > 1 and not is_gradient and _passes(ref, _is_recast):
                 raise CannotFunctionalise(
                     "a result shares the memory of an input or of another result under another dtype"

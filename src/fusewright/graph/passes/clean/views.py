@@ -1,9 +1,9 @@
 """The view operators as data: how a new value of a view changes the tensor that it is a view of.
 
 Takes a view step (operator and arguments) with the base's value and the view's new value; gives the base's new value,
-    as pure nodes.
+as pure nodes.
 Always holds: an operator without a row here may be read through, but writing through it is refused
-    (`CannotFunctionalise`).
+(`CannotFunctionalise`).
 """
 
 from __future__ import annotations

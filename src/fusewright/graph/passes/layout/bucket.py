@@ -249,8 +249,7 @@ def _flat(value: Any) -> list[Any]:
     return [item for part in value for item in _flat(part)] if isinstance(value, (list, tuple)) else [value]
 
 
-# --- operators that keep positions apart
-# -----------------------------------------------------------------------------------
+# --- operators that keep positions apart ------------------------------------------------------------------------------
 
 
 def _apart(work: _Bucketing, node: Any) -> None:
@@ -329,8 +328,7 @@ def _cumulate(work: _Bucketing, node: Any) -> None:
     work.again(node, layout)
 
 
-# --- views
-# -----------------------------------------------------------------------------------------------------------------
+# --- views ------------------------------------------------------------------------------------------------------------
 
 
 def _view(work: _Bucketing, node: Any) -> None:
@@ -463,8 +461,7 @@ def _split(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(parts))
 
 
-# --- operators that combine positions
-# ----------------------------------------------------------------------------------------
+# --- operators that combine positions ---------------------------------------------------------------------------------
 
 
 def _least(dtype: torch.dtype) -> Any:

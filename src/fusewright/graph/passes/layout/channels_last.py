@@ -216,9 +216,8 @@ def layout(graph: torch.fx.Graph, context: PassContext) -> torch.fx.Graph:
         return graph
     run = _Layout(graph, context, joint)
     nodes = list(graph.nodes)
-    end = next(
-        node for node in nodes if node.op == "output" or node.meta.get("epilogue")
-    )  # nothing is computed after it
+    # nothing is computed after it
+    end = next(node for node in nodes if node.op == "output" or node.meta.get("epilogue"))
     for node in nodes:
         if node.op == "output" or node.meta.get("epilogue"):
             run.restore_arguments(

@@ -2,7 +2,7 @@
 `shape_padding`).
 
 Takes and gives a functional graph. A library's quickest kernels load 16 bytes at a time, which rows of 50,257 halves do
-    not allow.
+not allow.
 Always holds: the padded part of a sum is zero times zero, and padded rows and columns are cut off again; results have
 the types that they had. Padding copies; it is done where the product gains more than that by the rates below.
 """

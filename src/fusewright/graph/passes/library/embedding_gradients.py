@@ -4,7 +4,7 @@ Takes and gives a functional backward graph. `embedding_dense_backward` fills a 
 the few rows that were read, and a weight that is tied (an output layer, a second embedding) adds it to another such
 matrix. Here the rows go into that matrix, or into zeros, in place.
 Always holds: the matrix that is written to is made by this graph and read by nothing before; sums are taken in the
-    order of the rows.
+order of the rows.
 """
 
 from __future__ import annotations

@@ -165,9 +165,8 @@ def _merge(graph: torch.fx.Graph, nodes: Sequence[Node], x: Node, env: ShapeEnv 
         weights.append(weight)
         biases.append(bias)
     with graph.inserting_before(first):
-        if (
-            weights[0].meta["type"].stride[0] == 1 and weights[0].meta["type"].shape[1] > 1
-        ):  # each output's weights lie side by side
+        # each output's weights lie side by side
+        if weights[0].meta["type"].stride[0] == 1 and weights[0].meta["type"].shape[1] > 1:
             rows = [build.call(aten.t.default, weight) for weight in weights]
             together = build.call(aten.t.default, build.call(aten.cat.default, rows))
         else:
