@@ -1,10 +1,12 @@
 // The states in which compiled code may run, see modes.h.
 //
-// PyTorch keeps for each thread which dispatch keys are switched on and off beside the usual ones. Every tracer, transform and dispatch mode needs one to
-// see operators, so one comparison covers those that are known here and those that are not. Torch-function modes have a stack of their own; what is
-// a global of a Python module (torch.fx's flag, the level of forward-mode differentiation) is read again when the module's dict has changed.
+// PyTorch keeps for each thread which dispatch keys are switched on and off beside the usual ones. Every tracer,
+// transform and dispatch mode needs one to see operators, so one comparison covers those that are known here and those
+// that are not. Torch-function modes have a stack of their own; what is a global of a Python module (torch.fx's flag,
+// the level of forward-mode differentiation) is read again when the module's dict has changed.
 //
-// Always holds: nothing is read natively before capture/torch_state.py has seen it agree with PyTorch's own answers; otherwise Python is asked.
+// Always holds: nothing is read natively before capture/torch_state.py has seen it agree with PyTorch's own answers;
+// otherwise Python is asked.
 #include "modes.h"
 
 #include <dlfcn.h>
@@ -47,7 +49,8 @@ bool keys_known() {
     static thread_local const Keys *found = nullptr;
     if (found == nullptr) found = find_keys();
     const uint64_t excluded = found->excluded & ~autocast;
-    return (found->included == 0 && excluded == 0) || (found->included == inference.included && excluded == inference.excluded);
+    if (found->included == 0 && excluded == 0) return true;
+    return found->included == inference.included && excluded == inference.excluded;
 }
 
 bool is_usual(Global &one) {

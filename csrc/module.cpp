@@ -1,5 +1,5 @@
-// The extension module fusewright._native: takes nothing, gives the types and functions of its parts. It works in the main interpreter only: its types
-// and what it remembers are one for the process.
+// The extension module fusewright._native: takes nothing, gives the types and functions of its parts. It works in the
+// main interpreter only: its types and what it remembers are one for the process.
 #include "native.h"
 
 namespace {
@@ -11,7 +11,8 @@ int fill(PyObject *module) {
     }
     static PyObject *first = nullptr;  // imported once more, it is the same again
     if (first != nullptr) return PyDict_Update(PyModule_GetDict(module), PyModule_GetDict(first));
-    bool ok = fw_guards_init(module) == 0 && fw_entry_init(module) == 0 && fw_hook_init(module) == 0 && fw_machine_code_init(module) == 0 && fw_parameters_init(module) == 0 && fw_module_call_init(module) == 0;
+    bool ok = fw_guards_init(module) == 0 && fw_entry_init(module) == 0 && fw_hook_init(module) == 0;
+    ok = ok && fw_machine_code_init(module) == 0 && fw_parameters_init(module) == 0 && fw_module_call_init(module) == 0;
     if (ok && fw_plan_init != nullptr) ok = fw_plan_init(module) == 0;
     if (ok) first = Py_NewRef(module);
     return ok ? 0 : -1;
