@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from fusewright import compiler
 from fusewright.base import marks
 from fusewright.base.errors import CannotFunctionalise, ExportError, GraphBreakError, describe_break
 from fusewright.base.location import Location
@@ -37,6 +36,7 @@ from fusewright.graph.passes.clean.dce import dce
 from fusewright.graph.passes.clean.functionalise import functionalise
 from fusewright.graph.passes.clean.specialise import specialise
 from fusewright.graph.passes.context import PassContext
+from fusewright.process import PROCESS
 from fusewright.sizes.expressions import Expr, Relation, Symbol, free_symbols, substitute, symbol, to_tuples
 from fusewright.sizes.shape_env import ShapeEnv
 
@@ -145,7 +145,7 @@ def _sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
 @contextmanager
 def _alone() -> Iterator[None]:
     """One capture at a time, and none that torch.compile watches."""
-    with compiler._lock:
+    with PROCESS.lock:
         watcher = _set_eval_frame(None)
         try:
             yield
