@@ -1,5 +1,8 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
 from fusewright.api import (
     aot,
@@ -40,6 +43,10 @@ from fusewright.decorators import (
 from fusewright.exporting.dims import Dim
 from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 
+if TYPE_CHECKING:  # these are imported when they are asked for, by _LAZY: a start does without the tools
+    from fusewright.tools.bench import benchmark
+    from fusewright.tools.check import check
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -59,6 +66,8 @@ __all__ = [
     "allow_in_graph",
     "aot",
     "assume_constant_result",
+    "benchmark",
+    "check",
     "compile",
     "compile_",
     "disable",
@@ -78,6 +87,18 @@ __all__ = [
     "set_stance",
     "substitute_in_graph",
 ]
+
+
+_LAZY = {
+    "benchmark": "fusewright.tools.bench",
+    "check": "fusewright.tools.check",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'fusewright' has no attribute {name!r}")
+    return globals().setdefault(name, getattr(importlib.import_module(_LAZY[name]), name))
 
 
 def __dir__() -> list[str]:
