@@ -18,6 +18,7 @@ from fusewright.api import (
     set_logs,
     set_stance,
 )
+from fusewright.base import options
 from fusewright.base.errors import (
     BackendError,
     CacheWarning,
@@ -27,6 +28,7 @@ from fusewright.base.errors import (
     GraphBreakError,
     InternalErrorWarning,
     OptionError,
+    OptionWarning,
     ProgramFileError,
     ProgramInputError,
     RecompileError,
@@ -46,6 +48,7 @@ from fusewright.tensor_marks import mark_dynamic, mark_static, maybe_mark_dynami
 if TYPE_CHECKING:  # these are imported when they are asked for, by _LAZY: a start does without the tools
     from fusewright.tools.bench import benchmark
     from fusewright.tools.check import check
+    from fusewright.tools.patching import patch
 
 __version__ = "0.1.0"
 
@@ -59,6 +62,7 @@ __all__ = [
     "GraphBreakError",
     "InternalErrorWarning",
     "OptionError",
+    "OptionWarning",
     "ProgramFileError",
     "ProgramInputError",
     "RecompileError",
@@ -80,6 +84,7 @@ __all__ = [
     "mark_dynamic",
     "mark_static",
     "maybe_mark_dynamic",
+    "patch",
     "register_backend",
     "reset",
     "save",
@@ -92,6 +97,7 @@ __all__ = [
 _LAZY = {
     "benchmark": "fusewright.tools.bench",
     "check": "fusewright.tools.check",
+    "patch": "fusewright.tools.patching",
 }
 
 
@@ -103,3 +109,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+if options.environment("FUSEWRIGHT_REPLACE_TORCH_COMPILE"):
+    __getattr__("patch")()

@@ -56,6 +56,8 @@ class CompileArguments(TypedDict, total=False):
     name: str | None
     disable: bool
     recompile_limit: int | None
+    isolate_recompiles: bool
+    shapes_spec: Any
 
 
 @contextlib.contextmanager
@@ -90,6 +92,8 @@ def compile(
     name: str | None = None,
     disable: bool = False,
     recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
 ) -> Any:
     """Compiles a function, a method or an nn.Module; without `model`, gives a decorator.
 
@@ -104,6 +108,7 @@ def compile(
     name        stands before the function's name in logs and reports
     disable     return `model` as it is
     recompile_limit  versions kept for one function before new cases run eagerly (8)
+    isolate_recompiles, shapes_spec  of torch.compile: versions are always apart here; an OptionError names what to use
 
     Raises OptionError for a wrong argument, naming the value and the choices.
     """
@@ -117,6 +122,10 @@ def compile(
         "recompile_limit": recompile_limit,
     }
     settings = option_tables.settings(**given)
+    if shapes_spec is not None:
+        raise OptionError(
+            "compile takes no shapes_spec: use fusewright.mark_dynamic(tensor, dim, min=, max=), or dynamic="
+        )
     if model is None:
         return functools.partial(compile, disable=disable, **given)
     if isinstance(model, type):

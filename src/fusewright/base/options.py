@@ -141,7 +141,9 @@ class Variable:
 
 
 VARIABLES: dict[str, Variable] = {
-    "FUSEWRIGHT_LOGS": Variable(str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles"),
+    "FUSEWRIGHT_LOGS": Variable(
+        str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles; help lists them"
+    ),
     "FUSEWRIGHT_DEBUG": Variable(
         _flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/"
     ),
@@ -152,6 +154,7 @@ VARIABLES: dict[str, Variable] = {
     ),
     "FUSEWRIGHT_CACHE_MIB": Variable(_positive, 2048, "the disk cache's largest size, in MiB; a positive number"),
     "FUSEWRIGHT_BACKEND": Variable(str, "", "the backend to use where the program does not name one"),
+    "FUSEWRIGHT_REPLACE_TORCH_COMPILE": Variable(_flag, False, "1 replaces torch.compile, as fusewright.patch() does"),
 }
 
 
@@ -166,6 +169,16 @@ def environment(name: str) -> Any:
         raise OptionError(
             f"the environment variable {name} is {text!r}, which it cannot be ({variable.meaning})"
         ) from None
+
+
+def replace_torch_compile() -> None:
+    """Sets FUSEWRIGHT_REPLACE_TORCH_COMPILE for the processes that this one starts."""
+    os.environ["FUSEWRIGHT_REPLACE_TORCH_COMPILE"] = "1"
+
+
+def given_variables() -> dict[str, str]:
+    """The environment variables of ours that are set, known ones and others, with their texts."""
+    return {name: text for name, text in sorted(os.environ.items()) if name.startswith("FUSEWRIGHT_")}
 
 
 def cache_folder() -> Path:

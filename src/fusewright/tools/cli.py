@@ -1,4 +1,4 @@
-"""The command `fusewright`: looks after the disk cache.
+"""The command `fusewright`: looks after the disk cache, and has the commands of tools/commands.py.
 
 Takes command-line arguments; prints, and gives an exit status (0: well; 1: damaged entries were found; 2: wrong usage,
 or a file or folder that cannot be used). Always holds: it never loads or runs what the cache holds; hashes are checked
@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import fusewright
 from fusewright.backends.graph_cache import host_text, store
 from fusewright.base.errors import OptionError
 from fusewright.runtime.cache import (
@@ -33,6 +34,7 @@ from fusewright.runtime.cache import (
     unpack,
     unpack_kernel,
 )
+from fusewright.tools.commands import COMMANDS
 
 HOST_FILE = "host.txt"
 HOST_LIMIT = 1 << 20
@@ -217,7 +219,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fusewright", description="fusewright, a just-in-time compiler for PyTorch programs"
     )
+    parser.add_argument("--version", action="version", version=f"fusewright {fusewright.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
+    for name, command in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=command.meaning, description=command.meaning))
     cache = commands.add_parser(
         "cache", help="the disk cache of compiled graphs (FUSEWRIGHT_CACHE_DIR, FUSEWRIGHT_CACHE_MIB)"
     )
@@ -233,6 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with `arguments` (default: the process's own); gives its exit status."""
     parsed = _parser().parse_args(arguments)
     try:
+        if parsed.command != "cache":
+            return COMMANDS[parsed.command].run(parsed)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             try:
