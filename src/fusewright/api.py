@@ -251,12 +251,19 @@ def reset() -> None:
 
 class set_stance:
     """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use
-    what is compiled, run new cases eagerly); "fail_on_recompile" (raise RecompileError).
+    what is compiled, run new cases eagerly); "fail_on_recompile" (raise RecompileError); "eager_then_compile" and
+    "aot_eager_then_compile" (run the first call of each function eagerly).
 
     As a function it lasts until the next call; as a context manager or a decorator it is undone at the end.
     """
 
-    def __init__(self, stance: str) -> None:
+    def __init__(
+        self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None
+    ) -> None:
+        if skip_guard_eval_unsafe:
+            raise OptionError("set_stance: guards are never left out, as results could be wrong")
+        if force_backend is not None:
+            raise OptionError("set_stance takes no force_backend: use set_default_backend before compile()")
         if stance not in option_tables.STANCES:
             raise OptionError(f"unknown stance {stance!r}: {near_misses(str(stance), option_tables.STANCES)}")
         self._stance, self._previous = stance, compiler.stance
@@ -282,6 +289,22 @@ class set_stance:
                 compiler.set_stance(previous)
 
         return run
+
+
+def set_default_backend(backend: str | Callable[..., Any] | None) -> None:
+    """Sets the backend of later `compile` calls that name none; None goes back to "native" (or FUSEWRIGHT_BACKEND).
+
+    Raises OptionError for an unknown name.
+    """
+    if backend is not None:
+        registry.resolve(backend)
+    option_tables.set_default_backend(backend)
+
+
+def get_default_backend() -> str | Callable[..., Any]:
+    """The backend of `compile` where none is named."""
+    backend: str | Callable[..., Any] = option_tables.default_backend()
+    return backend
 
 
 def list_backends() -> list[str]:

@@ -30,7 +30,7 @@ import torch.utils.checkpoint
 
 from fusewright import _native
 from fusewright.autograd.record import record_backward
-from fusewright.backends.registry import Backend, GraphToCompile, resolve
+from fusewright.backends.registry import Backend, GraphToCompile, check_arguments, resolve
 from fusewright.background import WORKER
 from fusewright.base import marks
 from fusewright.base.errors import (
@@ -99,6 +99,7 @@ class FunctionState:
     """What the driver remembers about one compiled function besides its entries."""
 
     skipped: bool = False
+    called: bool = False  # under a stance that runs the first call eagerly
     works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0
@@ -169,6 +170,7 @@ class Compiler:
         self.settings = settings
         self.listener = listener  # hears the events of this compiler only
         self.backend: Backend = resolve(settings.backend)
+        check_arguments(self.backend, settings)
         self.frames = FrameTable()
         self.frames.compiler = weakref.ref(self)
         _compilers.add(self)
@@ -241,6 +243,9 @@ class Compiler:
         entries = compiled.entries
         now = stance if stance != "default" else _native.torch_stance()
         if entries and now == "eager_on_recompile":
+            return None
+        if not entries and now in ("eager_then_compile", "aot_eager_then_compile") and not state.called:
+            state.called = True
             return None
         blame = [entry.program.failure(values, function) for entry in entries]
         failures = tuple(text for _, text in blame)

@@ -42,6 +42,7 @@ class CaptureOptions:
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
     ones            sizes of 1 that would be symbolic were they larger are so, as if they were
         (capture/border/dynamic.py)
+    exporting       the program is captured whole, to run elsewhere: is_exporting() answers True
     bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded
         to
     size_history    sizes seen so far by (code, source), None where they differed, and what is known of a function as a
@@ -63,5 +64,6 @@ class CaptureOptions:
     data_shapes: bool = False
     data_numbers: bool = False
     ones: bool = False
+    exporting: bool = False
     bucket: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)

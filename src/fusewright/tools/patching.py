@@ -19,7 +19,8 @@ import torch
 
 from fusewright import api, decorators
 from fusewright.base.errors import OptionWarning
-from fusewright.base.options import OPTIONS
+from fusewright.base.options import CAPTURE_OPTIONS, OPTIONS
+from fusewright.tools import bundle
 
 PEER_BACKENDS = {"inductor": None, "fusewright": None}
 """Backends that mean: the compiler's own. None is the default backend."""
@@ -31,24 +32,28 @@ PEER_OPTIONS = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of torch.compile as ours. Options of other compilers are left out, and a warning says which."""
     given = dict(arguments)
-    backend = given.get("backend")
+    given.pop("shapes_spec", None)  # it saves recompiles, and changes no result
+    backend, options = given.get("backend"), dict(given.get("options") or {})
+    options.pop("guard_filter_fn", None)  # every check is kept
     if isinstance(backend, str):
-        given["backend"] = PEER_BACKENDS.get(backend, backend)
-    own = given.get("backend") is None
-    theirs = sys.modules.get(PEER_CONFIG)
-    options = {name: True for name in PEER_OPTIONS if own and getattr(theirs, name, False) is True}
-    unknown = []
-    for name, value in (given.get("options") or {}).items():
-        if not own or (name in OPTIONS and (type(value) is OPTIONS[name].type or OPTIONS[name].type is float)):
-            options[name] = value
-        elif name != "guard_filter_fn":
-            unknown.append(name)
-    if unknown:
-        _warn_once(
-            f"fusewright leaves out options of torch.compile that it does not have: {', '.join(sorted(unknown))}"
-        )
+        given["backend"] = backend = PEER_BACKENDS.get(backend, backend)
+    if not callable(backend):
+        known = CAPTURE_OPTIONS if backend else OPTIONS
+        unknown = {name for name, value in options.items() if name not in known or not _fits(name, value)}
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            _warn_once(f"fusewright leaves out options of torch.compile that it does not have: {names}")
+        theirs = sys.modules.get(PEER_CONFIG)
+        options = {name: value for name, value in options.items() if name not in unknown}
+        options |= {name: True for name in PEER_OPTIONS if getattr(theirs, name, False) is True}
+    if backend and not callable(backend):
+        given["mode"] = None  # PyTorch's own backends leave modes unread as well
     given["options"] = options or None
     return given
+
+
+def _fits(name: str, value: Any) -> bool:
+    return OPTIONS[name].type in (type(value), float)
 
 
 @functools.cache
@@ -64,6 +69,11 @@ def _compile(model: Any = None, **arguments: Any) -> Any:
 def _compile_module(self: torch.nn.Module, **arguments: Any) -> None:
     """nn.Module.compile, replaced by fusewright (fusewright.patch)."""
     api.compile_(self, **_arguments(arguments))
+
+
+def _set_default_backend(backend: Any) -> None:
+    """torch.compiler.set_default_backend, replaced by fusewright (fusewright.patch)."""
+    api.set_default_backend(PEER_BACKENDS.get(backend, backend) if isinstance(backend, str) else backend)
 
 
 def _list_backends(exclude_tags: Any = ()) -> list[str]:
@@ -82,6 +92,13 @@ REPLACED: list[tuple[Any, str, Any]] = [
     (torch.compiler, "allow_in_graph", decorators.allow_in_graph),
     (torch.compiler, "assume_constant_result", decorators.assume_constant_result),
     (torch.compiler, "substitute_in_graph", decorators.substitute_in_graph),
+    (torch.compiler, "nested_compile_region", decorators.nested_compile_region),
+    (torch.compiler, "cudagraph_mark_step_begin", decorators.cudagraph_mark_step_begin),
+    (torch.compiler, "wrap_numpy", decorators.wrap_numpy),
+    (torch.compiler, "set_default_backend", _set_default_backend),
+    (torch.compiler, "get_default_backend", api.get_default_backend),
+    (torch.compiler, "save_cache_artifacts", bundle.save_cache_artifacts),
+    (torch.compiler, "load_cache_artifacts", bundle.load_cache_artifacts),
 ]
 """Whose attribute, its name, and what stands there while a patch is active."""
 
