@@ -27,6 +27,7 @@ PAGES = [
             "check.md",
             "command.md",
             "from-torch-compile.md",
+            "report.md",
             "explain.md",
             "backends.md",
             "export.md",

@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # these are imported when they are asked for, by _LAZY: a sta
     from fusewright.tools.bundle import load_cache_artifacts, save_cache_artifacts
     from fusewright.tools.check import check
     from fusewright.tools.patching import patch
+    from fusewright.tools.report import report
 
 __version__ = "0.1.0"
 
@@ -100,6 +101,7 @@ __all__ = [
     "nested_compile_region",
     "patch",
     "register_backend",
+    "report",
     "reset",
     "save",
     "save_cache_artifacts",
@@ -117,6 +119,7 @@ _LAZY = {
     "load_cache_artifacts": "fusewright.tools.bundle",
     "save_cache_artifacts": "fusewright.tools.bundle",
     "patch": "fusewright.tools.patching",
+    "report": "fusewright.tools.report",
 }
 
 

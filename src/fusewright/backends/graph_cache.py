@@ -20,7 +20,7 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.base.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
+from fusewright.base.events import CacheUse, Event, Hint, KernelMade, PlanLoaded, Raced, StageDone
 from fusewright.base.location import Location
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, replace
@@ -128,6 +128,7 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
         made = with_preparation(made, compiled.preparation, len(plan.inputs) - compiled.preparation.added)
+    to_compile.notify(PlanLoaded(to_compile.function, replace(plan, name=name), made))
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
 

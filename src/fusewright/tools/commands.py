@@ -22,6 +22,7 @@ from fusewright.base.errors import OptionError
 from fusewright.tools import bench, doctor
 from fusewright.tools.check import check
 from fusewright.tools.patching import patch
+from fusewright.tools.report import report
 
 
 class Command(NamedTuple):
@@ -104,6 +105,20 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, default=Path("fusewright_report.html"), help="the page")
+    _run_arguments(parser)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    with report(arguments.output.absolute()) as recording:
+        try:
+            return _run(arguments)
+        finally:
+            recording.close()
+            print(f"wrote {arguments.output}", file=sys.stderr)
+
+
 def run_script(script: str, arguments: list[str], module: bool) -> None:
     """Runs a program as Python would. Its exceptions and its exit status are its own."""
     sys.argv[:] = [script, *arguments]
@@ -123,5 +138,6 @@ COMMANDS: dict[str, Command] = {
         "checks installation, cache, processor and GPU; what to do about what is wrong", _json_argument, _doctor
     ),
     "check": Command("the production checklist for a model (fusewright.check)", _check_arguments, _check),
+    "report": Command("runs a program as run does, and writes what was compiled as a page", _report_arguments, _report),
     "run": Command("runs a program whose torch.compile is fusewright (fusewright.patch)", _run_arguments, _run),
 }
