@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import fusewright
-from fusewright import _native, compiler as driver
+import fusewright.compiler  # what it registers on import, tests put back below
+from fusewright import _native
 from fusewright.base.errors import RuntimeFallback
 from fusewright.base.events import STREAM
+from fusewright.frame_policy import policy
 from fusewright.select import linear as linear_choice
 from fusewright.tools import served_cases
 
@@ -28,7 +30,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     monkeypatch.setenv("FUSEWRIGHT_CACHE", "0")  # tests of the disk cache turn it on, in a folder of their own
     _native.set_fallback_error(RuntimeFallback)  # tests of the native part set their own
-    _native.hook_set_policy(driver._policy)
+    _native.hook_set_policy(policy)
     # What a measurement decides differs from run to run, and with it which weights are prepared: the likely way is taken here.
     monkeypatch.setattr(linear_choice, "measured", lambda linear, ways, default: default)
     monkeypatch.setattr(linear_choice.Chooser, "has_quick_onednn", lambda self: False)

@@ -20,6 +20,7 @@ import torch
 from fusewright.base import marks, options as option_tables
 from fusewright.base.errors import OptionError, near_misses
 from fusewright.base.events import STREAM
+from fusewright.process import PROCESS
 
 
 class _Lazy:
@@ -246,7 +247,7 @@ def compile_(module: torch.nn.Module, **arguments: Unpack[CompileArguments]) -> 
 
 def reset() -> None:
     """Clears everything compiled in this process (not the disk cache)."""
-    compiler.reset()
+    PROCESS.reset()
 
 
 class set_stance:
@@ -266,27 +267,27 @@ class set_stance:
             raise OptionError("set_stance takes no force_backend: use set_default_backend before compile()")
         if stance not in option_tables.STANCES:
             raise OptionError(f"unknown stance {stance!r}: {near_misses(str(stance), option_tables.STANCES)}")
-        self._stance, self._previous = stance, compiler.stance
-        compiler.set_stance(stance)
+        self._stance, self._previous = stance, PROCESS.stance
+        PROCESS.set_stance(stance)
 
     def __enter__(self) -> set_stance:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        compiler.set_stance(self._previous)
+        PROCESS.set_stance(self._previous)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         stance = self._stance
-        compiler.set_stance(self._previous)
+        PROCESS.set_stance(self._previous)
 
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
-            previous = compiler.stance
-            compiler.set_stance(stance)
+            previous = PROCESS.stance
+            PROCESS.set_stance(stance)
             try:
                 return fn(*args, **kwargs)
             finally:
-                compiler.set_stance(previous)
+                PROCESS.set_stance(previous)
 
         return run
 

@@ -11,10 +11,7 @@ import copyreg
 import functools
 import gc
 import importlib
-import inspect
-import os
 import sys
-import threading
 import time
 import traceback
 import types
@@ -24,15 +21,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.checkpoint
 
-from fusewright import _native
+from fusewright import _native, forking
 from fusewright.autograd.record import record_backward
 from fusewright.backends.registry import Backend, GraphToCompile, check_arguments, resolve
 from fusewright.background import WORKER
-from fusewright.base import marks
 from fusewright.base.errors import (
     CacheWarning,
     CannotFunctionalise,
@@ -61,7 +56,7 @@ from fusewright.base.events import (
     Subscriber,
 )
 from fusewright.base.options import Settings
-from fusewright.base.records import dataclass, field, replace
+from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
 from fusewright.base.signals import GraphBreak, Signal, SkipFrame
 from fusewright.capture.attempt import capture_frame
@@ -70,12 +65,15 @@ from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
 from fusewright.capture.numbers import plain_sources, takes_numbers
-from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.settings import CaptureOptions, History
+from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
-from fusewright.operators import higher_order
+from fusewright.process import PROCESS, FunctionState, call_with_locals, function_name
 
 CompiledFunction = _native.CompiledFunction
 _native.set_fallback_error(RuntimeFallback)
+_native.hook_set_policy(policy)
+forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 TRANSIENT_SKIPS = frozenset({"evaluator-replaced", "exception-escapes", "transform-active"})
@@ -92,48 +90,6 @@ _TOLD = (
     RecompileLimitWarning,
 )
 _NOT_TOLD = (RuntimeFallback, CannotFunctionalise)
-
-
-@dataclass(slots=True)
-class FunctionState:
-    """What the driver remembers about one compiled function besides its entries."""
-
-    skipped: bool = False
-    called: bool = False  # under a stance that runs the first call eagerly
-    works: bool = False  # a version has a tensor operation, or a break
-    warned: bool = False
-    compiles: int = 0
-    stage: str = "driver"  # what a compile is busy with: what fails, fails in it
-    pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
-    error: Exception | None = None  # what a background compile has to tell the caller
-
-
-_lock = threading.RLock()
-_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
-_compilers: weakref.WeakSet[Compiler] = weakref.WeakSet()
-_states: weakref.WeakKeyDictionary[Any, FunctionState] = weakref.WeakKeyDictionary()
-stance = "default"
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """`Model.forward (model.py:12)`: how messages and events name a frame."""
-    code = function.__code__
-    return f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-
-
-def call_with_locals(function: types.FunctionType, values: tuple[Any, ...]) -> Any:
-    """Calls `function` with the argument slots of its frame (positional, keyword-only, *args, **kwargs as its code
-    orders them)."""
-    code = function.__code__
-    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    positional = list(values[: code.co_argcount])
-    keywords = dict(zip(keyword_only, values[code.co_argcount :]))
-    rest = list(values[code.co_argcount + code.co_kwonlyargcount :])
-    if code.co_flags & inspect.CO_VARARGS:
-        positional.extend(rest.pop(0))
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        keywords.update(rest.pop(0))
-    return function(*positional, **keywords)
 
 
 def _parameters(frame: CapturedFrame) -> frozenset[int]:
@@ -155,14 +111,6 @@ def _eager_finish(outputs: object, function: types.FunctionType, *values: Any) -
     return call_with_locals(function, values)
 
 
-class FrameTable(dict[int, Any]):
-    """What one compiler has decided about the functions that its eager runs call: each compiles them by its own
-    settings."""
-
-    __slots__ = ("compiler",)
-    compiler: weakref.ref[Compiler]
-
-
 class Compiler:
     """Compiles frames under one set of settings."""
 
@@ -173,7 +121,8 @@ class Compiler:
         check_arguments(self.backend, settings)
         self.frames = FrameTable()
         self.frames.compiler = weakref.ref(self)
-        _compilers.add(self)
+        PROCESS.compilers.add(self)
+        self.history = History()
         self.options = CaptureOptions(
             fullgraph=settings.fullgraph,
             level=self.backend.level,
@@ -195,7 +144,7 @@ class Compiler:
         compiled = _native.CompiledFunction(function, self.miss)
         compiled.frames = self.frames
         functools.update_wrapper(compiled, function)
-        _compiled.add(compiled)
+        PROCESS.compiled.add(compiled)
         return compiled
 
     def skip(self, name: str, code: str, detail: str) -> None:
@@ -215,7 +164,7 @@ class Compiler:
         """
         # No context manager written in Python takes the lock: at the end of the stack one could fail between taking it
         # and noting so.
-        if not _lock.acquire(blocking=not self.settings["background"]):
+        if not PROCESS.lock.acquire(blocking=not self.settings["background"]):
             return None  # something is being compiled in the background: this call does not wait for it
         # torch.compile, where it calls what fusewright compiles, does not trace the compiler
         watcher = _set_eval_frame(None)
@@ -225,13 +174,13 @@ class Compiler:
             return self._failed(compiled, function, error)
         finally:
             _set_eval_frame(watcher)
-            _lock.release()
+            PROCESS.lock.release()
 
     def _miss(self, compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
         for entry in compiled.entries:
             if entry.program.check(values, function):  # another thread was quicker
                 return entry
-        state = _states.setdefault(compiled, FunctionState())
+        state = PROCESS.states.setdefault(compiled, FunctionState())
         state.stage = "driver"
         if state.error is not None:
             error, state.error = state.error, None
@@ -241,7 +190,7 @@ class Compiler:
             return None
         name = self._name(function)
         entries = compiled.entries
-        now = stance if stance != "default" else _native.torch_stance()
+        now = PROCESS.stance if PROCESS.stance != "default" else _native.torch_stance()
         if entries and now == "eager_on_recompile":
             return None
         if not entries and now in ("eager_then_compile", "aot_eager_then_compile") and not state.called:
@@ -309,7 +258,7 @@ class Compiler:
 
         def capture(several: bool) -> CapturedFrame:
             state.stage = "capture"
-            return capture_frame(function, values, replace(self.options, ones=several))
+            return capture_frame(function, values, replace(self.options, ones=several), self.history)
 
         def announce(frame: CapturedFrame) -> None:
             state.stage = "compile"
@@ -358,8 +307,8 @@ class Compiler:
         state.pending.append(pending)
 
         def work() -> None:
-            with _lock:
-                if _states.get(compiled) is not state:
+            with PROCESS.lock:
+                if PROCESS.states.get(compiled) is not state:
                     return  # there was a reset
                 try:
                     compiled.append(self._finish(name, frame, time.perf_counter()))
@@ -391,7 +340,7 @@ class Compiler:
         defect of ours. Under fullgraph the user asked to know of it, otherwise the function runs eagerly."""
         if isinstance(error, _TOLD) and not isinstance(error, _NOT_TOLD):
             raise error
-        state, name = _states.setdefault(compiled, FunctionState()), self._name(function)
+        state, name = PROCESS.states.setdefault(compiled, FunctionState()), self._name(function)
         what = f"internal error in its {state.stage}: {type(error).__name__}: {error}"
         try:
             self.notify(InternalError(name, state.stage, traceback.format_exc()))
@@ -487,98 +436,6 @@ def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
     ]
 
 
-NEVER_COMPILED = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (torch.__file__, __file__, os.__file__, np.__file__)
-    if path is not None
-)
-"""Code under these folders (PyTorch, fusewright, the standard library, NumPy) runs eagerly when it is reached through a
-graph break."""
-DISTRIBUTED_DATA_PARALLEL = "torch.nn.parallel.distributed"
-"""Its forward, which talks to the reducer, runs eagerly; the module inside is compiled as a frame that it reaches."""
-OPTIMIZER_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
-"""What wraps the `step` of every optimizer: compiled also where PyTorch's own code calls it (GradScaler.step)."""
-PEER = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), name) + os.sep for name in ("_dynamo", "_inductor")
-)
-"""PyTorch's own compiler: what it calls while it works is no part of the program."""
-SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
-
-
-# torch.utils.checkpoint runs the user's functions again in the backward, where no frame is compiled, and they must save
-# the same tensors both times; so nothing is compiled below it the first time either.
-CHECKPOINT_FILE = torch.utils.checkpoint.__file__
-
-
-def _policy(code: types.CodeType, function: types.FunctionType, table: FrameTable | None = None) -> Any:
-    """The frame hook asks once for each code object that runs eagerly inside a call of a compiler: compile its frames,
-    or never."""
-    try:
-        return _decided(code, function, table)
-    except (Exception, Signal):  # the frame belongs to the user, who has not asked for anything here
-        STREAM.emit(InternalError(function_name(function), "frame policy", traceback.format_exc()))
-        return None
-
-
-def _decided(code: types.CodeType, function: types.FunctionType, table: FrameTable | None) -> Any:
-    attributes = function.__dict__
-    if (function.__globals__.get("__name__"), function.__qualname__) in higher_order.PLAIN:
-        return _native.FrameCache(_run_plainly)
-    if code is _FIND_AND_LOAD or attributes.get("_torchdynamo_disable_recursive") or _is_collector_callback(code):
-        return _native.FrameCache(_run_paused)
-    file = code.co_filename
-    compiler = None if table is None else table.compiler()
-    peer = file.startswith(PEER) and attributes.get("_torchdynamo_disable_recursive") is not False
-    if compiler is not None and (peer or file == CHECKPOINT_FILE):
-        return _native.FrameCache(_run_paused)
-    if compiler is None or file.startswith("<") or marks.DISABLED in attributes or marks.EAGER_FRAME in attributes:
-        return None
-    theirs = any(
-        file.startswith(folder) and (SITE_PACKAGES in folder or SITE_PACKAGES not in file) for folder in NEVER_COMPILED
-    )
-    if theirs and code is not OPTIMIZER_STEP:
-        return None
-    cache = _native.FrameCache(compiler.miss)
-    cache.frames = compiler.frames
-    _compiled.add(cache)
-    return cache
-
-
-def _is_collector_callback(code: types.CodeType) -> bool:
-    """Whether the garbage collector calls it, whenever it runs: no part of the program."""
-    return any(getattr(getattr(callback, "__func__", callback), "__code__", None) is code for callback in gc.callbacks)
-
-
-_FIND_AND_LOAD = sys.modules["importlib._bootstrap"]._find_and_load.__code__
-
-
-def _run_paused(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
-    """Every call of this code object runs without compiling what it calls: an import, which runs modules once, and the
-    wrappers of torch.compiler.disable, which share one code object."""
-    return _native.Entry(build_program((), ()), None, _paused_finish)
-
-
-def _paused_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
-    return _native.call_paused(call_with_locals, function, values)
-
-
-def _run_plainly(compiled: Any, function: types.FunctionType, values: tuple[Any, ...]) -> Any:
-    """PyTorch's higher-order functions, whose own implementation starts torch.compile, run by their plain meaning."""
-    return _native.Entry(build_program((), ()), None, _plain_finish)
-
-
-def _plain_finish(outputs: object, function: types.FunctionType, *values: Any) -> Any:
-    plain: Any = higher_order.PLAIN[function.__globals__["__name__"], function.__qualname__]
-    keyword_only = function.__code__.co_varnames[function.__code__.co_argcount :][: function.__code__.co_kwonlyargcount]
-    count = function.__code__.co_argcount
-    keywords = dict(zip(keyword_only, values[count:]))
-    rest = values[count + len(keyword_only)] if function.__code__.co_flags & inspect.CO_VARARGS else ()
-    return plain(*values[:count], *rest, **keywords)
-
-
-_native.hook_set_policy(_policy)
-
-
 def _fell_back(function: types.FunctionType, error: BaseException | None) -> None:
     STREAM.emit(
         FellBack(
@@ -600,40 +457,6 @@ def _left_alone(function: types.FunctionType) -> None:
 _native.set_left_alone(_left_alone)
 
 
-FORK_PATIENCE = 2.0
-"""Seconds that a fork waits for a compile of another thread: the child has the compiler as it is then, better not in
-the middle of one."""
-
-
-_forking: set[int] = set()
-"""Threads that hold the lock because they fork."""
-
-
-def _before_fork() -> None:
-    if _lock.acquire(timeout=FORK_PATIENCE):
-        _forking.add(threading.get_ident())
-
-
-def _after_fork_in_parent() -> None:
-    if threading.get_ident() in _forking:
-        _forking.remove(threading.get_ident())
-        _lock.release()
-
-
-def _after_fork_in_child() -> None:
-    """The thread that held the lock is not in the child, nor is the one that compiles in the background."""
-    global _lock
-    _lock = threading.RLock()
-    _forking.clear()
-    WORKER.start_anew()
-    for state in _states.values():
-        state.pending.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-
-
 def _restore(function: types.FunctionType, settings: Settings) -> Any:
     return Compiler(settings).wrap(function)
 
@@ -651,21 +474,3 @@ def _reduce(compiled: Any) -> Any:
 
 
 copyreg.pickle(CompiledFunction, _reduce)
-
-
-def reset() -> None:
-    """Forgets everything compiled in this process."""
-    with _lock:
-        for compiled in list(_compiled):
-            compiled.clear()
-        for compiler in list(_compilers):
-            compiler.frames.clear()
-        _native.hook_reset()
-        _states.clear()
-
-
-def set_stance(value: str) -> None:
-    """Sets the process-wide stance (checked by api.set_stance)."""
-    global stance
-    stance = value
-    _native.set_stance(1 if value == "force_eager" else 0)

@@ -16,8 +16,8 @@ from fusewright.codegen.call_plan_types import CallPlan, CCall, SlotStep
 from fusewright.codegen.triton import Processor, generate
 from fusewright.runtime import cuda_code
 from fusewright.runtime.cudagraphs import MOST_REPEATS, WARM_UP, Inputs, unsafe_reason
-from fusewright.schedule import schedule
 from tests.loops.tracing import lowered
+from tests.schedule.reference import schedule
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -14,13 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusewright.loops.ir import Axis, Store
+from fusewright.loops.ir import Axis, LoopProgram, Store
+from fusewright.schedule import ScheduleOptions, schedule as fused, with_memory
 from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel
 from fusewright.sizes.expressions import Expr
 from tests.loops import reference as loops
 from tests.loops.reference import Index, Memory, Points, accumulate, collect, grid
 
 POISON = 0xA5
+
+
+def schedule(program: LoopProgram, options: ScheduleOptions = ScheduleOptions()) -> Plan:
+    """The program's plan with memory, no step of it replaced."""
+    return with_memory(fused(program, options), options.own_bytes)
 
 
 def run_kernel(memory: Memory, kernel: Kernel, one_at_a_time: int = 64, seed: int = 0) -> None:

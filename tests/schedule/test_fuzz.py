@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from fusewright.loops.ir import LoopProgram
-from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.verify import verify
 from tests.loops import reference as loops
 from tests.schedule import programs as p, reference as plans
 from tests.schedule.programs import Builder, View
+from tests.schedule.reference import schedule
 
 SHAPES = [(6, 8), (3, 4, 5), (2, 3, 4, 6), (24,), (4, 1, 6), (8, 8), (3, 5, 5), (2, 4, 4, 3)]
 BINARY = [p.add, p.sub, p.mul, p.maximum]

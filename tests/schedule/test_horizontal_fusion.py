@@ -9,12 +9,12 @@ import torch
 
 import fusewright
 from fusewright.base.events import STREAM, StageDone
-from fusewright.schedule import schedule
 from fusewright.schedule.horizontal_fusion import moments
 from fusewright.schedule.plan import RunKernel
 from fusewright.schedule.verify import PlanError, verify
 from tests.schedule import programs as p
 from tests.schedule.programs import Builder
+from tests.schedule.reference import schedule
 
 
 def independent(count: int) -> tuple[Builder, list]:  # type: ignore[type-arg]
@@ -95,7 +95,7 @@ def test_the_memory_of_a_region_is_judged_by_the_example() -> None:
         return [tensor.transpose(1, 2).contiguous() + 1 for tensor in tensors]
 
     def listen(event: object) -> None:
-        if isinstance(event, StageDone) and event.stage == "schedule":
+        if isinstance(event, StageDone) and event.stage == "memory":
             texts.append(event.text())
 
     with STREAM.listening(listen):

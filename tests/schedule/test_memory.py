@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusewright.schedule import ScheduleOptions, memory, schedule
+from fusewright.schedule import ScheduleOptions, memory
 from fusewright.schedule.memory import Lifetime
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.verify import PlanError, verify
 from fusewright.sizes.expressions import symbol
 from tests.schedule import programs as p
 from tests.schedule.programs import Builder
+from tests.schedule.reference import schedule
 
 SIGMOID = torch.ops.aten.sigmoid.default
 

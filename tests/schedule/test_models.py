@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.verify import verify
 from tests.loops import tracing
 from tests.schedule import reference as plans
+from tests.schedule.reference import schedule
 
 
 def attention(x: Tensor, w: Tensor, mask: Tensor) -> Tensor:

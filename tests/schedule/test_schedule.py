@@ -14,7 +14,7 @@ import torch
 
 from fusewright.loops import ir
 from fusewright.loops.ir import LoopProgram
-from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.verify import verify
@@ -23,6 +23,7 @@ from fusewright.sizes.expressions import loop_symbol, symbol
 from tests.loops import reference as loops
 from tests.schedule import programs as p, reference as plans
 from tests.schedule.programs import Builder
+from tests.schedule.reference import schedule
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from fusewright.loops.ir import Store
-from fusewright.schedule import schedule
 from fusewright.schedule.plan import Kernel, Plan, Stage
 from fusewright.schedule.verify import PlanError, verify
 from tests.schedule import programs as p
 from tests.schedule.programs import Builder
+from tests.schedule.reference import schedule
 
 
 def plan_and_kernel() -> tuple[Plan, Kernel]:

@@ -34,14 +34,14 @@ SHAPES = (
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the kernels made; plans are verified, and no attention is short."""
-    given = generated_gemm.with_generated_attention
+    given = native_stages.with_memory
 
     def verified(plan: Plan, own_bytes: int | None) -> Plan:
         whole = given(plan, own_bytes)
         verify(whole)
         return whole
 
-    monkeypatch.setattr(native_stages.generated_gemm, "with_generated_attention", verified)
+    monkeypatch.setattr(native_stages, "with_memory", verified)
     monkeypatch.setattr(
         importlib.import_module("fusewright.graph.passes.attention.short_attention"), "is_short", lambda node: False
     )
@@ -135,7 +135,7 @@ def test_groups_of_heads_are_read_where_they_are(kernels: list[str]) -> None:
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     given = torch.randn(2, 40, 192), torch.randn(2, 70, 64), torch.randn(2, 70, 64)
-    with stage_texts("attention") as plans, torch.no_grad():
+    with stage_texts("generated_attention") as plans, torch.no_grad():
         got = fusewright.compile(attend, options={"disk_cache": False})(*given)
     assert_as_near_as_eager(got, attend(*given), attend(*(one.double() for one in given)), 2e-6)
     assert [name.startswith("attention_") for name in kernels] == [True] and "many rows" in plans[-1]

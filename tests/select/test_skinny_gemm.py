@@ -29,7 +29,7 @@ ROWS = (4, 1, 2, 5, 8, 9, 16, 17, 200, 0, 3)
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the kernels made; each plan with two ways is verified."""
-    given = generated_gemm.with_generated_attention
+    given = native_stages.with_memory
 
     def verified(plan: Plan, own_bytes: int | None) -> Plan:
         whole = given(plan, own_bytes)
@@ -37,7 +37,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             verify(whole)
         return whole
 
-    monkeypatch.setattr(native_stages.generated_gemm, "with_generated_attention", verified)
+    monkeypatch.setattr(native_stages, "with_memory", verified)
     with kernel_names() as made:
         yield made
 
@@ -175,12 +175,8 @@ def test_the_rule_asks_for_the_example() -> None:
 
 def test_a_kernel_for_few_rows_needs_its_condition(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Plan] = []
-    given = generated_gemm.with_generated_attention
-    monkeypatch.setattr(
-        native_stages.generated_gemm,
-        "with_generated_attention",
-        lambda plan, own: seen.append(plan) or given(plan, own),
-    )
+    given = native_stages.with_memory
+    monkeypatch.setattr(native_stages, "with_memory", lambda plan, own: seen.append(given(plan, own)) or seen[-1])
     with torch.no_grad():
         fusewright.compile(nn.Linear(64, 64), dynamic=True, options={"disk_cache": False})(torch.randn(3, 64))
     (plan,) = [plan for plan in seen if any(step.when is not None for step in plan.steps)]

@@ -66,6 +66,7 @@ def test_the_environment_turns_on_logs_and_the_debug_folder(tmp_path: Path) -> N
         "passes",
         "loops",
         "schedule",
+        "memory",
         "kernels",
         "call_plan",
         "recompile",

@@ -16,9 +16,10 @@ from fusewright.codegen.triton import DeviceKernel, Unsupported, generate
 from fusewright.codegen.triton.module import NO_TILES, Tiles
 from fusewright.loops.ir import Buffer, LoopProgram
 from fusewright.runtime import cuda_code
-from fusewright.schedule import ScheduleOptions, with_memory
+from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Kernel, Plan
-from fusewright.select.autotune import Records, Tuned, tune
+from fusewright.select.autotune import Tuned, tune
+from fusewright.select.candidates import Records
 from fusewright.select.measure import GpuTrials, machine_text
 
 __all__ = [
@@ -93,9 +94,8 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
     return made
 
 
-def autotune(plan: Plan, own_bytes: int | None, seconds: float, records: Records | None) -> Tuned:
-    """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds. own_bytes: of the
-    plan's schedule."""
+def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
+    """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds."""
     tuned = Tuned(plan, {}, (), 0)
     ends = time.perf_counter() + seconds
     for device in sorted({buffer.device for buffer in plan.buffers.values() if buffer.device.type == "cuda"}, key=str):
@@ -104,7 +104,7 @@ def autotune(plan: Plan, own_bytes: int | None, seconds: float, records: Records
         trials = GpuTrials(tuned.plan, device, processor, machine_text(index))
         more = tune(tuned.plan, processor, device, trials, records, ends - time.perf_counter())
         tuned = Tuned(more.plan, tuned.tiles | more.tiles, tuned.answers + more.answers, tuned.unasked + more.unasked)
-    return tuned if tuned.plan is plan else replace(tuned, plan=with_memory(tuned.plan, own_bytes))
+    return tuned
 
 
 def may_autotune() -> bool:

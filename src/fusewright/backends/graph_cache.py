@@ -123,12 +123,13 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
     addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
     limit = to_compile.settings["arena_limit_mib"] << 20
-    made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner, arena_limit=limit)
+    plan = replace(plan, name=name)
+    made = launch.load(plan, addresses, owner=loaded.owner, arena_limit=limit)
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
         made = with_preparation(made, compiled.preparation, len(plan.inputs) - compiled.preparation.added)
-    to_compile.notify(PlanLoaded(to_compile.function, replace(plan, name=name), made))
+    to_compile.notify(PlanLoaded(to_compile.function, plan, made))
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
 
@@ -205,7 +206,10 @@ def _candidates(key: str, env: ShapeEnv | None) -> Iterator[str]:
 
 def _relations(stored: CompiledGraph, env: ShapeEnv | None) -> list[Relation]:
     symbols = {} if env is None else {symbol.name: symbol for symbol in env.symbols}
-    return [Relation(op, from_tuples(left, symbols), from_tuples(right, symbols)) for op, left, right in stored.facts]  # type: ignore[arg-type]
+    return [
+        Relation(op, from_tuples(left, symbols), from_tuples(right, symbols))  # type: ignore[arg-type]
+        for op, left, right in stored.facts
+    ]
 
 
 def _facts_hold(stored: CompiledGraph, env: ShapeEnv | None) -> bool:

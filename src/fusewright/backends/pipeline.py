@@ -19,7 +19,7 @@ import torch.fx
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base.events import Hint, PassDone, Raced, StageDone
 from fusewright.base.options import environment
-from fusewright.base.records import replace
+from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.device_kernel import DeviceKernel
@@ -35,7 +35,7 @@ from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
-from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule import ScheduleOptions, schedule, with_memory
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
@@ -186,61 +186,137 @@ def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
     return replace(to_compile, graph=graph)
 
 
+@dataclass(slots=True)
+class Selection:
+    """What is chosen between fusion and memory: the plan, block sizes of its kernels on a GPU, and what was measured
+    (see CompiledGraph; None where more should have been: a later compile shall go on)."""
+
+    plan: Plan
+    options: ScheduleOptions
+    gpu: Any
+    half: Literal["", "forward", "backward"]
+    tiles: Tiles = field(default_factory=dict)
+    races: Races | None = ()
+
+    @property
+    def is_for_rules(self) -> bool:
+        """Whether rules choose between the library and generated kernels: for inference on a CPU."""
+        return self.gpu is None and not self.half and self.options.fusion
+
+
+class PlanStage(NamedTuple):
+    """One stage between fusion and the kernels' code: its name on the event stream, what its result is logged as, what
+    it does to `Selection.plan`, and for which plans it runs."""
+
+    name: str
+    artifact: str
+    work: Callable[[GraphToCompile, Selection], Plan]
+    condition: Callable[[GraphToCompile, Selection], bool]
+
+
+def _gemm(to_compile: GraphToCompile, selection: Selection) -> Plan:
+    choose = chooser(to_compile)
+    plan, examples = selection.plan, selection.options.examples
+    return generated_gemm.with_generated_gemm(plan, choose.takes_own, choose.few_rows, examples)
+
+
+def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
+    return generated_gemm.with_generated_attention(selection.plan)
+
+
+def _memory(to_compile: GraphToCompile, selection: Selection) -> Plan:
+    return with_memory(selection.plan, selection.options.own_bytes)
+
+
+def _autotune(to_compile: GraphToCompile, selection: Selection) -> Plan:
+    """The plan with what was found to be quickest on its GPUs."""
+    gpu, plan = selection.gpu, selection.plan
+    if not gpu.may_autotune():
+        to_compile.notify(Hint(to_compile.function, "max_autotune measures nothing while a CUDA graph is recorded"))
+        return plan
+    gpu.compile_kernels(gpu.split(plan)[1], plan)  # in the background, while products are measured
+    settings = to_compile.settings
+    records = host.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
+    started = time.perf_counter()
+    tuned = gpu.autotune(plan, settings["autotune_seconds"], records)
+    seconds = time.perf_counter() - started
+    function = to_compile.function
+    to_compile.notify(StageDone(function, "autotuning", lambda: tuned.text, seconds, "autotuning"))
+    for answer in tuned.answers:
+        times, refused = dict(answer.times), dict(answer.refused)
+        to_compile.notify(Raced(function, answer.question, answer.winner, times, refused, answer.text))
+    if tuned.unasked:
+        limit = f"autotune_seconds={settings['autotune_seconds']:g}"
+        spent = f"{limit} were over before {tuned.unasked} products or kernels were measured"
+        to_compile.notify(Hint(function, f"{spent}: they run as in default mode"))
+    asked = ((answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers)
+    selection.tiles, selection.races = tuned.tiles, None if tuned.unasked else tuple(asked)
+    return tuned.plan
+
+
+PLAN_STAGES = [
+    PlanStage("generated_gemm", "", _gemm, lambda to_compile, selection: selection.is_for_rules),
+    PlanStage("generated_attention", "", _attention, lambda to_compile, selection: selection.is_for_rules),
+    PlanStage(
+        "gpu_candidates",
+        "",
+        _autotune,
+        lambda t, s: t.settings["max_autotune"] and bool(s.gpu and s.gpu.split(s.plan)[1]),
+    ),
+    PlanStage("memory", "schedule", _memory, lambda to_compile, selection: True),
+]
+"""What is done to a plan before its kernels are generated, in this order: generated kernels take the place of library
+calls, then memory is placed, once."""
+
+
 def generate(
     graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
 ) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...], Races | None]:
     """The call plan of a functional graph, the object file of its CPU kernels, all kernels, and what was measured (see
-    CompiledGraph; None where more should have been: a later compile shall go on). Kernels for a GPU are compiled in the
-    background; loading the plan waits for them. `half`: of a joint graph. Raises Unsupported for a graph that has
-    none."""
+    `Selection`). Kernels for a GPU are compiled in the background; loading the plan waits for them. `half`: of a joint
+    graph. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
-    own_bytes = TRAINING_OWN_BYTES if half else None
-    env = env_of(graph)
-    options = ScheduleOptions(
-        fusion=to_compile.settings["fusion"], own_bytes=own_bytes, examples={} if env is None else env.examples
-    )
-    gpu: Any = None
-    plan = None if half else _of_bodies(to_compile, graph, options)
-    if plan is None:
-        program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion)
-        gpu = None if _is_on_cpu(program) else _gpu()
-        if gpu is not None:
-            options = gpu.schedule_options(options, program)
-        plan = run("schedule", "schedule", plan_text, schedule, program, options)
-    if gpu is None and not half and to_compile.settings["fusion"]:
-        choose = chooser(to_compile)
-        takes = choose.takes_own, choose.few_rows
-        plan = run(
-            "products",
-            "schedule",
-            plan_text,
-            generated_gemm.with_generated_gemm,
-            plan,
-            own_bytes,
-            *takes,
-            options.examples,
-        )
-        plan = run("attention", "schedule", plan_text, generated_gemm.with_generated_attention, plan, own_bytes)
+    selection = _scheduled(graph, to_compile, half)
+    for stage in PLAN_STAGES:
+        if stage.condition(to_compile, selection):
+            selection.plan = run(stage.name, stage.artifact, plan_text, stage.work, to_compile, selection)
+    plan, gpu = selection.plan, selection.gpu
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}
-    races: Races | None = ()
     if gpu is not None:
         on_cpu, on_gpu = gpu.split(plan)
     if on_gpu:
-        device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan)
-    if to_compile.settings["max_autotune"] and on_gpu:
-        plan, tiles, races = _tuned(to_compile, plan, options.own_bytes)
-        on_cpu, on_gpu = gpu.split(plan)
-        device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, tiles)
+        device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, selection.tiles)
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
         module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
-    return call_plan, module.object, tuple(codes.values()), races
+    return call_plan, module.object, tuple(codes.values()), selection.races
+
+
+def _scheduled(
+    graph: torch.fx.Graph, to_compile: GraphToCompile, half: Literal["", "forward", "backward"]
+) -> Selection:
+    """The graph as fused kernels and library calls in order."""
+    env = env_of(graph)
+    options = ScheduleOptions(
+        fusion=to_compile.settings["fusion"],
+        own_bytes=TRAINING_OWN_BYTES if half else None,
+        examples={} if env is None else env.examples,
+    )
+    plan = None if half else _of_bodies(to_compile, graph, options)
+    if plan is not None:
+        return Selection(plan, options, None, half)
+    run = functools.partial(run_stage, to_compile)
+    program: LoopProgram = run("loops", "loops", print_program, lower, graph, to_compile.constants, options.fusion)
+    gpu = None if _is_on_cpu(program) else _gpu()
+    if gpu is not None:
+        options = gpu.schedule_options(options, program)
+    return Selection(run("schedule", "", plan_text, schedule, program, options), options, gpu, half)
 
 
 _CPU = torch.device("cpu")
@@ -262,44 +338,10 @@ def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: Sched
     own = {program.inputs[before]: program.inputs[after] for before, after in short.own.items()}
     repeat = Repeat(short.body, short.following, own, short.left_out)
     try:
-        return run("schedule", "schedule", plan_text, schedule, program, options, repeat)
+        return run("schedule", "", plan_text, schedule, program, options, repeat)
     except Irregular:
         return None
 
 
 def _is_on_cpu(program: LoopProgram) -> bool:
     return all(buffer.device.type == "cpu" for buffer in program.buffers.values())
-
-
-def _tuned(to_compile: GraphToCompile, plan: Plan, own_bytes: int | None) -> tuple[Plan, Tiles, Races | None]:
-    """The plan with what was found to be quickest on its GPUs, block sizes of its kernels, and what was measured (see
-    `generate`)."""
-    gpu = _gpu()
-    if not gpu.may_autotune():
-        to_compile.notify(Hint(to_compile.function, "max_autotune measures nothing while a CUDA graph is recorded"))
-        return plan, {}, None
-    settings = to_compile.settings
-    records = host.store() if settings["disk_cache"] and environment("FUSEWRIGHT_CACHE") else None
-    started = time.perf_counter()
-    tuned = gpu.autotune(plan, own_bytes, settings["autotune_seconds"], records)
-    seconds = time.perf_counter() - started
-    to_compile.notify(StageDone(to_compile.function, "autotuning", lambda: tuned.text, seconds, "autotuning"))
-    for answer in tuned.answers:
-        to_compile.notify(
-            Raced(
-                to_compile.function,
-                answer.question,
-                answer.winner,
-                dict(answer.times),
-                dict(answer.refused),
-                answer.text,
-            )
-        )
-    if tuned.unasked:
-        limit = f"autotune_seconds={settings['autotune_seconds']:g}"
-        spent = f"{limit} were over before {tuned.unasked} products or kernels were measured"
-        to_compile.notify(Hint(to_compile.function, f"{spent}: they run as in default mode"))
-    races = tuple(
-        (answer.question, answer.winner, tuple(answer.times.items()), answer.text) for answer in tuned.answers
-    )
-    return tuned.plan, tuned.tiles, None if tuned.unasked else races

@@ -1,4 +1,4 @@
-"""Scheduling: from a graph as loops to a plan of fused kernels with memory placed.
+"""Scheduling: from a graph as loops to a plan of fused kernels (`schedule`), and its memory (`with_memory`).
 
 Takes a `LoopProgram`; gives a `Plan`. Always holds: running the plan's steps in order gives what running the program's
 operations in order gives.

@@ -1,6 +1,7 @@
 """The stages of scheduling in their order.
 
-Takes a `LoopProgram` and options; gives a `Plan`. Always holds: the program is not changed.
+Takes a `LoopProgram` and options; gives a `Plan` (`schedule`), and the plan with memory (`with_memory`). Always holds:
+the program is not changed; between the two, other kernels may take the place of steps (`select`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ DEFAULTS = ScheduleOptions()
 
 
 def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: Repeat | None = None) -> Plan:
-    """Fuses the program's operations into kernels, orders them, and places temporaries in one arena. With `repeat` the
-    plan has so many bodies more than the program; raises Irregular where that cannot be told from those that it has."""
+    """Fuses the program's operations into kernels and orders them. The plan's temporaries have no place yet: see
+    `with_memory`. With `repeat` the plan has so many bodies more than the program; raises Irregular where that cannot
+    be told from those that it has."""
     if options.fusion:
         program = split_reductions(write_in_place(program), options)
     dependencies = analyse(program)
@@ -46,9 +48,6 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: 
     if repeat is not None:
         whole = unroll(Steps(steps, kernels, buffers, outputs), program.makers, repeat)
         steps, kernels, buffers, outputs = whole.steps, whole.kernels, whole.buffers, whole.outputs
-    memory = plan_memory(steps, kernels, buffers, outputs, options.own_bytes)
-    for name, pairs in memory.inplace.items():
-        kernels[name] = replace(kernels[name], inplace=pairs)
     used = set(program.inputs)
     for output in outputs:
         used.update(ref.buffer for ref in [output.ref] if ref is not None)
@@ -67,10 +66,6 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: 
         inputs=program.inputs,
         outputs=outputs,
         constants=program.constants,
-        placements=memory.placements,
-        arena_size=memory.arena_size,
-        last_use=memory.last_use,
-        takes_over=memory.takes_over,
         size_symbols=program.size_symbols,
     )
 
@@ -88,7 +83,8 @@ def _internal_buffers(group: Group, dependencies: Dependencies) -> frozenset[str
 
 
 def with_memory(plan: Plan, own_bytes: int | None) -> Plan:
-    """The plan with its temporaries placed anew, after its steps have changed."""
+    """The plan with its temporaries placed: in one arena, or from `own_bytes` on in memory of their own. Done once,
+    when the plan's steps are settled."""
     memory = plan_memory(plan.steps, plan.kernels, plan.buffers, plan.outputs, own_bytes)
     return replace(
         plan,

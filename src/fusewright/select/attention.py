@@ -18,7 +18,7 @@ from fusewright.base.records import dataclass, replace
 from fusewright.loops.ir import Axis, BufferRef, Extern, Load, Store
 from fusewright.schedule.build import sizes_used
 from fusewright.schedule.plan import Attention, Kernel, Plan, Rows, RunExtern, RunKernel, Step
-from fusewright.select.replacement import is_private, touched, without_memory
+from fusewright.select.replacement import is_private, touched, with_steps
 from fusewright.select.variants import digits
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, known_eq
@@ -80,7 +80,9 @@ def _site(plan: Plan, number: int, step: RunExtern) -> Site | None:
     if not isinstance(features, int) or not isinstance(scale, (float, int, type(None))):
         return None
     wanted = [(batch, heads, columns, features), (batch, heads, columns, features), (batch, heads, rows, features)]
-    fits = sizes.product(_equal(*pair) for shape, ref in zip(wanted, refs[1:]) for pair in zip(shape, ref.shape))  # type: ignore[union-attr]
+    fits = sizes.product(
+        _equal(*pair) for shape, ref in zip(wanted, refs[1:]) for pair in zip(shape, ref.shape)  # type: ignore
+    )
     outer = tuple(Axis(sizes.loop_symbol(f"o{k}", extent), extent) for k, extent in enumerate((batch, heads, rows)))
     masked = None
     if mask is not None:
@@ -185,7 +187,7 @@ def _kernel(plan: Plan, extern: Extern, attention: Attention, outer: tuple[Axis,
 
 def beside(plan: Plan, chosen: Sequence[Site], most_work: int) -> Plan:
     """The plan with the sites' kernels beside their operators: a kernel for up to `most_work` multiplications, the
-    operator for more. Its temporaries have no places: see `schedule.with_memory`."""
+    operator for more."""
     kernels = dict(plan.kernels) | {site.kernel.name: site.kernel for site in chosen}
     steps: list[tuple[Step, ...]] = [(step,) for step in plan.steps]
     for site in chosen:
@@ -193,12 +195,11 @@ def beside(plan: Plan, chosen: Sequence[Site], most_work: int) -> Plan:
         for copy in site.copies:
             steps[copy] = (replace(plan.steps[copy], when=1 - few),)
         steps[site.step] = (RunKernel(site.kernel.name, when=few), replace(plan.steps[site.step], when=1 - few))
-    return without_memory(plan, kernels, dict(plan.buffers), [step for group in steps for step in group])
+    return with_steps(plan, kernels, dict(plan.buffers), [step for group in steps for step in group])
 
 
 def replaced(plan: Plan, chosen: Sequence[Site]) -> Plan:
-    """The plan with kernels for many rows in place of the sites' operators, over sizes that are known. Its temporaries
-    have no places: see `schedule.with_memory`."""
+    """The plan with kernels for many rows in place of the sites' operators, over sizes that are known."""
     own = {site.step: replace(site.kernel, attention=replace(site.attention, many=True)) for site in chosen}
     gone = {copy for site in chosen for copy in site.copies}
     steps: list[Step] = []
@@ -211,6 +212,6 @@ def replaced(plan: Plan, chosen: Sequence[Site]) -> Plan:
             steps.append(step)
     used = {step.kernel for step in steps if isinstance(step, RunKernel)}
     kernels = dict(plan.kernels) | {kernel.name: kernel for kernel in own.values()}
-    return without_memory(
+    return with_steps(
         plan, {name: kernel for name, kernel in kernels.items() if name in used}, dict(plan.buffers), steps
     )

@@ -95,30 +95,28 @@ def _quick_rows(dtype: torch.dtype, target: Target) -> int:
 
 def with_generated_gemm(
     plan: Plan,
-    own_bytes: int | None,
     takes: Callable[[Linear], bool],
     few_rows: Callable[[Linear], int] = most_rows,
     examples: Mapping[Expr, int] = NO_EXAMPLES,
 ) -> Plan:
     """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of
-    rows for as many as `few_rows` says. own_bytes: of the plan's schedule; examples: of the symbols of its sizes."""
-    plan = (
-        with_memory(replacement.replaced(plan, chosen), own_bytes) if (chosen := _of_known_rows(plan, takes)) else plan
-    )
+    rows for as many as `few_rows` says. examples: of the symbols of its sizes."""
+    chosen = _of_known_rows(plan, takes)
+    plan = replacement.replaced(plan, chosen) if chosen else plan
     beside = _of_any_rows(plan, few_rows, examples)
-    return with_memory(skinny_gemm.beside(plan, beside), own_bytes) if beside else plan
+    return skinny_gemm.beside(plan, beside) if beside else plan
 
 
-def with_generated_attention(plan: Plan, own_bytes: int | None) -> Plan:
+def with_generated_attention(plan: Plan) -> Plan:
     """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that
-    are not known. own_bytes: as above."""
+    are not known."""
     target = host_target()
     many = [
         site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)
     ]
-    plan = with_memory(attention.replaced(plan, many), own_bytes) if many else plan
+    plan = attention.replaced(plan, many) if many else plan
     unknown = [site for site in attention.find(plan) if not site.is_known and is_attention(site.attention, target)]
-    return with_memory(attention.beside(plan, unknown, MOST_ATTENTION_WORK), own_bytes) if unknown else plan
+    return attention.beside(plan, unknown, MOST_ATTENTION_WORK) if unknown else plan
 
 
 def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool:
@@ -199,7 +197,7 @@ def trial(linear: Linear, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     target = torch.ops.aten.mm.default if bias is None else torch.ops.aten.addmm.default
     extern = Extern(str(target), target, tuple(refs[name] for name in order), (), ("out",), "out")
     plan = Plan({}, buffers, (RunExtern(extern),), tuple(named), (Output("buffer", "out"),))
-    plan = with_generated_gemm(plan, None, lambda described: True)
+    plan = with_memory(with_generated_gemm(plan, lambda described: True), own_bytes=None)
     if not isinstance(plan.steps[0], RunKernel):
         raise ValueError("no kernel for this product")
     module = compile_kernels(list(plan.kernels.values()))

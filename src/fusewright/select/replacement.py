@@ -1,7 +1,7 @@
 """Steps of a plan in place of others.
 
-Takes a `Plan` and `Replacement`s; gives the plan with these in place. Always holds: the given plan is not changed, and
-the plan that is given has no memory yet (`schedule.with_memory`).
+Takes a `Plan` whose memory is not placed, and `Replacement`s; gives the plan with these in place. Always holds: the
+given plan is not changed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Replacement:
 
 
 def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
-    """The plan with these in place (no two take the same step away). Its temporaries have no places: see
-    `schedule.with_memory`."""
+    """The plan with these in place (no two take the same step away)."""
     kernels = dict(plan.kernels)
     buffers = dict(plan.buffers)
     put: dict[int, tuple[Kernel, ...]] = {}
@@ -71,11 +70,12 @@ def replaced(plan: Plan, chosen: Sequence[Replacement]) -> Plan:
             if number - 1 in gone and isinstance(step, RunKernel):  # what it ran together with has gone
                 step = RunKernel(step.kernel)
             steps.append(step)
-    return without_memory(plan, kernels, buffers, steps)
+    return with_steps(plan, kernels, buffers, steps)
 
 
-def without_memory(plan: Plan, kernels: dict[str, Kernel], buffers: dict[str, Buffer], steps: Sequence[Step]) -> Plan:
+def with_steps(plan: Plan, kernels: dict[str, Kernel], buffers: dict[str, Buffer], steps: Sequence[Step]) -> Plan:
     """The plan with other steps, and those buffers that they use."""
+    assert not plan.placements, "a plan's steps are settled before its memory"
     used = set(plan.inputs)
     for made in kernels.values():
         used.update(made.buffers)
@@ -86,13 +86,4 @@ def without_memory(plan: Plan, kernels: dict[str, Kernel], buffers: dict[str, Bu
     for output in plan.outputs:
         used.add(output.buffer if output.ref is None else output.ref.buffer)
     buffers = {name: buffer for name, buffer in buffers.items() if name in used}
-    return replace(
-        plan,
-        kernels=kernels,
-        buffers=buffers,
-        steps=tuple(steps),
-        placements={},
-        arena_size=0,
-        last_use={},
-        takes_over={},
-    )
+    return replace(plan, kernels=kernels, buffers=buffers, steps=tuple(steps))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fusewright.base.records import replace
 from fusewright.loops.externs import schema_name
 from fusewright.schedule.plan import Kernel, Plan, RunExtern, RunKernel, Step
-from fusewright.select.replacement import without_memory
+from fusewright.select.replacement import with_steps
 from fusewright.select.sites import MATRICES, Site, is_plain, steps_of, with_following
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim
@@ -45,8 +45,7 @@ def few_of(site: Site) -> Dim:
 
 def beside(plan: Plan, chosen: Sequence[tuple[Site, Kernel]]) -> Plan:
     """The plan with these kernels beside the steps that they stand for (no two beside one step), of which only one way
-    runs: the kernel for up to `Site.most` rows, the steps for more. Its temporaries have no places: see
-    `schedule.with_memory`."""
+    runs: the kernel for up to `Site.most` rows, the steps for more."""
     kernels = dict(plan.kernels) | {kernel.name: kernel for _, kernel in chosen}
     steps: list[Step] = list(plan.steps)
     before: dict[int, list[Step]] = {}
@@ -59,7 +58,7 @@ def beside(plan: Plan, chosen: Sequence[tuple[Site, Kernel]]) -> Plan:
             at -= 1
         before.setdefault(at, []).append(RunKernel(kernel.name, when=few))
     made = [one for number, step in enumerate(steps) for one in (*before.get(number, ()), _without_few(step))]
-    return without_memory(plan, kernels, dict(plan.buffers), made)
+    return with_steps(plan, kernels, dict(plan.buffers), made)
 
 
 def _is_together(step: Step) -> bool:

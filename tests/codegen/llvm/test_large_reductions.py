@@ -13,11 +13,11 @@ from fusewright.codegen.analysis import analyse
 from fusewright.codegen.llvm import online, prefetch, strategy
 from fusewright.codegen.llvm.module import host_target
 from fusewright.codegen.llvm.strategy import choose
-from fusewright.schedule import schedule
 from fusewright.schedule.plan import Plan
 from tests.codegen.llvm.harness import run_plan
 from tests.codegen.llvm.test_plans import PROCESSORS
 from tests.loops.tracing import lowered
+from tests.schedule.reference import schedule
 
 Function = Callable[..., object]
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.printer import plan_text
 from tests.codegen.llvm.harness import run_plan
 from tests.loops import reference as loops
 from tests.loops.tracing import lowered
 from tests.schedule import programs
+from tests.schedule.reference import schedule
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
 
 FEATURES = dict(llvm.get_host_cpu_features())

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from fusewright.base.records import replace
 from fusewright.codegen.triton import Processor, Unsupported, generate
 from fusewright.loops.ir import LoopProgram
-from fusewright.schedule import ScheduleOptions, schedule
+from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.printer import plan_text
 from tests.codegen.triton.harness import TINY, run_plan
 from tests.loops import reference as loops
 from tests.loops.tracing import lowered
 from tests.schedule import programs
+from tests.schedule.reference import schedule
 from tests.schedule.test_fuzz import EAGER_TO_FUSE, random_program
 
 GPU = ScheduleOptions(

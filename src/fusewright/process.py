@@ -1,0 +1,82 @@
+"""What the compilers of this process share.
+
+Takes nothing; gives `PROCESS`: the lock that one compile at a time holds, what is compiled, what is remembered about
+each compiled function, and the stance. Always holds: whoever changes what is compiled holds the lock.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from fusewright import _native
+from fusewright.base.records import dataclass, field
+
+
+@dataclass(slots=True)
+class FunctionState:
+    """What the driver remembers about one compiled function besides its entries."""
+
+    skipped: bool = False
+    called: bool = False  # under a stance that runs the first call eagerly
+    works: bool = False  # a version has a tensor operation, or a break
+    warned: bool = False
+    compiles: int = 0
+    stage: str = "driver"  # what a compile is busy with: what fails, fails in it
+    pending: list[Any] = field(default_factory=list)  # guard programs of versions that are compiled in the background
+    error: Exception | None = None  # what a background compile has to tell the caller
+
+
+@dataclass(slots=True)
+class Process:
+    """compiled: every compiled function and frame cache; compilers: who made them; states: by compiled function."""
+
+    lock: Any = field(default_factory=threading.RLock)
+    compiled: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    compilers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    states: weakref.WeakKeyDictionary[Any, FunctionState] = field(default_factory=weakref.WeakKeyDictionary)
+    stance: str = "default"
+
+    def reset(self) -> None:
+        """Forgets everything compiled in this process."""
+        with self.lock:
+            for compiled in list(self.compiled):
+                compiled.clear()
+            for compiler in list(self.compilers):
+                compiler.frames.clear()
+            _native.hook_reset()
+            self.states.clear()
+
+    def set_stance(self, value: str) -> None:
+        """Sets the process-wide stance (checked by api.set_stance)."""
+        self.stance = value
+        _native.set_stance(1 if value == "force_eager" else 0)
+
+
+PROCESS = Process()
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """`Model.forward (model.py:12)`: how messages and events name a frame."""
+    code = function.__code__
+    return f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def call_with_locals(function: types.FunctionType, values: tuple[Any, ...]) -> Any:
+    """Calls `function` with the argument slots of its frame (positional, keyword-only, *args, **kwargs as its code
+    orders them)."""
+    code = function.__code__
+    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    positional = list(values[: code.co_argcount])
+    keywords = dict(zip(keyword_only, values[code.co_argcount :]))
+    rest = list(values[code.co_argcount + code.co_kwonlyargcount :])
+    if code.co_flags & inspect.CO_VARARGS:
+        positional.extend(rest.pop(0))
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        keywords.update(rest.pop(0))
+    return function(*positional, **keywords)
