@@ -47,10 +47,10 @@ def section(heading: str) -> dict[str, str]:
 
 
 def test_the_page_maps_every_name_and_argument() -> None:
-    assert set(section("Names")) == {f"torch.compiler.{name}" for name in torch.compiler.__all__}
+    assert set(section("Names")) >= {f"torch.compiler.{name}" for name in torch.compiler.__all__}
     named = {name for here in section("Names").values() for name in re.findall(r"`fusewright\.(\w+)`", here)}
     assert named <= set(fusewright.__all__)
-    assert set(section("Arguments")) == set(inspect.signature(torch.compile).parameters)
+    assert set(section("Arguments")) >= set(inspect.signature(torch.compile).parameters)
     assert section("Options") == options.PEER_OPTIONS
     assert set(section("Logs")) == set(LOGS.split())
     assert set(section("Environment variables")) == set(VARIABLES.split())

@@ -18,6 +18,7 @@ from fusewright.base import events
 from fusewright.base.errors import FusewrightError, OptionError
 from fusewright.base.records import dataclass, field
 from fusewright.tools import bench, memory
+from fusewright.tools.bundle import bytes_text
 from fusewright.tools.explain import Report
 
 Status = Literal["ok", "warning", "failure"]
@@ -252,9 +253,9 @@ class _Checker:
         eager()
         ours, theirs = memory.measure_compiled(compiled), memory.measure(eager)
         more = ours.peak > 1.1 * theirs.peak + ours.kept + (1 << 20)
-        text = f"peak of a call: eager {_mib(theirs.peak)}, compiled {_mib(ours.peak)}"
+        text = f"peak of a call: eager {bytes_text(theirs.peak)}, compiled {bytes_text(ours.peak)}"
         if ours.kept:
-            text += f", {_mib(ours.kept)} of it kept between calls (pack_weights=False does without)"
+            text += f", {bytes_text(ours.kept)} of it kept between calls (pack_weights=False does without)"
         data = {"eager_peak": theirs.peak, "compiled_peak": ours.peak, "compiled_kept": ours.kept}
         return Finding("memory", "warning" if more else "ok", text, data)
 
@@ -389,7 +390,3 @@ def _error(got: Any, reference: Any) -> float:
 
 def _count(number: int, name: str) -> str:
     return f"{number} {name}{'s' * (number != 1)}"
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.1f} MiB"

@@ -15,6 +15,7 @@ from fusewright.base import events
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
 from fusewright.tools.bench import milliseconds
+from fusewright.tools.bundle import bytes_text
 from fusewright.tools.plan_figures import PlanFigures, Step, figures
 
 Record = Sequence[tuple[float, events.Event]]
@@ -211,7 +212,7 @@ def _kernels(found: Contents) -> str:
 
 def _step_row(step: Step, total: float, texts: dict[str, events.KernelMade]) -> str:
     name = _kernel(texts[step.name]) if step.is_kernel and step.name in texts else escape(step.name)
-    moved = _bytes(step.moved) if step.moved is not None else "–"
+    moved = bytes_text(step.moved) if step.moved is not None else "–"
     spent = milliseconds(step.seconds * 1e3) if step.seconds is not None else "–"
     share = f"{step.seconds / total:.0%}" if step.seconds is not None and total else "–"
     rate = f"{step.moved / step.seconds / 1e9:.1f}" if step.seconds and step.moved else "–"
@@ -222,14 +223,6 @@ def _kernel(kernel: events.KernelMade) -> str:
     head = f"{escape(kernel.name)} <span class=dim>{escape(', '.join(kernel.origins[:4]))}</span>"
     both = f'<div class="two"><div>{_pre(kernel.text().strip())}</div><div>{_source(kernel.locations)}</div></div>'
     return _folded(head, both)
-
-
-def _bytes(count: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.4g} GiB"
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -318,7 +311,7 @@ def _memory(found: Contents) -> str:
         corners.append(f"{WIDTH:.0f},{height}")
         names = "".join(
             f'<rect x="{left:.2f}" y="0" width="{max(right - left, 0.5):.2f}" height="{height}" fill="transparent">'
-            f"<title>{escape(step.name)}: {_bytes(level)}</title></rect>"
+            f"<title>{escape(step.name)}: {bytes_text(level)}</title></rect>"
             for (left, right), level, step in zip(pairwise(edges), levels, plan.steps)
         )
         axis = "time" if all(spent) else "steps"
@@ -326,6 +319,8 @@ def _memory(found: Contents) -> str:
             f'<svg viewBox="0 0 {WIDTH:.0f} {height}" role="img" aria-label="memory over {axis}">'
             f'<polygon points="{" ".join(corners)}" fill="var(--bar2)" stroke="var(--bar)"/>{names}</svg>'
         )
-        head = f'<b>{escape(plan.name)}</b> <span class="dim">peak {_bytes(plan.peak)}, over {axis} of a call</span>'
+        head = (
+            f'<b>{escape(plan.name)}</b> <span class="dim">peak {bytes_text(plan.peak)}, over {axis} of a call</span>'
+        )
         parts.append(_card(head, picture))
     return "".join(parts)
