@@ -20,7 +20,19 @@ from fusewright.tools import logs
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md", "export.md")),
+    *(
+        ROOT / "docs" / name
+        for name in (
+            "compile.md",
+            "check.md",
+            "command.md",
+            "from-torch-compile.md",
+            "report.md",
+            "explain.md",
+            "backends.md",
+            "export.md",
+        )
+    ),
 ]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```(?:\n\nThis prints:\n\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
 EXAMPLES = [

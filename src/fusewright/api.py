@@ -57,6 +57,8 @@ class CompileArguments(TypedDict, total=False):
     name: str | None
     disable: bool
     recompile_limit: int | None
+    isolate_recompiles: bool
+    shapes_spec: Any
 
 
 @contextlib.contextmanager
@@ -91,6 +93,8 @@ def compile(
     name: str | None = None,
     disable: bool = False,
     recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
 ) -> Any:
     """Compiles a function, a method or an nn.Module; without `model`, gives a decorator.
 
@@ -105,6 +109,7 @@ def compile(
     name        stands before the function's name in logs and reports
     disable     return `model` as it is
     recompile_limit  versions kept for one function before new cases run eagerly (8)
+    isolate_recompiles, shapes_spec  of torch.compile: versions are always apart here; an OptionError names what to use
 
     Raises OptionError for a wrong argument, naming the value and the choices.
     """
@@ -118,6 +123,10 @@ def compile(
         "recompile_limit": recompile_limit,
     }
     settings = option_tables.settings(**given)
+    if shapes_spec is not None:
+        raise OptionError(
+            "compile takes no shapes_spec: use fusewright.mark_dynamic(tensor, dim, min=, max=), or dynamic="
+        )
     if model is None:
         return functools.partial(compile, disable=disable, **given)
     if isinstance(model, type):
@@ -243,12 +252,19 @@ def reset() -> None:
 
 class set_stance:
     """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use
-    what is compiled, run new cases eagerly); "fail_on_recompile" (raise RecompileError).
+    what is compiled, run new cases eagerly); "fail_on_recompile" (raise RecompileError); "eager_then_compile" and
+    "aot_eager_then_compile" (run the first call of each function eagerly).
 
     As a function it lasts until the next call; as a context manager or a decorator it is undone at the end.
     """
 
-    def __init__(self, stance: str) -> None:
+    def __init__(
+        self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None
+    ) -> None:
+        if skip_guard_eval_unsafe:
+            raise OptionError("set_stance: guards are never left out, as results could be wrong")
+        if force_backend is not None:
+            raise OptionError("set_stance takes no force_backend: use set_default_backend before compile()")
         if stance not in option_tables.STANCES:
             raise OptionError(f"unknown stance {stance!r}: {near_misses(str(stance), option_tables.STANCES)}")
         self._stance, self._previous = stance, PROCESS.stance
@@ -274,6 +290,22 @@ class set_stance:
                 PROCESS.set_stance(previous)
 
         return run
+
+
+def set_default_backend(backend: str | Callable[..., Any] | None) -> None:
+    """Sets the backend of later `compile` calls that name none; None goes back to "native" (or FUSEWRIGHT_BACKEND).
+
+    Raises OptionError for an unknown name.
+    """
+    if backend is not None:
+        registry.resolve(backend)
+    option_tables.set_default_backend(backend)
+
+
+def get_default_backend() -> str | Callable[..., Any]:
+    """The backend of `compile` where none is named."""
+    backend: str | Callable[..., Any] = option_tables.default_backend()
+    return backend
 
 
 def list_backends() -> list[str]:

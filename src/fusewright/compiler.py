@@ -26,7 +26,7 @@ import torch.utils.checkpoint
 
 from fusewright import _native, forking
 from fusewright.autograd.record import record_backward
-from fusewright.backends.registry import Backend, GraphToCompile, resolve
+from fusewright.backends.registry import Backend, GraphToCompile, check_arguments, resolve
 from fusewright.background import WORKER
 from fusewright.base.errors import (
     CacheWarning,
@@ -118,6 +118,7 @@ class Compiler:
         self.settings = settings
         self.listener = listener  # hears the events of this compiler only
         self.backend: Backend = resolve(settings.backend)
+        check_arguments(self.backend, settings)
         self.frames = FrameTable()
         self.frames.compiler = weakref.ref(self)
         PROCESS.compilers.add(self)
@@ -191,6 +192,9 @@ class Compiler:
         entries = compiled.entries
         now = PROCESS.stance if PROCESS.stance != "default" else _native.torch_stance()
         if entries and now == "eager_on_recompile":
+            return None
+        if not entries and now in ("eager_then_compile", "aot_eager_then_compile") and not state.called:
+            state.called = True
             return None
         blame = [entry.program.failure(values, function) for entry in entries]
         failures = tuple(text for _, text in blame)

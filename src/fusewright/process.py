@@ -23,6 +23,7 @@ class FunctionState:
     """What the driver remembers about one compiled function besides its entries."""
 
     skipped: bool = False
+    called: bool = False  # under a stance that runs the first call eagerly
     works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0

@@ -20,7 +20,7 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.base.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
+from fusewright.base.events import CacheUse, Event, Hint, KernelMade, PlanLoaded, Raced, StageDone
 from fusewright.base.location import Location
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, replace
@@ -123,11 +123,13 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
     addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
     limit = to_compile.settings["arena_limit_mib"] << 20
-    made = launch.load(replace(plan, name=name), addresses, owner=loaded.owner, arena_limit=limit)
+    plan = replace(plan, name=name)
+    made = launch.load(plan, addresses, owner=loaded.owner, arena_limit=limit)
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
         made = with_preparation(made, compiled.preparation, len(plan.inputs) - compiled.preparation.added)
+    to_compile.notify(PlanLoaded(to_compile.function, plan, made))
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.base.errors import CannotFunctionalise
+from fusewright.base.errors import CannotFunctionalise, OptionWarning
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
 from fusewright.codegen.device_kernel import Unsupported
@@ -30,6 +31,8 @@ from fusewright.runtime.parameters import with_preparation
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a
     joint graph."""
+    if to_compile.settings["triton.cudagraphs"]:
+        _say_if_useless(to_compile)
     if to_compile.settings["bucket"]:
         to_compile = _stages().with_buckets(to_compile)
     if to_compile.backward is not None:
@@ -51,6 +54,20 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     stages = _stages()
     graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
     return _generate(to_compile, lookup, graph, to_compile.function, preparation)
+
+
+def _say_if_useless(to_compile: GraphToCompile) -> None:
+    """CUDA graphs were asked for: says so, once, where there is no GPU to record."""
+    devices = {item.device.type for item in to_compile.example_inputs if isinstance(item, torch.Tensor)}
+    if devices == {"cpu"}:
+        text = 'on a CPU "triton.cudagraphs" (as in mode="reduce-overhead") does nothing'
+        to_compile.notify(Hint(to_compile.function, text))
+        _warn_once(text)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, OptionWarning, stacklevel=2)
 
 
 def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -133,4 +150,13 @@ def _generate(
     return loaded
 
 
-BACKEND = Backend("native", "aten", compile_graph, follows_autograd=False, trains=True, own_random=True)
+BACKEND = Backend(
+    "native",
+    "aten",
+    compile_graph,
+    follows_autograd=False,
+    trains=True,
+    own_random=True,
+    takes_options=True,
+    takes_mode=True,
+)

@@ -241,7 +241,8 @@ def _capture(request: Request, fixed: dict[str, int]) -> Captured:
     stand_ins = [_stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
     args, kwargs = pytree.tree_unflatten(stand_ins, request.spec)
     try:
-        frame = capture_frame(cast(Any, _call), (request.model, args, kwargs), CaptureOptions(fullgraph=True))
+        options = CaptureOptions(fullgraph=True, exporting=True)
+        frame = capture_frame(cast(Any, _call), (request.model, args, kwargs), options)
     except (GraphBreak, SkipFrame) as signal:
         report = describe_break(signal.code, signal.detail, signal.stack)
         raise GraphBreakError(f"export captures a program whole, and this one breaks.\n{report}", signal.code) from None

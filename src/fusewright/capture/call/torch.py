@@ -261,6 +261,10 @@ def _always(answer: object) -> Row:
     return lambda tracer, args, kwargs: answer
 
 
+def _is_exporting(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
+    return tracer.options.exporting
+
+
 def _state_context(code: str, what: str) -> Row:
     def refused(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak(code, what)
@@ -388,7 +392,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     **call_autograd.NAMED_ROWS,
     ("torch.compiler", "is_compiling"): _always(True),
     ("torch.compiler", "is_dynamo_compiling"): _always(True),
-    ("torch.compiler", "is_exporting"): _always(False),
+    ("torch.compiler", "is_exporting"): _is_exporting,
     ("torch._dynamo.external_utils", "is_compiling"): _always(True),
     ("torch._dynamo", "is_compiling"): _always(True),
     ("torch._utils_internal", "is_compiling"): _always(True),
@@ -405,6 +409,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
     ("torch._library.custom_ops", "CustomOpDef.__call__"): _call_custom_op,
     ("fusewright.decorators", "is_compiling"): _always(True),
+    ("fusewright.decorators", "is_exporting"): _is_exporting,
+    ("fusewright.decorators", "cudagraph_mark_step_begin"): _always(None),
     ("fusewright.decorators", "graph_break"): _graph_break,
     ("fusewright.module", "CompiledModuleBase.__call__"): _call_compiled_module,
     ("fusewright.module", "DisabledModuleBase.__call__"): _call_disabled_module,
