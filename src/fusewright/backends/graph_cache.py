@@ -20,6 +20,7 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
+from fusewright.base.errors import OptionError
 from fusewright.base.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
 from fusewright.base.location import Location
 from fusewright.base.options import environment
@@ -33,7 +34,7 @@ from fusewright.graph.fingerprint import fingerprint
 from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cudagraphs import Recorder
-from fusewright.runtime.host import host_text, store
+from fusewright.runtime.host import host_text, needs, runs_here, store
 from fusewright.runtime.machine_code import load_code
 from fusewright.runtime.parameters import with_preparation
 from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
@@ -117,7 +118,9 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     """The native plan, with its machine code in memory, and what prepares its last inputs. Raises LoadError or
     ValueError."""
     started = time.perf_counter()
-    plan = compiled.plan
+    plan, target = compiled.plan, to_compile.settings["target"]
+    if target != "native" and not runs_here(*needs(target)):
+        raise OptionError(f"option 'target': code for {target} does not run on this machine")
     keys = {call.key for call in kernel_calls(plan)}
     loaded = load_code(compiled.code, map(symbol_of, keys))
     addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}

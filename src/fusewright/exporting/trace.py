@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from fusewright.base import marks
 from fusewright.base.errors import CannotFunctionalise, ExportError, GraphBreakError, describe_break
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
@@ -24,9 +23,10 @@ from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards.sources import TensorSize
 from fusewright.capture.settings import CaptureOptions
 from fusewright.exporting import results
-from fusewright.exporting.dims import Declared, Dim, Hint, bound_arguments, declared
+from fusewright.exporting.dims import Dim, Hint
 from fusewright.exporting.lift import Input, Lifted, lift
 from fusewright.exporting.program import ExportedProgram, Signature
+from fusewright.exporting.request import Request, memory_order, request_of, stand_in
 from fusewright.exporting.spec import container
 from fusewright.exporting.text import users_line
 from fusewright.exporting.torch_programs import is_torch_program, parts_of
@@ -45,26 +45,12 @@ PASSES = [
     (specialise, "Writes sizes that guards have fixed as what they equal."),
     (dce, "Removes what nothing uses."),
 ]
-STAND_INS = (5, 7, 11, 13, 17, 3, 2)
-"""What an example's size of 1 is taken to be: seldom another size of a program."""
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def _call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # The second result sees to it that there is a graph, which knows the sizes, even if the program computes nothing.
     return model(*args, **kwargs), torch.zeros(())
-
-
-@dataclass(slots=True)
-class _Request:
-    """One export: the model, the flat arguments, their containers and names, and the sizes that may change."""
-
-    model: Any
-    leaves: list[Any]
-    spec: pytree.TreeSpec
-    names: list[str]
-    dims: Declared
-    roots: dict[str, int] = field(default_factory=dict)  # the example's value of each named size
 
 
 @dataclass(slots=True)
@@ -93,8 +79,8 @@ def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = N
 def _export(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, flat: list[Any] | None
 ) -> ExportedProgram:
-    request = _request(model, args, kwargs, dynamic_shapes, flat)
-    with _alone():
+    request = request_of(model, args, kwargs, dynamic_shapes, flat)
+    with alone():
         captured = _capture(request, {})
         symbols = _symbols(request, captured)
         _refuse_effects(captured.frame)
@@ -114,11 +100,11 @@ def decomposed(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -
     module.fusewright_steps = [(table.get(target, target), *rest) for target, *rest in module.fusewright_steps]
     module.fusewright_checks = False
     args, kwargs = program.example_inputs
-    dims = _sizes_again(program)
+    dims = sizes_again(program)
     return _export(module, args, kwargs, None, dims)
 
 
-def _sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
+def sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
     """For each leaf the sizes that it was exported with."""
     symbols, named = program.graph_signature.symbols, {}
     for name, known in symbols.items():
@@ -143,7 +129,7 @@ def _sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """One capture at a time, and none that torch.compile watches."""
     with PROCESS.lock:
         watcher = _set_eval_frame(None)
@@ -153,119 +139,8 @@ def _alone() -> Iterator[None]:
             _set_eval_frame(watcher)
 
 
-def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, flat: Any) -> _Request:
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    # One tensor in two places is two inputs.
-    apart = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    own_args, own_kwargs = pytree.tree_unflatten(apart, spec)
-    positions = {id(leaf): place for place, leaf in enumerate(apart)}
-    dims = declared(model, own_args, own_kwargs, shapes, positions)
-    if flat is not None:
-        dims = {(leaf, dim): size for leaf, sizes in enumerate(flat) for dim, size in sizes.items()}
-    names = [""] * len(leaves)
-    for path, leaf in pytree.tree_flatten_with_path(bound_arguments(model, own_args, own_kwargs))[0]:
-        if isinstance(leaf, torch.Tensor):
-            names[positions[id(leaf)]] = str(cast(Any, path[0]).key) + pytree.keystr(path[1:])
-    paths = pytree.tree_flatten_with_path((args, kwargs))[0]
-    names = [name or f"args{pytree.keystr(path[1:])}" for name, (path, _) in zip(names, paths, strict=True)]
-    for name, leaf in zip(names, leaves, strict=True):
-        if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
-            raise ExportError(
-                f"{name} is a {type(leaf).__name__}: arguments are tensors, numbers, strings and None, in containers "
-                "that torch.utils._pytree knows"
-            )
-    request = _Request(model, leaves, spec, names, dims)
-    _choose_roots(request)
-    return request
-
-
-def _choose_roots(request: _Request) -> None:
-    """The sizes that the capture takes for its examples: the example's own, but for 1."""
-    taken = {size for leaf in request.leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape}
-    named: dict[str, Dim] = {}
-    for (leaf, dim), size in request.dims.items():
-        if isinstance(size, Hint):
-            continue
-        known = named.setdefault(size.name, size)
-        if (known.min, known.max) != (size.min, size.max):
-            raise ExportError(f"there are two sizes of the name {size.name!r}, with other ranges")
-        example = request.leaves[leaf].shape[dim]
-        root, rest = divmod(example - size.offset, size.scale)
-        what = f"dimension {dim} of {request.names[leaf]} is {size!r}"
-        if rest or root < 0 or request.roots.setdefault(size.name, root) != root:
-            raise ExportError(f"{what}, but the example has {example} there ({size.where})")
-        if root < size.min or (size.max is not None and root > size.max):
-            raise ExportError(
-                f"{what} with {size.min} <= {size.name}"
-                + ("" if size.max is None else f" <= {size.max}")
-                + f", but the example has {example} there ({size.where})"
-            )
-    for name, size in named.items():
-        if not any(
-            isinstance(one, Dim) and one.name == name and (one.scale, one.offset) == (1, 0)
-            for one in request.dims.values()
-        ):
-            raise ExportError(f"{size.name!r} is the size of no dimension by itself ({size.where})")
-        if request.roots[name] < 2:
-            top = size.max
-            fits = [one for one in STAND_INS if one >= size.min and (top is None or one <= top)]
-            fits = [one for one in fits if one not in taken] or fits or [max(2, size.min)]
-            if top is not None and fits[0] > top:
-                raise ExportError(f"{size.name!r} has no size above 1 in its range ({size.where}): leave it fixed")
-            request.roots[name] = fits[0]
-            taken.add(fits[0])
-
-
-def _stand_in(request: _Request, leaf: int, fixed: dict[str, int]) -> Any:
-    """A tensor of the sizes of the capture: its values are not looked at. `fixed`: named sizes that it has as they
-    are."""
-    real = request.leaves[leaf]
-    if not isinstance(real, torch.Tensor):
-        return real
-    sizes, static, dynamic = list(real.shape), [], []
-    for dim in range(real.dim()):
-        size = request.dims.get((leaf, dim))
-        label = size.name if isinstance(size, Dim) else f"{leaf}.{dim}"
-        if size is None or label in fixed:
-            static.append(dim)
-            sizes[dim] = (
-                sizes[dim] if size is None else size.of(fixed[label]) if isinstance(size, Dim) else fixed[label]
-            )
-        else:
-            dynamic.append(dim)
-            sizes[dim] = size.of(request.roots[label]) if isinstance(size, Dim) else _at_least_two(sizes[dim])
-    order = memory_order(real)
-    made = torch.zeros([sizes[dim] for dim in order], dtype=real.dtype, device=real.device)
-    made = made.permute([order.index(dim) for dim in range(real.dim())]).detach()
-    if real.requires_grad:
-        made.requires_grad_()
-    setattr(made, marks.STATIC, set(static))
-    setattr(made, marks.MAYBE_DYNAMIC, set(dynamic))
-    ranges = set()
-    for dim in dynamic:
-        size = request.dims[leaf, dim]
-        if isinstance(size, Dim):
-            ranges.add(marks.DimRange(dim, size.of(size.min), None if size.max is None else size.of(size.max)))
-        else:
-            ranges.add(marks.DimRange(dim, 1, None))
-    setattr(made, marks.RANGES, ranges)
-    return made
-
-
-def _at_least_two(size: int) -> int:
-    return size if size >= 2 else STAND_INS[0]
-
-
-def memory_order(tensor: torch.Tensor) -> list[int]:
-    """The dimensions from the outermost in memory to the innermost."""
-    if tensor.is_contiguous():
-        return list(range(tensor.dim()))
-    strides = tensor.stride()
-    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
-
-
-def _capture(request: _Request, fixed: dict[str, int]) -> _Captured:
-    stand_ins = [_stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
+def _capture(request: Request, fixed: dict[str, int]) -> _Captured:
+    stand_ins = [stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
     args, kwargs = pytree.tree_unflatten(stand_ins, request.spec)
     try:
         frame = capture_frame(cast(Any, _call), (request.model, args, kwargs), CaptureOptions(fullgraph=True))
@@ -314,8 +189,35 @@ def _line(stack: tuple[Location, ...]) -> str:
     return str(users_line(stack) or "an operator of the program")
 
 
-def _symbols(request: _Request, captured: _Captured) -> _Symbols:
+def _symbols(request: Request, captured: _Captured) -> _Symbols:
     """Raises ExportError for a declared size that the program does not leave free."""
+    made, env = _located(request, captured), captured.env
+    if env is None:
+        return made
+    # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
+    nothing = ShapeEnv()
+    ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
+    for fact, stack in zip(env.guards, env.asked_at, strict=True):
+        left, right = substitute(fact.left, made.equal), substitute(fact.right, made.equal)
+        if nothing.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
+            continue
+        names = {one for side in (left, right) for one in free_symbols(side)}
+        named = [one for one in names if one in made.labels and "." not in made.labels[one]]
+        where = _line(stack)
+        larger: dict[Expr, Any] = {
+            one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()
+        }
+        if nothing.known(Relation(fact.op, substitute(left, larger), substitute(right, larger))):
+            made.ones |= names
+            continue
+        if named or any(_is_dynamic(request, made, one) for one in names):
+            raise ExportError(_narrowed(request, made, Relation(fact.op, left, right), where))
+        made.facts.append((Relation(fact.op, left, right), where))
+    return made
+
+
+def _located(request: Request, captured: _Captured) -> _Symbols:
+    """The symbols without facts."""
     made, env = _Symbols(), captured.env
     if env is None:
         return made
@@ -347,29 +249,10 @@ def _symbols(request: _Request, captured: _Captured) -> _Symbols:
         else:
             made.labels[one], made.where[one] = f"{request.names[leaf]}.size({dim})", "Dim.AUTO"
             made.ranges[one] = (1, None)
-    # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
-    nothing = ShapeEnv()
-    ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
-    for fact, stack in zip(env.guards, env.asked_at, strict=True):
-        left, right = substitute(fact.left, made.equal), substitute(fact.right, made.equal)
-        if nothing.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
-            continue
-        names = {one for side in (left, right) for one in free_symbols(side)}
-        named = [one for one in names if one in made.labels and "." not in made.labels[one]]
-        where = _line(stack)
-        larger: dict[Expr, Any] = {
-            one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()
-        }
-        if nothing.known(Relation(fact.op, substitute(left, larger), substitute(right, larger))):
-            made.ones |= names
-            continue
-        if named or any(_is_dynamic(request, made, one) for one in names):
-            raise ExportError(_narrowed(request, made, Relation(fact.op, left, right), where))
-        made.facts.append((Relation(fact.op, left, right), where))
     return made
 
 
-def _unread_root(request: _Request, made: _Symbols, size: Dim) -> Symbol:
+def _unread_root(request: Request, made: _Symbols, size: Dim) -> Symbol:
     leaf, dim = next(
         place
         for place, one in request.dims.items()
@@ -382,11 +265,11 @@ def _unread_root(request: _Request, made: _Symbols, size: Dim) -> Symbol:
     return root
 
 
-def _is_dynamic(request: _Request, made: _Symbols, one: Expr) -> bool:
+def _is_dynamic(request: Request, made: _Symbols, one: Expr) -> bool:
     return any(found is one and request.dims[place] is Dim.DYNAMIC for place, found in made.at.items())
 
 
-def _narrowed(request: _Request, made: _Symbols, fact: Relation, where: str) -> str:
+def _narrowed(request: Request, made: _Symbols, fact: Relation, where: str) -> str:
     text = str(fact)
     for one, label in sorted(made.labels.items(), key=lambda pair: -len(str(pair[0]))):
         text = text.replace(str(one), label)
@@ -408,7 +291,7 @@ def _narrowed(request: _Request, made: _Symbols, fact: Relation, where: str) -> 
 class _Building:
     """The program of one capture."""
 
-    def __init__(self, request: _Request, captured: _Captured, symbols: _Symbols) -> None:
+    def __init__(self, request: Request, captured: _Captured, symbols: _Symbols) -> None:
         self.request, self.captured, self.symbols = request, captured, symbols
         model = request.model
         self.state: dict[str, torch.Tensor] = {}
@@ -571,7 +454,7 @@ def identifier(name: str) -> str:
 # --- sizes of 1 ------------------------------------------------------------------------------------------------------
 
 
-def _check_ones(request: _Request, captured: _Captured, symbols: _Symbols, program: ExportedProgram) -> None:
+def _check_ones(request: Request, captured: _Captured, symbols: _Symbols, program: ExportedProgram) -> None:
     """What was captured for 2 and more is compared, on the examples, with what is captured for 1. Raises ExportError
     when that is another program, and 1 was declared; an undeclared size is 2 or more then."""
     env = captured.env
@@ -597,7 +480,7 @@ def _check_ones(request: _Request, captured: _Captured, symbols: _Symbols, progr
         record["min"] = max(record["min"], 2 if problem else 1)
 
 
-def _differs_for_one(request: _Request, program: ExportedProgram, label: str) -> str:
+def _differs_for_one(request: Request, program: ExportedProgram, label: str) -> str:
     leaves = list(request.leaves)
     for (leaf, dim), size in request.dims.items():
         own = size.name if isinstance(size, Dim) else f"{leaf}.{dim}"
@@ -606,7 +489,7 @@ def _differs_for_one(request: _Request, program: ExportedProgram, label: str) ->
             if leaves[leaf].shape[dim] < wanted:
                 return ""
             leaves[leaf] = leaves[leaf].narrow(dim, 0, wanted)
-    at_one = _Request(request.model, leaves, request.spec, request.names, request.dims, request.roots)
+    at_one = Request(request.model, leaves, request.spec, request.names, request.dims, request.roots)
     try:
         captured = _capture(at_one, {label: 1})
         other = _Building(at_one, captured, _symbols(at_one, captured)).program()
