@@ -54,7 +54,7 @@ def _call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @dataclass(slots=True)
-class _Captured:
+class Captured:
     """A capture: its frame, functional graph and sizes; the leaf of each stand-in tensor by id."""
 
     frame: CapturedFrame
@@ -104,12 +104,13 @@ def decomposed(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -
     return _export(module, args, kwargs, None, dims)
 
 
-def sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
-    """For each leaf the sizes that it was exported with."""
+def sizes_again(program: ExportedProgram, every: bool = False) -> list[dict[int, Dim | Hint]]:
+    """For each leaf the sizes that it was exported with. `every`: those of Dim.AUTO are named, with their ranges."""
     symbols, named = program.graph_signature.symbols, {}
     for name, known in symbols.items():
-        if known["label"].isidentifier():
-            named[name] = Dim(known["label"], min=known["min"], max=known["max"])
+        if known["label"].isidentifier() or every:
+            label = known["label"] if known["label"].isidentifier() else name
+            named[name] = Dim(label, min=known["min"], max=known["max"])
             named[name].where = known["where"].removeprefix("Dim at ")
 
     def again(size: Any) -> Dim | Hint:
@@ -139,7 +140,7 @@ def alone() -> Iterator[None]:
             _set_eval_frame(watcher)
 
 
-def _capture(request: Request, fixed: dict[str, int]) -> _Captured:
+def _capture(request: Request, fixed: dict[str, int]) -> Captured:
     stand_ins = [stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
     args, kwargs = pytree.tree_unflatten(stand_ins, request.spec)
     try:
@@ -151,13 +152,13 @@ def _capture(request: Request, fixed: dict[str, int]) -> _Captured:
     if frame.eager_reason:
         raise ExportError(f"the program cannot be exported: {frame.eager_reason}")
     if frame.graph is None:
-        return _Captured(frame, None, None, stand_ins, positions)
+        return Captured(frame, None, None, stand_ins, positions)
     env = env_of(frame.graph)
     try:
         graph = run_passes(frame.graph, PASSES, PassContext())
     except CannotFunctionalise as error:
         raise ExportError(f"the program writes to memory in a way that has no functional form: {error}") from error
-    return _Captured(frame, graph, env, stand_ins, positions)
+    return Captured(frame, graph, env, stand_ins, positions)
 
 
 def _refuse_effects(frame: CapturedFrame) -> None:
@@ -172,7 +173,7 @@ def _refuse_effects(frame: CapturedFrame) -> None:
 
 
 @dataclass(slots=True)
-class _Symbols:
+class Symbols:
     """The symbols of a capture by (leaf, dimension); what the declared ones equal in terms of roots; the facts that a
     call must hold."""
 
@@ -184,23 +185,30 @@ class _Symbols:
     labels: dict[Symbol, str] = field(default_factory=dict)
     where: dict[Symbol, str] = field(default_factory=dict)
 
+    def of_roots(self, fact: Relation) -> tuple[Relation, bool]:
+        """A fact as one about the roots, and whether it follows from their ranges."""
+        ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in self.ranges.items()}
+        said = Relation(fact.op, substitute(fact.left, self.equal), substitute(fact.right, self.equal))
+        within = Relation(fact.op, substitute(said.left, ranged), substitute(said.right, ranged))
+        return said, ShapeEnv().known(within) is True
+
 
 def _line(stack: tuple[Location, ...]) -> str:
     return str(users_line(stack) or "an operator of the program")
 
 
-def _symbols(request: Request, captured: _Captured) -> _Symbols:
+def _symbols(request: Request, captured: Captured) -> Symbols:
     """Raises ExportError for a declared size that the program does not leave free."""
-    made, env = _located(request, captured), captured.env
+    made, env = located(request, captured), captured.env
     if env is None:
         return made
     # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
     nothing = ShapeEnv()
-    ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
-    for fact, stack in zip(env.guards, env.asked_at, strict=True):
-        left, right = substitute(fact.left, made.equal), substitute(fact.right, made.equal)
-        if nothing.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
+    for asked, stack in zip(env.guards, env.asked_at, strict=True):
+        fact, follows = made.of_roots(asked)
+        if follows:
             continue
+        left, right = fact.left, fact.right
         names = {one for side in (left, right) for one in free_symbols(side)}
         named = [one for one in names if one in made.labels and "." not in made.labels[one]]
         where = _line(stack)
@@ -216,9 +224,9 @@ def _symbols(request: Request, captured: _Captured) -> _Symbols:
     return made
 
 
-def _located(request: Request, captured: _Captured) -> _Symbols:
-    """The symbols without facts."""
-    made, env = _Symbols(), captured.env
+def located(request: Request, captured: Captured) -> Symbols:
+    """The symbols of a capture, without facts."""
+    made, env = Symbols(), captured.env
     if env is None:
         return made
     leaf_of = {
@@ -252,7 +260,7 @@ def _located(request: Request, captured: _Captured) -> _Symbols:
     return made
 
 
-def _unread_root(request: Request, made: _Symbols, size: Dim) -> Symbol:
+def _unread_root(request: Request, made: Symbols, size: Dim) -> Symbol:
     leaf, dim = next(
         place
         for place, one in request.dims.items()
@@ -265,11 +273,11 @@ def _unread_root(request: Request, made: _Symbols, size: Dim) -> Symbol:
     return root
 
 
-def _is_dynamic(request: Request, made: _Symbols, one: Expr) -> bool:
+def _is_dynamic(request: Request, made: Symbols, one: Expr) -> bool:
     return any(found is one and request.dims[place] is Dim.DYNAMIC for place, found in made.at.items())
 
 
-def _narrowed(request: Request, made: _Symbols, fact: Relation, where: str) -> str:
+def _narrowed(request: Request, made: Symbols, fact: Relation, where: str) -> str:
     text = str(fact)
     for one, label in sorted(made.labels.items(), key=lambda pair: -len(str(pair[0]))):
         text = text.replace(str(one), label)
@@ -291,7 +299,7 @@ def _narrowed(request: Request, made: _Symbols, fact: Relation, where: str) -> s
 class _Building:
     """The program of one capture."""
 
-    def __init__(self, request: Request, captured: _Captured, symbols: _Symbols) -> None:
+    def __init__(self, request: Request, captured: Captured, symbols: Symbols) -> None:
         self.request, self.captured, self.symbols = request, captured, symbols
         model = request.model
         self.state: dict[str, torch.Tensor] = {}
@@ -430,7 +438,7 @@ class _Building:
         shape[dim] = tree(one)
 
 
-def _named(symbols: _Symbols, name: str) -> Symbol | None:
+def _named(symbols: Symbols, name: str) -> Symbol | None:
     return next((one for one, label in symbols.labels.items() if label == name), None)
 
 
@@ -454,7 +462,7 @@ def identifier(name: str) -> str:
 # --- sizes of 1 ------------------------------------------------------------------------------------------------------
 
 
-def _check_ones(request: Request, captured: _Captured, symbols: _Symbols, program: ExportedProgram) -> None:
+def _check_ones(request: Request, captured: Captured, symbols: Symbols, program: ExportedProgram) -> None:
     """What was captured for 2 and more is compared, on the examples, with what is captured for 1. Raises ExportError
     when that is another program, and 1 was declared; an undeclared size is 2 or more then."""
     env = captured.env
