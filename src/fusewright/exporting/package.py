@@ -32,13 +32,12 @@ from fusewright.capture.guards.sources import TensorSize
 from fusewright.capture.settings import CaptureOptions
 from fusewright.codegen.device_kernel import Unsupported
 from fusewright.exporting.archive import stored, texts_of, weights_of, write_weights
+from fusewright.exporting.conditions import Version, holds
 from fusewright.exporting.dims import Dim
 from fusewright.exporting.packaged import (
     MANIFEST,
     PACKAGE_VERSION,
     SEAL,
-    Version,
-    holds,
     is_name,
     made_with,
 )
@@ -228,7 +227,8 @@ class _Compiling:
             said, follows = symbols.of_roots(fact)
             if follows:
                 continue
-            facts.append([said.op, _named(tree(said.left), places), _named(tree(said.right), places)])
+            told = [said.op, _named(tree(said.left), places), _named(tree(said.right), places)]
+            facts += [told] if told not in facts else []
             if fact in larger:
                 ones += [symbols.labels[one] for one in free_symbols(said.right) if isinstance(one, Symbol)]
         may_be_one = [label for label in dict.fromkeys(ones) if self._least(label) <= 1]

@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import importlib.util
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem, itemgetter
 from typing import Any
@@ -24,9 +23,8 @@ from torch.utils import _pytree as pytree
 from fusewright import _native
 from fusewright.base.errors import ExportError, ProgramFileError, ProgramInputError, RuntimeFallback
 from fusewright.base.options import TARGETS
-from fusewright.base.records import dataclass, field
-from fusewright.capture.guards import Guard, TensorGuard, build_program
-from fusewright.capture.guards.sources import Constant, FunctionSource, Item, Local, Source, TensorSize, TensorStride
+from fusewright.capture.guards import build_program
+from fusewright.capture.guards.sources import Item, Local
 from fusewright.exporting.archive import (
     GRAPH,
     SIGNATURE,
@@ -38,14 +36,13 @@ from fusewright.exporting.archive import (
     read_weights,
     require,
 )
+from fusewright.exporting.conditions import Conditions, Known, Version, Walk
 from fusewright.exporting.program import (
     RELATIONS,
     SIZE_OPERATORS,
     ExportedProgram,
     ProgramModule,
-    Signature,
     laid_out,
-    size_value,
 )
 from fusewright.process import PROCESS
 from fusewright.runtime import artifact
@@ -59,7 +56,6 @@ MANIFEST, SEAL = "package.json", "package.ed25519"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
 _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}/(?:graph\.txt|signature\.json|[0-9]{1,4}\.code)\Z")
 _PREFERRED = ("native", *sorted((target for target in TARGETS if target != "native"), reverse=True))
-_CONTAINERS: tuple[type, ...] = (tuple, list, dict, OrderedDict)
 
 
 def is_name(name: Any) -> bool:
@@ -70,31 +66,6 @@ def is_name(name: Any) -> bool:
 def made_with() -> dict[str, Any]:
     """What a plan fits besides the processor: PyTorch's C functions, and the form of plans."""
     return {"torch": torch.__version__.partition("+")[0], "plan": artifact.VERSION}
-
-
-@dataclass(slots=True)
-class Version:
-    """One compiled version of a program.
-
-    inputs   where each input of the plan comes from: ("leaf", number), ("state" or "constant", name), ("size", leaf,
-             dimension)
-    results  the flat results: ("output", number), ("leaf", number), ("state" or "constant", name), ("value", value)
-    facts    relations between sizes that it is for: (operator, left, right); a size is named "LEAF.DIMENSION"
-    """
-
-    target: str
-    inputs: list[list[Any]]
-    results: list[list[Any]]
-    facts: list[list[Any]]
-    graph: CompiledGraph = field(repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"target": self.target, "inputs": self.inputs, "results": self.results, "facts": self.facts}
-
-
-def holds(facts: Sequence[Mapping[str, Any]], values: Mapping[str, int]) -> bool:
-    """Whether constraints of a signature hold for these sizes."""
-    return all(RELATIONS[one["op"]](size_value(one["left"], values), size_value(one["right"], values)) for one in facts)
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -322,13 +293,7 @@ class EntryPoint:
         self.program, self.versions, self.target = program, versions, target
         self.module: ProgramModule = program.module()
         self.spec: pytree.TreeSpec = program.in_spec
-        self.written = _written(program.graph_signature)
-        self.tensors = {"state": program.state, "constant": program.constants}
-        self.as_loaded = {
-            (kind, name): TensorGuard(type(one), one.dtype, one.device, None, tuple(one.shape), tuple(one.stride()))
-            for kind, tensors in self.tensors.items()
-            for name, one in tensors.items()
-        }
+        self.known = Known.of(program.graph_signature, {"state": program.state, "constant": program.constants})
         self.graphs = [_native_plan(version) for version in versions]
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -339,12 +304,12 @@ class EntryPoint:
         self.call.plainly = self.by_operators
         self.function = call
         args, kwargs = Local(0, "args"), Local(1, "kwargs")
-        walk = _Walk()
+        walk = Walk()
         walk.enter(self.spec.children()[0], args, (0,))
         walk.enter(self.spec.children()[1], kwargs, (1,))
         if walk.plain:
             for version, graph in zip(versions, self.graphs):
-                conditions = _Conditions(self, version, walk.sources)
+                conditions = Conditions(self.known, version, walk.sources)
                 guards = build_program((*walk.guards, *conditions.guards()), conditions.inputs())
                 self.call.append(_native.Entry(guards, graph, self.finish(version, walk.paths)))
 
@@ -355,7 +320,7 @@ class EntryPoint:
         sources = [Item(Local(0, "leaves"), leaf) for leaf in range(count)]
         found = []
         for version, graph in zip(self.versions, self.graphs):
-            conditions = _Conditions(self, version, sources)
+            conditions = Conditions(self.known, version, sources)
             guards = build_program(conditions.guards(), conditions.inputs())
             found.append((guards, graph, self.finish(version, [(0, leaf) for leaf in range(count)])))
         return found
@@ -366,7 +331,7 @@ class EntryPoint:
         leaves = self.module.fusewright_checked(args, kwargs)
         if PROCESS.stance != "force_eager":
             plain = [_as_example(leaf, record) for leaf, record in zip(leaves, self.program.graph_signature.leaves)]
-            if all(plain[leaf] is leaves[leaf] for leaf in self.written):
+            if all(plain[leaf] is leaves[leaf] for leaf in self.known.written):
                 for guards, graph, finish in self.flat:
                     inputs = guards.inputs((plain,), self.function)
                     if inputs is None:
@@ -399,7 +364,7 @@ class EntryPoint:
             return target
         if kind == "leaf":
             return lambda outputs, locals: functools.reduce(getitem, paths[target], locals)
-        value = target if kind == "value" else self.tensors[kind][target]
+        value = target if kind == "value" else self.known.tensors[kind][target]
         return lambda outputs, locals: value
 
 
@@ -413,11 +378,6 @@ def _native_plan(version: Version) -> Any:
     if compiled.preparation is None:
         return made
     return with_preparation(made, compiled.preparation, len(version.inputs))
-
-
-def _written(signature: Signature) -> list[int]:
-    """The leaves that a program writes to."""
-    return [record["target"] for record in signature.outputs if record["kind"] == "input_mutation"]
 
 
 def _as_example(leaf: Any, record: Mapping[str, Any]) -> Any:
@@ -470,148 +430,3 @@ def _builder(spec: pytree.TreeSpec, getters: Iterator[Getter]) -> Getter:
         return lambda outputs, locals: dict(zip(keys, items(outputs, locals)))
     context, unflatten = spec.context, pytree.SUPPORTED_NODES[spec.type].unflatten_fn
     return lambda outputs, locals: unflatten(items(outputs, locals), context)
-
-
-# --- guards ----------------------------------------------------------------------------------------------------------
-
-
-class _Walk:
-    """The containers of the arguments: guards that they are so, and where each leaf is."""
-
-    def __init__(self) -> None:
-        self.guards: list[Guard] = []
-        self.sources: list[Source] = []
-        self.paths: list[tuple[Any, ...]] = []
-        self.plain = True
-
-    def enter(self, spec: pytree.TreeSpec, source: Source, path: tuple[Any, ...]) -> None:
-        if spec.is_leaf():
-            self.sources.append(source)
-            self.paths.append(path)
-            return
-        self.plain &= spec.type in _CONTAINERS
-        keys = spec.context if spec.type in (dict, OrderedDict) else range(len(spec.children()))
-        self.guards.append(Guard("TYPE", source, spec.type))
-        if spec.type in (dict, OrderedDict):
-            self.guards.append(Guard("KEYS", source, tuple(keys)))
-        else:
-            self.guards.append(Guard("LENGTH", source, len(keys)))
-        for key, child in zip(keys, spec.children()):
-            self.enter(child, Item(source, key), (*path, key))
-
-
-class _Conditions:
-    """What must hold for a version, over the sources of the leaves."""
-
-    def __init__(self, entry: EntryPoint, version: Version, leaves: Sequence[Source]) -> None:
-        self.entry, self.version, self.leaves = entry, version, leaves
-        self.signature = entry.program.graph_signature
-        symbols = self.signature.symbols
-        self.names = {name: f"{known['leaf']}.{known['dim']}" for name, known in symbols.items()}
-
-    def inputs(self) -> list[Source]:
-        """The source of each input of the plan."""
-        return [
-            TensorSize(self.leaves[target[0]], target[1]) if kind == "size" else self.source(kind, target[0])
-            for kind, *target in self.version.inputs
-        ]
-
-    def source(self, kind: str, target: Any) -> Source:
-        if kind == "leaf":
-            return self.leaves[target]
-        value = self.entry.tensors[kind][target]
-        return Constant(id(value), value, f"weight_{id(value):x}")
-
-    def guards(self) -> list[Guard]:
-        found: list[Guard] = []
-        for leaf, record in enumerate(self.signature.leaves):
-            found += self.value(leaf, record) if record["kind"] == "value" else self.tensor(leaf, record)
-        for kind, target, *_ in self.version.inputs:
-            if kind in self.entry.tensors:
-                found.append(Guard("TENSOR", self.source(kind, target), self.entry.as_loaded[kind, target]))
-        found += self.sizes()
-        found += self.apart()
-        return found
-
-    def value(self, leaf: int, record: Mapping[str, Any]) -> list[Guard]:
-        kind = "IS" if record["value"] is None else "EQUALS"
-        return [Guard(kind, self.leaves[leaf], record["value"])]  # type: ignore[arg-type]
-
-    def tensor(self, leaf: int, record: Mapping[str, Any]) -> list[Guard]:
-        """Type, dtype and device, and rows in the order of the program's memory."""
-        source, shape, order = self.leaves[leaf], record["shape"], record["order"]
-        fixed = tuple(size if isinstance(size, int) else None for size in shape)
-        strides: list[int | None] = [None] * len(shape)
-        found: list[Guard] = []
-        step: Any = 1
-        for dim in reversed(order):
-            if isinstance(step, int):
-                strides[dim] = step
-            else:
-                stride = f"stride {leaf}.{dim}"
-                found.append(self.relation("==", stride, step))
-            size = fixed[dim] if isinstance(fixed[dim], int) else f"{leaf}.{dim}"
-            step = (
-                step * size
-                if isinstance(step, int) and isinstance(size, int)
-                else size
-                if step == 1
-                else ["*", step, size]
-            )
-        requires_grad = False if leaf in self.entry.written else None
-        dtype, device = getattr(torch, record["dtype"]), torch.device(record["device"])
-        guard = TensorGuard(torch.Tensor, dtype, device, requires_grad, fixed, tuple(strides))
-        return [Guard("TENSOR", source, guard), *found]
-
-    def sizes(self) -> list[Guard]:
-        """Ranges, sizes that follow from others, constraints, and the version's own conditions."""
-        found: list[Guard] = []
-        for name, known in self.signature.symbols.items():
-            if known["min"] > 0:
-                found.append(self.relation("<=", known["min"], self.names[name]))
-            if known["max"] is not None:
-                found.append(self.relation("<=", self.names[name], known["max"]))
-        for leaf, record in enumerate(self.signature.leaves):
-            for dim, size in enumerate(record.get("shape", ())):
-                if not isinstance(size, int) and (not isinstance(size, str) or self.names[size] != f"{leaf}.{dim}"):
-                    found.append(self.relation("==", f"{leaf}.{dim}", self.placed(size)))
-        for fact in self.signature.constraints:
-            found.append(self.relation(fact["op"], self.placed(fact["left"]), self.placed(fact["right"])))
-        found += [self.relation(*fact) for fact in self.version.facts]
-        return found
-
-    def placed(self, size: Any) -> Any:
-        """A size of the signature by places instead of symbols."""
-        if isinstance(size, list):
-            return [size[0], self.placed(size[1]), self.placed(size[2])]
-        return self.names[size] if isinstance(size, str) else size
-
-    def relation(self, op: str, left: Any, right: Any) -> Guard:
-        sources: dict[str, Source] = {}
-
-        def tree(size: Any) -> Any:
-            if isinstance(size, list):
-                return (size[0], tree(size[1]), tree(size[2]))
-            if isinstance(size, int):
-                return size
-            leaf, dim = map(int, size.removeprefix("stride ").split("."))
-            kind = TensorStride if size.startswith("stride ") else TensorSize
-            sources[size] = kind(self.leaves[leaf], dim)
-            return ("sym", size)
-
-        return Guard("SIZE", FunctionSource(), ((op, tree(left), tree(right)), sources))
-
-    def apart(self) -> list[Guard]:
-        """What a program writes to shares no memory with anything else that it reads or writes."""
-        outputs = self.signature.outputs
-        buffers = {record["target"] for record in outputs if record["kind"] == "buffer_mutation"}
-        if not buffers and not self.entry.written:
-            return []
-        sources = [source for source, record in zip(self.leaves, self.signature.leaves) if record["kind"] == "tensor"]
-        memory: dict[int, Source] = {}
-        for kind, target, *_ in self.version.inputs:
-            if kind in self.entry.tensors and (self.entry.written or target in buffers):
-                value = self.entry.tensors[kind][target]
-                memory.setdefault(value.untyped_storage().data_ptr(), self.source(kind, target))
-        sources += memory.values()
-        return [Guard("NO_OVERLAP", sources[0], tuple(sources))] if len(sources) > 1 else []
