@@ -53,7 +53,7 @@ Program = tuple[Callable[..., object], Callable[[torch.dtype], list[torch.Tensor
 
 
 def raced(program: Program, dtype: torch.dtype) -> list[events.Raced]:
-    """The races of a program that gives eager's results; none of the contenders was wrong."""
+    """The races of a program that gives eager's results; none of the candidates was wrong."""
     torch.manual_seed(0)
     function, make = program
     heard = races(check(function, make(dtype)))
@@ -116,7 +116,7 @@ COMPUTED: dict[str, Program] = {
 def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> None:
     heard = raced(COMPUTED[name], dtype)
     asked = [race for race in heard if " behind " in race.question]
-    assert len(asked) == 1 and sum("computed" in contender for contender in asked[0].times) > 0, [
+    assert len(asked) == 1 and sum("computed" in candidate for candidate in asked[0].times) > 0, [
         race.text for race in heard
     ]
 
@@ -125,7 +125,7 @@ def test_products_that_compute_their_operands(name: str, dtype: torch.dtype) -> 
 def test_computed_operands_that_win(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan without the kernels in front, whatever is quickest here."""
     monkeypatch.setattr(
-        "fusewright.select.autotune.race", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0))
+        "fusewright.select.candidates.race", lambda calls, measure: (calls[-1][0], dict.fromkeys(dict(calls), 1.0))
     )
     heard = raced(COMPUTED[name], torch.bfloat16)
     assert ["computed" in race.winner for race in heard if " behind " in race.question] == [True]

@@ -12,14 +12,15 @@ import torch.nn.functional as F
 
 from fusewright.base.records import replace
 from fusewright.codegen.device_kernel import Processor
-from fusewright.codegen.triton.gemm_tiles import Computing, candidates
+from fusewright.codegen.triton.gemm_tiles import Computing, ProductShape, ProductTile, product_tiles
 from fusewright.graph import passes
 from fusewright.loops.lower import lower
 from fusewright.schedule import ScheduleOptions, schedule, with_memory
 from fusewright.schedule.plan import Plan, RunKernel
 from fusewright.schedule.verify import verify
 from fusewright.select import autotune
-from fusewright.select.autotune import Contender, Question, answer_all, race, record_key, tune
+from fusewright.select.autotune import tune
+from fusewright.select.candidates import FEW, MANY, Candidate, Question, answer_all, race, record_key
 from fusewright.select.measure import disagreement
 from tests.loops.tracing import lowered, record
 
@@ -28,7 +29,7 @@ LIBRARY = "library"
 
 
 class FakeTrials:
-    """Each contender takes as long as `seconds` says for its name, by its first match; the clock goes on by what is measured."""
+    """Each candidate takes as long as `seconds` says for its name, by its first match; the clock goes on by what is measured."""
 
     machine = "fake"
 
@@ -45,17 +46,17 @@ class FakeTrials:
         self.requested: list[str] = []
         self.prepared: list[str] = []
 
-    def request(self, contenders: Sequence[Contender]) -> None:
-        self.requested += [contender.name for contender in contenders]
-        for contender in contenders if self.plan is not None else ():
+    def request(self, candidates: Sequence[Candidate]) -> None:
+        self.requested += [candidate.name for candidate in candidates]
+        for candidate in candidates if self.plan is not None else ():
             assert self.plan is not None
-            known = self.plan.buffers.keys() | {buffer.name for buffer in contender.added}
-            assert all(known >= set(kernel.buffers) for kernel in contender.kernels.values()), contender.name
+            known = self.plan.buffers.keys() | {buffer.name for buffer in candidate.added}
+            assert all(known >= set(kernel.buffers) for kernel in candidate.kernels.values()), candidate.name
 
     def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
         self.prepared.append(question.title)
-        refused = {c.name: "wrong" for c in question.contenders if c.name in self.refused}
-        return [(c.name, c.name) for c in question.contenders if c.name not in refused], refused
+        refused = {c.name: "wrong" for c in question.candidates if c.name in self.refused}
+        return [(c.name, c.name) for c in question.candidates if c.name not in refused], refused
 
     def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
         found = []
@@ -76,7 +77,7 @@ class Memory(dict[str, bytes]):
 
 def question(title: str, names: Sequence[str] = (LIBRARY, "a", "b"), weight: float = 1.0) -> Question:
     return Question(
-        title, f"key of {title}", weight, tuple(Contender(name, (), {}, {}) for name in names), (), 1e-2, (title,)
+        title, f"key of {title}", weight, tuple(Candidate(name, (), {}, {}) for name in names), (), 1e-2, (title,)
     )
 
 
@@ -105,7 +106,7 @@ def test_only_those_that_may_win_are_measured_again() -> None:
         return trials.measure(calls, count)
 
     assert race([(name, name) for name in trials.seconds], measure)[0] == "a"
-    assert rounds == [((LIBRARY, "a", "b", "c"), autotune.FEW), ((LIBRARY, "a", "b"), autotune.MANY)]
+    assert rounds == [((LIBRARY, "a", "b", "c"), FEW), ((LIBRARY, "a", "b"), MANY)]
 
 
 def test_answers_are_remembered_and_a_damaged_record_is_asked_again() -> None:
@@ -166,13 +167,13 @@ def test_another_machine_asks_anew() -> None:
 def test_the_heaviest_question_is_asked_first_and_the_budget_ends_the_search() -> None:
     trials = FakeTrials({LIBRARY: 1.0, "a": 0.5, "b": 2.0})
     asked = [question(name, weight=weight) for name, weight in (("light", 1.0), ("heavy", 9.0), ("middle", 5.0))]
-    each = 3.5 * autotune.FEW + 1.5 * autotune.MANY
+    each = 3.5 * FEW + 1.5 * MANY
     answers, unasked = answer_all(asked, trials, None, 1.5 * each, trials.clock)
     assert trials.prepared == ["heavy", "middle"] and unasked == 1 and set(answers) == {"key of heavy", "key of middle"}
     assert answer_all(asked, trials, None, 0.0, trials.clock) == ({}, 3)
 
 
-def test_a_contender_that_is_wrong_does_not_take_part_and_is_told() -> None:
+def test_a_candidate_that_is_wrong_does_not_take_part_and_is_told() -> None:
     trials = FakeTrials({LIBRARY: 1.0, "a": 0.1, "b": 0.8}, refused=["a"])
     records = Memory()
     answers, _ = answer_all([question("x")], trials, records, 100.0, trials.clock)
@@ -287,21 +288,18 @@ def test_a_product_may_compute_what_it_reads(seconds: dict[str, float], sides: l
 
 def test_what_would_be_computed_too_often_is_not_tried() -> None:
     """4096 rows and columns in blocks of 256: an operand would be computed 16 times, which costs more than storing it once."""
-    tiles = candidates(
-        (1, 4096, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26)
-    )
-    assert not tiles
-    tiles = candidates(
-        (1, 4096, 512, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(12, 0, 4, 2, 1 << 26)
-    )
-    assert tiles and all(tile.x >= 128 for tile, _ in tiles)
-    tiles = candidates(
-        (1, 16, 4096, 4096), torch.bfloat16, False, Processor(), 8, computing=Computing(0, 8, 2, 1, 1 << 26)
-    )
-    assert tiles  # each weight is computed once
+    def tiles(rows: int, columns: int, computing: Computing) -> list[ProductTile]:
+        shape = ProductShape((1, rows, columns, 4096), torch.bfloat16, False, computing=computing)
+        return [tile for tile, _ in product_tiles(shape, Processor(), 8)]
+
+    of_left = Computing(12, 0, 4, 2, 1 << 26)
+    assert not tiles(4096, 4096, of_left)
+    narrow = tiles(4096, 512, of_left)
+    assert narrow and all(tile.x >= 128 for tile in narrow)
+    assert tiles(16, 4096, Computing(0, 8, 2, 1, 1 << 26))  # each weight is computed once
 
 
-def test_without_a_quicker_contender_the_plan_stays() -> None:
+def test_without_a_quicker_candidate_the_plan_stays() -> None:
     plan = plan_of_layers()
     trials = FakeTrials({LIBRARY: 1.0, "": 1.0})
     tuned = tune(plan, Processor(), CPU, trials, None, 1e9, trials.clock)

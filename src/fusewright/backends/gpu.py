@@ -18,7 +18,8 @@ from fusewright.loops.ir import Buffer, LoopProgram
 from fusewright.runtime import cuda_code
 from fusewright.schedule import ScheduleOptions
 from fusewright.schedule.plan import Kernel, Plan
-from fusewright.select.autotune import Records, Tuned, tune
+from fusewright.select.autotune import Tuned, tune
+from fusewright.select.candidates import Records
 from fusewright.select.measure import GpuTrials, machine_text
 
 __all__ = [

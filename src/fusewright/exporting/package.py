@@ -44,7 +44,8 @@ from fusewright.exporting.packaged import (
 from fusewright.exporting.program import ExportedProgram, ProgramModule, size_value
 from fusewright.exporting.request import STAND_INS, Request, choose_roots, stand_in
 from fusewright.exporting.results import flat_results
-from fusewright.exporting.trace import Captured, alone, located, sizes_again, tree
+from fusewright.exporting.symbols import Captured, located
+from fusewright.exporting.trace import alone, sizes_again, tree
 from fusewright.graph.builder import env_of
 from fusewright.runtime.artifact import NotSerialisable, dump
 from fusewright.runtime.host import needs

@@ -55,7 +55,7 @@ class CompiledGraph:
     """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between
     sizes that compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan.
     preparation: what computes the plan's last inputs from parameters. races: (question, winner, seconds of each
-    contender, text) of what was measured for it."""
+    candidate, text) of what was measured for it."""
 
     plan: CallPlan
     code: bytes

@@ -2,225 +2,42 @@
 kernels.
 
 Takes a scheduled plan; gives the plan with the kernels that won in place of library calls, and the block sizes that
-won. Every question ("which of these is quickest for this shape?") is asked once for all places of the graph that have
-it, and its answer is remembered on disk for this GPU and these versions. Always holds: the first contender is what runs
-without tuning; another one takes its place only if its results are as good and it was quicker by `MARGIN`; a search
-ends with its budget, and what was not asked stays as it was.
+won. Always holds: each question (select/candidates.py) is asked once for all places of the graph that have it; what was
+not asked stays as it was.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 import torch
 
-from fusewright.base.records import dataclass, field, replace
-from fusewright.base.thresholds import LEAST_TUNED_BYTES, LEAST_TUNED_WORK, MARGIN, MAY_WIN
+from fusewright.base.records import dataclass, replace
+from fusewright.base.thresholds import LEAST_TUNED_BYTES, LEAST_TUNED_WORK
 from fusewright.codegen.analysis import analyse
 from fusewright.codegen.device_kernel import Processor, Unsupported
 from fusewright.codegen.signature import signature
 from fusewright.codegen.triton.gemm import takes_copies
-from fusewright.codegen.triton.gemm_tiles import Computing, ProductTile, candidates
+from fusewright.codegen.triton.gemm_tiles import Computing, ProductShape, ProductTile, product_tiles
 from fusewright.codegen.triton.tiles import Tile, choose, neighbours, power_of_two
 from fusewright.loops.ir import Buffer
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Kernel, Operand, Plan, Product, RunKernel, Step
 from fusewright.select import prologues, replacement, sites, variants
+from fusewright.select.candidates import Answer, Candidate, Question, Records, Trials, answer_all
 from fusewright.select.prologues import Producer
 from fusewright.select.sites import Site
 from fusewright.select.variants import Variant
 from fusewright.sizes.expressions import free_symbols
 
 MOST_TILES = 8
-"""Contenders for a product, beside the library."""
+"""Candidates for a product, beside the library."""
 MOST_COMPUTING_TILES = 5
-"""Contenders for a product that computes operands, for each choice of these."""
+"""Candidates for a product that computes operands, for each choice of these."""
 BULK_ARCH = 90
 """Compute capability from which GPUs have a copy engine for tensors (9.0)."""
-FEW, MANY = 5, 20
-"""Measurements of every contender, and then of those that may win."""
-AHEAD = 4
-"""Questions whose kernels are being compiled while one is raced."""
-FORMAT = 1
-"""Of records on disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """steps: what it runs; kernels and tiles: of those that are generated, by name; added: buffers that the plan does
-    not have."""
-
-    name: str
-    steps: tuple[Step, ...]
-    kernels: Mapping[str, Kernel]
-    tiles: Mapping[str, Tile | ProductTile]
-    variant: Variant | None = None
-    added: tuple[Buffer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """title: for people; key: what decides the answer, hashed; weight: the work that depends on it; contenders: the
-    first is what runs without tuning; places: sites, or names of kernels, that take the answer; shape_class: what it
-    has in common with the same question about a similar number of rows (empty: nothing is known of such)."""
-
-    title: str
-    key: str
-    weight: float
-    contenders: tuple[Contender, ...]
-    results: tuple[str, ...]
-    tolerance: float
-    places: tuple[Any, ...]
-    shape_class: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """times: seconds by contender, as far as they were measured; refused: why a contender was not measured; remembered:
-    it was on disk."""
-
-    question: str
-    winner: str
-    times: Mapping[str, float]
-    refused: Mapping[str, str] = field(default_factory=dict)
-    remembered: bool = False
-    places: int = 1
-
-    @property
-    def text(self) -> str:
-        times = sorted(self.times.items(), key=lambda item: item[1])
-        shown = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in times[:4])
-        first = next(iter(self.times), self.winner)
-        gain = ""
-        if self.winner != first and self.winner in self.times:
-            gain = f" ({self.times[first] / self.times[self.winner]:.2f} times as quick as {first})"
-        often = f", {self.places} times" if self.places > 1 else ""
-        known = " (remembered)" if self.remembered else ""
-        return f"{self.question}{often}: {self.winner}{gain}{known}: {shown}"
-
-
-class Trials(Protocol):
-    """What a race needs of a GPU. plan: whose kernels (or what stands in their place) are tried."""
-
-    plan: Plan
-    machine: str
-
-    def request(self, contenders: Sequence[Contender]) -> None:
-        """Has the contenders' kernels compiled in the background."""
-
-    def prepare(self, question: Question) -> tuple[list[tuple[str, Any]], dict[str, str]]:
-        """(name and call of each contender that runs and whose results agree with the first one's, why the others do
-        not)."""
-
-    def measure(self, calls: Sequence[Any], rounds: int) -> list[list[float]]:
-        """Seconds of each call in each round; calls take turns."""
-
-
-class Records(Protocol):
-    def get(self, key: str) -> bytes | None: ...
-    def put(self, key: str, label: str, body: bytes) -> object: ...
-
-
-# --- races ------------------------------------------------------------------------------------------------------------
-
-
-def race(
-    calls: Sequence[tuple[str, Any]], measure: Callable[[Sequence[Any], int], list[list[float]]]
-) -> tuple[str, dict[str, float]]:
-    """(the winner's name, median seconds by name). The first call keeps its place unless another one is clearly
-    quicker."""
-    names = [name for name, _ in calls]
-    times = dict(zip(names, map(statistics.median, measure([call for _, call in calls], FEW))))
-    bound = MAY_WIN * min(times.values())
-    left = [(name, call) for name, call in calls if name == names[0] or times[name] <= bound]
-    if len(left) > 1:
-        times.update(zip([name for name, _ in left], map(statistics.median, measure([call for _, call in left], MANY))))
-    best = min((name for name, _ in left), key=lambda name: times[name])
-    winner = best if times[best] < (1 - MARGIN) * times[names[0]] else names[0]
-    return winner, times
-
-
-def answer_all(
-    questions: Sequence[Question],
-    trials: Trials,
-    records: Records | None,
-    seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[dict[str, Answer], int]:
-    """(answers by question's key, number of questions for which there was no time)."""
-    ends = clock() + seconds
-    answers: dict[str, Answer] = {}
-    open_: list[Question] = []
-    for question in sorted(questions, key=lambda q: -q.weight):
-        known = None if records is None else _remembered(records, trials, question)
-        if known is not None:
-            answers[question.key] = known
-        else:
-            open_.append(question if records is None else _shortened(records, trials, question))
-    requested = 0
-    for number, question in enumerate(open_):
-        if clock() >= ends:
-            return answers, len(open_) - number
-        while requested < min(len(open_), number + AHEAD):
-            trials.request(open_[requested].contenders)
-            requested += 1
-        calls, refused = trials.prepare(question)
-        winner, times = race(calls, trials.measure) if len(calls) > 1 else (question.contenders[0].name, {})
-        answers[question.key] = Answer(question.title, winner, times, refused, places=len(question.places))
-        if records is not None and times:
-            _remember(records, trials, question, winner, times)
-    return answers, 0
-
-
-def record_key(trials: Trials, question_key: str) -> str:
-    """Where the disk cache has the answer to a question, or that of its shape class."""
-    return hashlib.sha256(f"autotune {FORMAT}|{trials.machine}|{question_key}".encode()).hexdigest()
-
-
-def _remember(records: Records, trials: Trials, question: Question, winner: str, times: Mapping[str, float]) -> None:
-    body = json.dumps({"winner": winner, "times": times}).encode()
-    for key in filter(None, (question.key, question.shape_class)):
-        records.put(record_key(trials, key), f"autotuning {question.title}", body)
-
-
-def _read(records: Records, trials: Trials, question: Question, key: str) -> tuple[str, dict[str, float]] | None:
-    """(winner, times) of a record; None where there is none, or one that something else wrote: then it is asked, and
-    written, anew."""
-    body = records.get(record_key(trials, key))
-    if body is None:
-        return None
-    try:
-        found = json.loads(body)
-        winner, times = str(found["winner"]), {str(name): float(value) for name, value in found["times"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return (winner, times) if any(contender.name == winner for contender in question.contenders) else None
-
-
-def _remembered(records: Records, trials: Trials, question: Question) -> Answer | None:
-    found = _read(records, trials, question, question.key)
-    return found and Answer(question.title, *found, remembered=True, places=len(question.places))
-
-
-def _shortened(records: Records, trials: Trials, question: Question) -> Question:
-    """The question among what runs without tuning and what won for a similar size (or came next to the library
-    there)."""
-    found = _read(records, trials, question, question.shape_class) if question.shape_class else None
-    if found is None:
-        return question
-    winner, times = found
-    first = question.contenders[0].name
-    others = [name for name in times if name != first]
-    likely = winner if winner != first or not others else min(others, key=times.__getitem__)
-    left = tuple(contender for contender in question.contenders if contender.name in (first, likely))
-    return replace(question, contenders=left, shape_class="") if len(left) == 2 else question
-
-
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +70,7 @@ def _follower(plan: Plan, site: Site) -> dict[str, Kernel]:
 
 
 def _results(site: Site, follower: Mapping[str, Kernel]) -> tuple[str, ...]:
-    """The buffers that a contender for the site must write."""
+    """The buffers that a candidate for the site must write."""
     written = {name for kernel in follower.values() for name in kernel.written}
     if site.kept or site.following < 0:
         written.add(site.result.name)
@@ -278,7 +95,7 @@ def _product_question(plan: Plan, key: str, places: list[Site], processor: Proce
     site = places[0]
     steps = tuple(plan.steps[number] for number in sites.steps_of(site))
     kernels = _follower(plan, site)
-    contenders = [Contender("library", steps, kernels, {})]
+    candidates = [Candidate("library", steps, kernels, {})]
     whole, *_ = variants.variants(plan, site)
     product = whole.product.product
     assert product is not None
@@ -286,8 +103,8 @@ def _product_question(plan: Plan, key: str, places: list[Site], processor: Proce
     made: dict[int, Variant | None] = {1: whole}
     sliceable = variants.split_k(plan, site, 2) is not None
     bulk = processor.arch >= BULK_ARCH and takes_copies(whole.product)
-    facts = (_extents(site), site.left.dtype, product.full, processor, MOST_TILES)
-    for tile, slices in candidates(*facts, block_of=channels, sliceable=sliceable, bulk=bulk):
+    shape = ProductShape(_extents(site), site.left.dtype, product.full, channels, sliceable, bulk)
+    for tile, slices in product_tiles(shape, processor, MOST_TILES):
         if slices not in made:
             made[slices] = variants.split_k(plan, site, slices)
         variant = made[slices]
@@ -295,8 +112,8 @@ def _product_question(plan: Plan, key: str, places: list[Site], processor: Proce
             continue
         runs = tuple(RunKernel(kernel.name) for kernel in variant.kernels)
         named = {kernel.name: kernel for kernel in variant.kernels}
-        contenders.append(
-            Contender(
+        candidates.append(
+            Candidate(
                 f"{variant.name} {tile.text}", runs, named, {variant.product.name: tile}, variant, variant.buffers
             )
         )
@@ -306,7 +123,7 @@ def _product_question(plan: Plan, key: str, places: list[Site], processor: Proce
         _results(site, kernels),
         _shape_class(site, whole, kernels),
     )
-    return Question(title, key, weight, tuple(contenders), results, _tolerance(product), tuple(places), similar)
+    return Question(title, key, weight, tuple(candidates), results, _tolerance(product), tuple(places), similar)
 
 
 def _shape_class(site: Site, whole: Variant, kernels: Mapping[str, Kernel]) -> str:
@@ -366,15 +183,15 @@ def tile_questions(plan: Plan, processor: Processor, device: torch.device) -> li
         except Unsupported:
             continue
         steps = (RunKernel(kernel.name),)
-        contenders = tuple(
-            Contender(tile.sizes, steps, {kernel.name: kernel}, {kernel.name: tile}) for tile in (first, *others)
+        candidates = tuple(
+            Candidate(tile.sizes, steps, {kernel.name: kernel}, {kernel.name: tile}) for tile in (first, *others)
         )
         weight = float(_bytes(plan, kernel)) * len(kernels)
         names = tuple(kernel.name for kernel in kernels)
         results = tuple(sorted(kernel.written))
         found.append(
             Question(
-                f"blocks of {kernel.name}", key, weight, contenders, results, max(map(_rounding, kernel.dtypes)), names
+                f"blocks of {kernel.name}", key, weight, candidates, results, max(map(_rounding, kernel.dtypes)), names
             )
         )
     return found
@@ -447,9 +264,9 @@ def tune(
     tiles: dict[str, Tile | ProductTile] = {}
     merged: set[int] = set()
     for question in grouped:
-        contender = _winner(question, decided)
-        if contender is not None and contender is not question.contenders[0]:
-            (tile,) = contender.tiles.values()
+        candidate = _winner(question, decided)
+        if candidate is not None and candidate is not question.candidates[0]:
+            (tile,) = candidate.tiles.values()
             for group in question.places:
                 kernel = variants.together(group)
                 chosen.append(variants.of_group(group, kernel))
@@ -463,9 +280,9 @@ def tune(
     rest = tile_questions(plan, processor, device)
     more, later = answer_all(rest, trials, records, seconds - (clock() - started), clock)
     for question in rest:
-        contender = _winner(question, more)
-        if contender is not None and contender is not question.contenders[0]:
-            (tile,) = contender.tiles.values()
+        candidate = _winner(question, more)
+        if candidate is not None and candidate is not question.candidates[0]:
+            (tile,) = candidate.tiles.values()
             tiles.update(dict.fromkeys(question.places, tile))
     return Tuned(plan, tiles, (*answers.values(), *more.values()), unasked + later)
 
@@ -481,12 +298,12 @@ class Choice:
     computed: tuple[Producer, ...] = ()
 
 
-def _at_places(plan: Plan, question: Question, contender: Contender | None) -> list[Choice]:
+def _at_places(plan: Plan, question: Question, candidate: Candidate | None) -> list[Choice]:
     """The winner (if there was time for one) at each of the question's sites."""
-    if contender is None or contender.variant is None:
+    if candidate is None or candidate.variant is None:
         return [Choice(site) for site in question.places]
-    (tile,) = contender.tiles.values()
-    name = contender.variant.name
+    (tile,) = candidate.tiles.values()
+    name = candidate.variant.name
     made = (
         (site, next(v for v in variants.variants(plan, site, _counts(name)) if v.name == name))
         for site in question.places
@@ -525,7 +342,7 @@ def prologue_questions(plan: Plan, choices: Sequence[Choice], processor: Process
         facts = ("prologue", _site_key(plan, choice.site), variant, alone)
         by_key.setdefault(hashlib.sha256(repr(facts).encode()).hexdigest(), []).append(Place(choice, found))
     questions = (_prologue_question(plan, key, places, processor) for key, places in by_key.items())
-    return [question for question in questions if len(question.contenders) > 1]
+    return [question for question in questions if len(question.candidates) > 1]
 
 
 def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Processor) -> Question:
@@ -536,31 +353,32 @@ def _prologue_question(plan: Plan, key: str, places: list[Place], processor: Pro
     kernels = {producer.alone.name: producer.alone for producer in place.producers}
     follower = _follower(plan, site)
     if choice.variant is None:
-        first = Contender("apart", (*before, *(plan.steps[n] for n in numbers)), kernels | follower, {})
+        first = Candidate("apart", (*before, *(plan.steps[n] for n in numbers)), kernels | follower, {})
     else:
         assert choice.tile is not None
         runs = (*before, *(RunKernel(kernel.name) for kernel in choice.variant.kernels))
         named = kernels | {kernel.name: kernel for kernel in choice.variant.kernels}
-        first = Contender(
+        first = Candidate(
             "apart", runs, named, {choice.variant.product.name: choice.tile}, added=choice.variant.buffers
         )
-    contenders = [first]
+    candidates = [first]
     product = variants.whole(site)
     for option in place.options:
         mine = prologues.computing(site, option)
         rest = [producer.alone for producer in place.producers if producer not in option]
         sliceable = variants.split_k(plan, mine, 2) is not None
-        facts = (_extents(site), mine.left.dtype, product.full, processor, MOST_COMPUTING_TILES)
-        for tile, slices in candidates(*facts, sliceable=sliceable, computing=_computing(plan, mine, option)):
+        computing = _computing(plan, mine, option)
+        shape = ProductShape(_extents(site), mine.left.dtype, product.full, 0, sliceable, computing=computing)
+        for tile, slices in product_tiles(shape, processor, MOST_COMPUTING_TILES):
             variant = _variant(plan, mine, slices)
             if variant is not None:
                 steps = tuple(RunKernel(kernel.name) for kernel in (*rest, *variant.kernels))
                 named = {kernel.name: kernel for kernel in (*rest, *variant.kernels)}
                 name = f"{_sides(option)} computed, {variant.name} {tile.text}"
-                contenders.append(Contender(name, steps, named, {variant.product.name: tile}, variant, variant.buffers))
+                candidates.append(Candidate(name, steps, named, {variant.product.name: tile}, variant, variant.buffers))
     title = f"{_title(site)} behind {', '.join(_origins(kernels))}"
     weight = float(site.work) * len(places)
-    return Question(title, key, weight, tuple(contenders), _results(site, follower), _tolerance(product), tuple(places))
+    return Question(title, key, weight, tuple(candidates), _results(site, follower), _tolerance(product), tuple(places))
 
 
 def _variant(plan: Plan, site: Site, slices: int) -> Variant | None:
@@ -593,16 +411,16 @@ def _with_prologues(
     """The choices, with those that lost to products that compute their operands replaced."""
     better: dict[int, Choice] = {}
     for question in questions:
-        contender = _winner(question, answers)
-        if contender is None or contender.variant is None:
+        candidate = _winner(question, answers)
+        if candidate is None or candidate.variant is None:
             continue
-        (tile,) = contender.tiles.values()
+        (tile,) = candidate.tiles.values()
         for place in question.places:
             option = next(
-                option for option in place.options if contender.name.startswith(f"{_sides(option)} computed, ")
+                option for option in place.options if candidate.name.startswith(f"{_sides(option)} computed, ")
             )
             site = prologues.computing(place.choice.site, option)
-            name = contender.variant.name
+            name = candidate.variant.name
             variant = next(v for v in variants.variants(plan, site, _counts(name)) if v.name == name)
             better[site.step] = Choice(site, variant, tile, option)
     return [better.get(choice.site.step, choice) for choice in choices]
@@ -672,19 +490,20 @@ def _group_question(
         for step in steps
         if isinstance(step, RunKernel)
     }
-    first = Contender("apart", steps, run, tiles, added=tuple(added))
+    first = Candidate("apart", steps, run, tiles, added=tuple(added))
     kernel = variants.together(group)
     product = kernel.product
     assert product is not None
     site = group[0]
-    contenders = [first]
+    candidates = [first]
     extents = (len(group), site.known_rows, site.columns, site.inner)
     runs = (RunKernel(kernel.name), *(step for _, step in sorted(followers, key=lambda item: item[0])))
-    for tile, _ in candidates(extents, site.left.dtype, product.full, processor, MOST_TILES, sliceable=False):
-        contenders.append(Contender(f"together {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile}))
+    shape = ProductShape(extents, site.left.dtype, product.full, sliceable=False)
+    for tile, _ in product_tiles(shape, processor, MOST_TILES):
+        candidates.append(Candidate(f"together {tile.text}", runs, after | {kernel.name: kernel}, {kernel.name: tile}))
     title = f"{len(group)} products {site.rows}x{site.columns}x{site.inner} of one matrix"
     weight = float(site.work) * len(group) * len(places)
-    return Question(title, key, weight, tuple(contenders), tuple(sorted(results)), _tolerance(product), tuple(places))
+    return Question(title, key, weight, tuple(candidates), tuple(sorted(results)), _tolerance(product), tuple(places))
 
 
 def _counts(name: str) -> tuple[int, ...]:
@@ -693,8 +512,8 @@ def _counts(name: str) -> tuple[int, ...]:
     return (int(first),) if first.isdigit() else ()
 
 
-def _winner(question: Question, answers: Mapping[str, Answer]) -> Contender | None:
+def _winner(question: Question, answers: Mapping[str, Answer]) -> Candidate | None:
     answer = answers.get(question.key)
     if answer is None:
         return None
-    return next(contender for contender in question.contenders if contender.name == answer.winner)
+    return next(candidate for candidate in question.candidates if candidate.name == answer.winner)

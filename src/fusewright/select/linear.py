@@ -69,6 +69,7 @@ class Chooser:
         budget: float = BUDGET,
         longest: float = LONGEST,
         races: bool = False,
+        *,
         target: Target | None = None,
     ) -> None:
         self.store = store

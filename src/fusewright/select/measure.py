@@ -1,7 +1,7 @@
-"""Contenders of a race on a GPU: each as a native plan of its own, on made-up inputs of the real sizes.
+"""Candidates of a race on a GPU: each as a native plan of its own, on made-up inputs of the real sizes.
 
-Takes contenders (select/autotune.py); gives calls, their times by CUDA events, and why some are not raced. Always
-holds: a contender whose results differ from the first one's beyond the tolerance, or that cannot be compiled or loaded,
+Takes candidates (select/candidates.py); gives calls, their times by CUDA events, and why some are not raced. Always
+holds: a candidate whose results differ from the first one's beyond the tolerance, or that cannot be compiled or loaded,
 does not take part; the caller's random numbers are not touched; the cache is overwritten before each measurement, as
 other kernels do between two runs of one.
 """
@@ -23,7 +23,7 @@ from fusewright.runtime import cuda_code, launch
 from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.plan import Plan, RunExtern, roots
-from fusewright.select.autotune import Contender, Question
+from fusewright.select.candidates import Candidate, Question
 
 FLUSHED = 4
 """Times the cache's size that is written between measurements (the processor has that long to issue the next call)."""
@@ -33,19 +33,19 @@ LARGEST_ERROR = 8.0
 """Of one element, in tolerances of the largest element."""
 
 
-def isolated(plan: Plan, contender: Contender, results: Sequence[str]) -> Plan:
-    """The contender's steps alone: what they read is an input, `results` are the outputs. Unsupported where a size is
+def isolated(plan: Plan, candidate: Candidate, results: Sequence[str]) -> Plan:
+    """The candidate's steps alone: what they read is an input, `results` are the outputs. Unsupported where a size is
     not a number."""
-    known = {**plan.buffers, **{buffer.name: buffer for buffer in contender.added}}
+    known = {**plan.buffers, **{buffer.name: buffer for buffer in candidate.added}}
     written: set[str] = set()
     inputs: dict[str, None] = {}
     touched: dict[str, None] = {}
-    for step in contender.steps:
+    for step in candidate.steps:
         if isinstance(step, RunExtern):
             reads = extern_reads(step.extern)
             writes = [name for name in step.extern.outputs if name is not None]
         else:
-            kernel = contender.kernels[step.kernel]
+            kernel = candidate.kernels[step.kernel]
             reads = [name for name in kernel.buffers if name not in kernel.written]
             writes = [name for name in kernel.buffers if name in kernel.written]
         inputs.update((name, None) for name in reads if name not in written)
@@ -61,14 +61,14 @@ def isolated(plan: Plan, contender: Contender, results: Sequence[str]) -> Plan:
         position = list(inputs).index(name) if name in inputs else -1
         buffers[name] = replace(buffer, role=role, position=position, offset=0)
     outputs = tuple(Output("buffer", name) for name in results)
-    steps = tuple(step if isinstance(step, RunExtern) else replace(step, together=False) for step in contender.steps)
-    return Plan(dict(contender.kernels), buffers, steps, tuple(inputs), outputs)
+    steps = tuple(step if isinstance(step, RunExtern) else replace(step, together=False) for step in candidate.steps)
+    return Plan(dict(candidate.kernels), buffers, steps, tuple(inputs), outputs)
 
 
 def factors(question: Question) -> frozenset[str]:
     """The buffers that are multiplied as they are: what stands there has both signs. Other numbers may be variances,
     say."""
-    first = question.contenders[0]
+    first = question.candidates[0]
     found = {name for step in first.steps if isinstance(step, RunExtern) for name in extern_reads(step.extern)}
     made = [kernel.product for kernel in first.kernels.values() if kernel.product is not None]
     return frozenset(
@@ -80,7 +80,7 @@ def positions(question: Question) -> frozenset[str]:
     """The buffers from which kernels take places in memory."""
     found: set[str] = set()
     for kernel in {
-        kernel.name: kernel for contender in question.contenders for kernel in contender.kernels.values()
+        kernel.name: kernel for candidate in question.candidates for kernel in candidate.kernels.values()
     }.values():
         values = [value for stage in kernel.stages for statement in stage.statements for value in roots(statement)]
         bound = [value for load in survey(values).loads for _, value in load.bindings]
@@ -156,19 +156,19 @@ class GpuTrials:
     codes: dict[int, dict[str, DeviceKernel]] = field(default_factory=dict)
     flush: torch.Tensor | None = None
 
-    def _codes(self, contender: Contender) -> dict[str, DeviceKernel]:
+    def _codes(self, candidate: Candidate) -> dict[str, DeviceKernel]:
         """Raises Unsupported."""
-        found = self.codes.get(id(contender))
+        found = self.codes.get(id(candidate))
         if found is None:
-            buffers = {**self.plan.buffers, **{buffer.name: buffer for buffer in contender.added}}
-            kernels = list(contender.kernels.values())
-            found = self.codes[id(contender)] = generate(kernels, buffers, self.processor, contender.tiles)
+            buffers = {**self.plan.buffers, **{buffer.name: buffer for buffer in candidate.added}}
+            kernels = list(candidate.kernels.values())
+            found = self.codes[id(candidate)] = generate(kernels, buffers, self.processor, candidate.tiles)
         return found
 
-    def request(self, contenders: Sequence[Contender]) -> None:
-        for contender in contenders:
+    def request(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
             try:
-                cuda_code.request(self._codes(contender).values(), self.processor.arch)
+                cuda_code.request(self._codes(candidate).values(), self.processor.arch)
             except Unsupported:
                 continue  # `prepare` says so
 
@@ -182,10 +182,10 @@ class GpuTrials:
             try:
                 self._make_flush()
             except torch.OutOfMemoryError as error:
-                return [], {contender.name: str(error).splitlines()[0] for contender in question.contenders}
-            for contender in question.contenders:
+                return [], {candidate.name: str(error).splitlines()[0] for candidate in question.candidates}
+            for candidate in question.candidates:
                 try:
-                    call = self._call(contender, question, tensors, generator)
+                    call = self._call(candidate, question, tensors, generator)
                     results = call()
                     torch.cuda.synchronize(self.device)
                 except (
@@ -193,7 +193,7 @@ class GpuTrials:
                     RuntimeError,
                     ValueError,
                 ) as error:  # refused by Triton, the driver or the plan; or no memory
-                    refused[contender.name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                    refused[candidate.name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                     if not calls:  # without the library's result there is nothing to compare with
                         return [], refused
                     continue
@@ -205,17 +205,17 @@ class GpuTrials:
                     if (text := disagreement(a, b, question.tolerance))
                 ]
                 if wrong:
-                    refused[contender.name] = f"wrong: {wrong[0]}"
+                    refused[candidate.name] = f"wrong: {wrong[0]}"
                 else:
-                    calls.append((contender.name, call))
+                    calls.append((candidate.name, call))
         return calls, refused
 
     def _call(
-        self, contender: Contender, question: Question, tensors: dict[str, torch.Tensor], generator: torch.Generator
+        self, candidate: Candidate, question: Question, tensors: dict[str, torch.Tensor], generator: torch.Generator
     ) -> Callable[[], tuple[torch.Tensor, ...]]:
-        codes = self._codes(contender)
-        mine = isolated(self.plan, contender, question.results)
-        call_plan = build_call_plan(mine, codes, name=contender.name, available=launch.is_available)
+        codes = self._codes(candidate)
+        mine = isolated(self.plan, candidate, question.results)
+        call_plan = build_call_plan(mine, codes, name=candidate.name, available=launch.is_available)
         index = self.device.index or 0
         native = launch.load(call_plan, cuda_code.load({(code.key, index) for code in codes.values()}))
         missing = [name for name in mine.inputs if name not in tensors]

@@ -108,25 +108,28 @@ def _blocks(n: int, block: int) -> int:
     return -(-n // block)
 
 
-def candidates(
-    extents: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    full: bool,
-    processor: Processor,
-    most: int,
-    *,
-    block_of: int = 0,
-    sliceable: bool = True,
-    bulk: bool = False,
-    computing: Computing | None = None,
-) -> list[tuple[ProductTile, int]]:
-    """(tile, number of slices), at most `most`. extents: batch, rows, columns, inner; full: float32 as such, not as
-    TF32; block_of: what blocks of the inner dimension must divide (channels of a convolution); bulk: the copy engine
-    can bring the operands; computing: what it computes for each block of its operands, every time that a block of the
-    result needs it."""
-    batch, rows, columns, inner = extents
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """What decides which tiles are worth a try. extents: batch, rows, columns, inner; full: float32 as such, not as
+    TF32; block_of: what blocks of the inner dimension must divide (channels of a convolution); sliceable: the inner
+    dimension may be cut (split-K); bulk: the copy engine can bring the operands; computing: what the kernel computes
+    for each block of its operands, every time that a block of the result needs it."""
+
+    extents: tuple[int, int, int, int]
+    dtype: torch.dtype
+    full: bool
+    block_of: int = 0
+    sliceable: bool = True
+    bulk: bool = False
+    computing: Computing | None = None
+
+
+def product_tiles(shape: ProductShape, processor: Processor, most: int) -> list[tuple[ProductTile, int]]:
+    """(tile, number of slices), at most `most`, the likely ones first."""
+    batch, rows, columns, inner = shape.extents
+    dtype, full, block_of, sliceable = shape.dtype, shape.full, shape.block_of, shape.sliceable
     width = dtype.itemsize
-    work = computing or Computing(bytes_left=width, bytes_right=width)
+    work = shape.computing or Computing(bytes_left=width, bytes_right=width)
     found: dict[tuple[ProductTile, int], float] = {}
     per_operation = 1 if dtype is torch.float32 and full else PER_OPERATION.get(dtype, 32)
 
@@ -179,7 +182,7 @@ def candidates(
                 tile = ProductTile(x, y, k, warps, stages)
                 cost = waves * resident * (x * y / share + again(tile)) * (inner / slices)
                 offer(tile, slices, cost * (1 + 0.05 * (slices > 1)))
-        for y, x, k, warps, stages, share in _BULK if bulk else ():
+        for y, x, k, warps, stages, share in _BULK if shape.bulk else ():
             blocks = _blocks(rows, y) * _blocks(columns, x)
             if y <= rows and x <= columns and blocks > 1:
                 shared = stages * k * (x + y) * width

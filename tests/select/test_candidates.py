@@ -1,4 +1,4 @@
-"""Contenders of a race, each alone, under Triton's interpreter: what the race compares is what the library computes."""
+"""Candidates of a race, each alone, under Triton's interpreter: what the race compares is what the library computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusewright.loops.lower import lower
 from fusewright.schedule import schedule
 from fusewright.schedule.plan import Plan
 from fusewright.select.autotune import (
-    Contender,
+    Candidate,
     Question,
     _at_places,
     group_questions,
@@ -64,21 +64,21 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Ten
 }
 
 
-def check(plan: Plan, question: Question, contenders: list[Contender], processor: Processor) -> None:
+def check(plan: Plan, question: Question, candidates: list[Candidate], processor: Processor) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors: dict[str, torch.Tensor] = {}
     expected: list[torch.Tensor] = []
-    for contender in contenders:
-        alone = isolated(plan, contender, question.results)
+    for candidate in candidates:
+        alone = isolated(plan, candidate, question.results)
         for name in alone.inputs:
             tensors.setdefault(
                 name, made_up(alone.buffers[name], generator, name in factors(question), name in positions(question))
             )
-        actual = run_plan(alone, [tensors[name] for name in alone.inputs], processor, contender.tiles)
+        actual = run_plan(alone, [tensors[name] for name in alone.inputs], processor, candidate.tiles)
         expected = expected or actual
         for a, b in zip(actual, expected, strict=True):
             assert a.shape == b.shape and a.stride() == b.stride()
-            assert not disagreement(a, b, 3 * question.tolerance), contender.name
+            assert not disagreement(a, b, 3 * question.tolerance), candidate.name
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -91,10 +91,10 @@ def test_convolutions_as_products(name: str, monkeypatch: pytest.MonkeyPatch) ->
     questions = product_questions(plan, processor, CPU)
     assert len(questions) == 2
     for question in questions:
-        smallest = sorted(question.contenders[1:], key=lambda c: max(t.x * t.y for t in c.tiles.values()))[:2]
+        smallest = sorted(question.candidates[1:], key=lambda c: max(t.x * t.y for t in c.tiles.values()))[:2]
         assert smallest and all("fused" in c.name or "plain" in c.name for c in smallest)
-        check(plan, question, [question.contenders[0], *smallest], processor)
-    assert any("fused" in contender.name for question in questions for contender in question.contenders)
+        check(plan, question, [question.candidates[0], *smallest], processor)
+    assert any("fused" in candidate.name for question in questions for candidate in question.candidates)
 
 
 def test_a_skinny_product_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +102,9 @@ def test_a_skinny_product_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) ->
     torch.manual_seed(0)
     plan = planned(lambda x, w, y: F.rms_norm(y + F.linear(x, w), (64,)), [r(3, 512), r(64, 512), r(3, 64)])
     (question,) = product_questions(plan, Processor(), CPU)
-    sliced = [contender for contender in question.contenders if "slices" in contender.name]
-    assert sliced and len({contender.name for contender in question.contenders}) == len(question.contenders)
-    check(plan, question, [question.contenders[0], *sliced[:2]], Processor())
+    sliced = [candidate for candidate in question.candidates if "slices" in candidate.name]
+    assert sliced and len({candidate.name for candidate in question.candidates}) == len(question.candidates)
+    check(plan, question, [question.candidates[0], *sliced[:2]], Processor())
 
 
 COPIED: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
@@ -121,10 +121,10 @@ def test_products_by_the_copy_engine(name: str, monkeypatch: pytest.MonkeyPatch)
     torch.manual_seed(0)
     plan = planned(function, make())
     (question,) = product_questions(plan, Processor(), CPU)
-    library, plain = question.contenders[:2]
+    library, plain = question.candidates[:2]
     assert plain.variant is not None and takes_copies(plain.variant.product)
     for tile in (ProductTile(32, 64, 16, 4, 3, 2, programs=3), ProductTile(16, 32, 32, 4, 3, programs=2)):
-        bulk = Contender(tile.text, plain.steps, plain.kernels, {plain.variant.product.name: tile}, plain.variant)
+        bulk = Candidate(tile.text, plain.steps, plain.kernels, {plain.variant.product.name: tile}, plain.variant)
         check(plan, question, [library, bulk], Processor())
 
 
@@ -138,7 +138,7 @@ def test_what_the_copy_engine_cannot_bring(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     for function, inputs in programs:
         (question,) = product_questions(planned(function, inputs), Processor(), CPU)
-        variant = question.contenders[1].variant
+        variant = question.candidates[1].variant
         assert variant is not None and not takes_copies(variant.product)
 
 
@@ -156,12 +156,12 @@ def test_products_of_one_matrix_together(chosen: str, monkeypatch: pytest.Monkey
     plan = planned(side_by_side, [r(5, 512), r(96, 512), r(96, 512), r(96, 512), r(96)])
     choices = []
     for question in product_questions(plan, Processor(), CPU):
-        contender = next((c for c in question.contenders if chosen in c.name), question.contenders[0])
-        choices += _at_places(plan, question, contender)
+        candidate = next((c for c in question.candidates if chosen in c.name), question.candidates[0])
+        choices += _at_places(plan, question, candidate)
     assert len(choices) == 3
     (question,) = group_questions(plan, choices, Processor())
-    assert {contender.name.split()[0] for contender in question.contenders} == {"apart", "together"}
-    check(plan, question, list(question.contenders[:3]), Processor())
+    assert {candidate.name.split()[0] for candidate in question.candidates} == {"apart", "together"}
+    check(plan, question, list(question.candidates[:3]), Processor())
 
 
 COMPUTED: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]] = {
@@ -183,12 +183,12 @@ def test_products_that_compute_their_operands(name: str, chosen: str, monkeypatc
     plan = planned(function, make())
     choices = []
     for question in product_questions(plan, Processor(), CPU):
-        contender = next((c for c in question.contenders if chosen in c.name), question.contenders[0])
-        choices += _at_places(plan, question, contender)
+        candidate = next((c for c in question.candidates if chosen in c.name), question.candidates[0])
+        choices += _at_places(plan, question, candidate)
     (question,) = prologue_questions(plan, choices, Processor())
-    assert question.contenders[0].name == "apart" and all("computed" in c.name for c in question.contenders[1:])
-    assert len({contender.name for contender in question.contenders}) == len(question.contenders)
-    check(plan, question, [question.contenders[0], *question.contenders[1::2]], Processor())
+    assert question.candidates[0].name == "apart" and all("computed" in c.name for c in question.candidates[1:])
+    assert len({candidate.name for candidate in question.candidates}) == len(question.candidates)
+    check(plan, question, [question.candidates[0], *question.candidates[1::2]], Processor())
 
 
 def test_made_up_bytes_are_numbers_unless_they_are_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +215,6 @@ def test_neighbours_of_a_tile_give_the_same_result(monkeypatch: pytest.MonkeyPat
     )
     processor = Processor(90, 2)
     questions = tile_questions(plan, processor, CPU)
-    assert questions and all(len(question.contenders) > 1 for question in questions)
+    assert questions and all(len(question.candidates) > 1 for question in questions)
     for question in questions:
-        check(plan, question, list(question.contenders), processor)
+        check(plan, question, list(question.candidates), processor)
