@@ -59,7 +59,7 @@ class _Machine:
 
 
 @cache
-def _machine(name: str = "native", without: frozenset[str] = frozenset()) -> _Machine:
+def _machine(without: frozenset[str] = frozenset(), name: str = "native") -> _Machine:
     """The host, another target of LEVELS, or (to test code for lesser processors on it) the host without some of LLVM's
     feature names."""
     import llvmlite.binding as llvm  # lazy: 0.16 s, and not needed where everything comes from a cache or runs on a GPU
@@ -119,7 +119,7 @@ def _exported_symbols(library: Path | None) -> Any:
 
 def target_of(name: str) -> Target:
     """A processor that `compile_kernels` generates for: "native" is this one, the others are in LEVELS."""
-    return _machine(name).target
+    return _machine(name=name).target
 
 
 def host_target() -> Target:
@@ -135,7 +135,7 @@ def compile_kernels(
 
     Raises ValueError for an operation that `capabilities.supports` denies.
     """
-    machine = _machine(target, without)
+    machine = _machine(without, target)
     declarations: dict[str, str] = {}
     functions: dict[str, str] = {}
     codes: dict[str, KernelCode] = {}
