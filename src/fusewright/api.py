@@ -40,6 +40,7 @@ else:
 aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
+packaging, packaged = _Lazy("fusewright.exporting.package"), _Lazy("fusewright.exporting.packaged")
 logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
@@ -360,6 +361,39 @@ def load(file: Any) -> Any:
     """The exported program of a path, an open file or bytes. Nothing of the file is executed. Raises ProgramFileError,
     which names the part, for a file that is damaged."""
     return archive.load(file)
+
+
+def package(
+    program: Any,
+    file: Any,
+    *,
+    targets: str | tuple[str, ...] = ("native",),
+    options: Mapping[str, Any] | None = None,
+    sign_key: Any = None,
+) -> None:
+    """Writes an exported program, or several by name that share their weights, with the machine code that runs it, to a
+    path or to a file that is open for writing bytes: docs/export.md.
+
+    targets   processors to compile for: "native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"
+    options   of the compile, as `compile` takes them
+    sign_key  an Ed25519 private key (of the package cryptography, or 32 bytes) to sign the file with
+
+    The code is for inference on CPUs. Raises ExportError for a program that has none.
+    """
+    packaging.package(program, file, targets, options, sign_key)
+
+
+def load_package(file: Any, *, verify_key: Any = None, target: str | None = None) -> Any:
+    """The programs of a package, ready to be called: from a path, an open file or bytes. Nothing is captured or
+    compiled, unless no code in the file runs on this machine.
+
+    verify_key  an Ed25519 public key (or its 32 bytes): a package that was not signed by it is refused
+    target      whose code to use; by default the best that runs here
+
+    The file's machine code runs in this process: load packages only from those whom you trust. Raises ProgramFileError,
+    which names the part, for a file that is damaged.
+    """
+    return packaged.load_package(file, verify_key, target)
 
 
 def set_logs(**artifacts: Any) -> None:

@@ -71,7 +71,6 @@ from fusewright.generalise.serve import Call, remembered, serve
 from fusewright.process import PROCESS, FunctionState, call_with_locals, function_name
 
 CompiledFunction = _native.CompiledFunction
-_native.set_fallback_error(RuntimeFallback)
 _native.hook_set_policy(policy)
 forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusewright import _native
+from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass, field
 
 
@@ -58,6 +59,7 @@ class Process:
         _native.set_stance(1 if value == "force_eager" else 0)
 
 
+_native.set_fallback_error(RuntimeFallback)
 PROCESS = Process()
 
 

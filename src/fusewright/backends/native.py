@@ -70,6 +70,19 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, OptionWarning, stacklevel=2)
 
 
+def as_data(to_compile: GraphToCompile) -> CompiledGraph:
+    """The compiled graph as data, for a package: made anew, and not loaded. Raises Unsupported for a graph that has no
+    plan of kernels and operators, and CannotFunctionalise for one that has no pure form."""
+    if has_data_sizes(to_compile.graph):
+        raise Unsupported("sizes that depend on data")
+    if to_compile.settings["pack_weights"]:
+        _mark_parameters(to_compile)
+    stages = _stages()
+    graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+    plan, code, _, _ = stages.generate(graph, to_compile, to_compile.function)
+    return CompiledGraph(plan, code, (), (), preparation)
+
+
 def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A graph with sizes that depend on data."""
     stages = _stages()

@@ -24,7 +24,8 @@ from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
-from fusewright.codegen.llvm import CompiledModule, compile_kernels
+from fusewright.codegen.llvm import CompiledModule, compile_kernels, target_of
+from fusewright.codegen.llvm.emit.target import Target
 from fusewright.graph import passes, repeated_layers as bodies
 from fusewright.graph.builder import env_of
 from fusewright.graph.freezing import Preparation
@@ -166,9 +167,16 @@ def chooser(to_compile: GraphToCompile) -> Chooser:
     """What chooses between the library's ways and kernels of ours, as the options say."""
     settings = to_compile.settings
     store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
+    target = _other_target(to_compile)
     if not settings["max_autotune"]:
-        return Chooser(store)
-    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True)
+        return Chooser(store, target=target)
+    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True, target=target)
+
+
+def _other_target(to_compile: GraphToCompile) -> Target | None:
+    """The processor to compile for; None where it is this one, which is asked only when something depends on it."""
+    name = to_compile.settings["target"]
+    return None if name == "native" else target_of(name)
 
 
 def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
@@ -217,11 +225,11 @@ class PlanStage(NamedTuple):
 def _gemm(to_compile: GraphToCompile, selection: Selection) -> Plan:
     choose = chooser(to_compile)
     plan, examples = selection.plan, selection.options.examples
-    return generated_gemm.with_generated_gemm(plan, choose.takes_own, choose.few_rows, examples)
+    return generated_gemm.with_generated_gemm(plan, choose.takes_own, choose.few_rows, examples, choose.target)
 
 
 def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
-    return generated_gemm.with_generated_attention(selection.plan)
+    return generated_gemm.with_generated_attention(selection.plan, _other_target(to_compile))
 
 
 def _memory(to_compile: GraphToCompile, selection: Selection) -> Plan:
@@ -291,7 +299,7 @@ def generate(
         device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, selection.tiles)
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
-        module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu)
+        module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu, target=to_compile.settings["target"])
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)

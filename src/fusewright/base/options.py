@@ -44,6 +44,9 @@ def _wrong_buckets(value: dict[Any, Any]) -> str:
     return ""
 
 
+TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
+"""Processors that code is generated for: this one, levels of x86-64, any AArch64."""
+
 OPTIONS: dict[str, Option] = {
     "max_autotune": Option(
         bool, False, "search kernel parameters and library paths by measuring, within autotune_seconds"
@@ -99,6 +102,13 @@ OPTIONS: dict[str, Option] = {
     "disk_cache": Option(bool, True, "keep compiled graphs on disk and take them from there"),
     "fusion": Option(
         bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"
+    ),
+    "target": Option(
+        str,
+        "native",
+        "the kind of processor to generate code for: this one, or a lesser one whose code runs here too (x86-64-v2, "
+        "x86-64-v3, x86-64-v4, aarch64)",
+        wrong=lambda value: "" if value in TARGETS else f"unknown target {value!r}: {near_misses(value, TARGETS)}",
     ),
     "stop_after_rewrites": Option(
         int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"

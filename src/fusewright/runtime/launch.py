@@ -1,7 +1,7 @@
 """Loads a call plan: resolves its names to addresses and operators, and makes the native object.
 
-Takes a `CallPlan` and the addresses of its kernels by key; gives a `fusewright._native.Plan`, callable with the graph's
-inputs.
+Takes a `CallPlan` and the addresses of its kernels by key, or its machine code; gives a `fusewright._native.Plan`,
+callable with the graph's inputs.
 Always holds: a C function that this PyTorch does not export is an error here, at load time, never at run time.
 """
 
@@ -32,8 +32,11 @@ from fusewright.codegen.call_plan_types import (
     SlotSpec,
     SlotStep,
     StepSpec,
+    kernel_calls,
 )
+from fusewright.codegen.kernel_code import symbol_of
 from fusewright.runtime import torch_c
+from fusewright.runtime.machine_code import load_code
 
 
 class LoadError(RuntimeError):
@@ -63,6 +66,7 @@ def device_key(key: str, device: int) -> str:
 
 
 Addresses = Mapping[str, "int | DeviceFunction"]
+NOTHING: Addresses = {}
 
 
 def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_limit: int = ARENA_LIMIT) -> Any:
@@ -85,6 +89,15 @@ def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_li
         arena_limit=arena_limit,
         owner=owner,
     )
+
+
+def load_with_code(plan: CallPlan, code: bytes, *, more: Addresses = NOTHING, arena_limit: int = ARENA_LIMIT) -> Any:
+    """The native plan over the object file of its CPU kernels, which it keeps in memory. `more`: addresses of others.
+    Raises LoadError or ValueError."""
+    keys = {call.key for call in kernel_calls(plan)}
+    loaded = load_code(code, map(symbol_of, keys))
+    addresses = {**more, **{key: loaded.addresses[symbol_of(key)] for key in keys}}
+    return load(plan, addresses, owner=loaded.owner, arena_limit=arena_limit)
 
 
 def _dtype_code(dtype: torch.dtype) -> int:
