@@ -204,7 +204,10 @@ def _candidates(key: str, env: ShapeEnv | None) -> Iterator[str]:
 
 def _relations(stored: CompiledGraph, env: ShapeEnv | None) -> list[Relation]:
     symbols = {} if env is None else {symbol.name: symbol for symbol in env.symbols}
-    return [Relation(op, from_tuples(left, symbols), from_tuples(right, symbols)) for op, left, right in stored.facts]  # type: ignore[arg-type]
+    return [
+        Relation(op, from_tuples(left, symbols), from_tuples(right, symbols))  # type: ignore[arg-type]
+        for op, left, right in stored.facts
+    ]
 
 
 def _facts_hold(stored: CompiledGraph, env: ShapeEnv | None) -> bool:

@@ -306,7 +306,7 @@ class _Builder:
         for call in calls:
             results = call.results if isinstance(call, PythonCall) else c_results(call)
             made += [SlotStep("check", slot) for slot in results if slot >= 0 and self.slots[slot].name != "_"]
-        self.steps += made if step.when is None else [Guarded(self.values.of(step.when), tuple(made))]  # type: ignore[arg-type]
+        self.steps += made if step.when is None else [Guarded(self.values.of(step.when), tuple(made))]  # type: ignore
 
     def before_writing(self, buffers: Sequence[str]) -> None:
         """Makes what must exist, and marks what belongs to the caller, before a step writes these buffers."""

@@ -16,19 +16,16 @@ from torch.utils import _pytree as pytree
 
 from fusewright.base import marks
 from fusewright.base.errors import CannotFunctionalise, ExportError, GraphBreakError, describe_break
-from fusewright.base.location import Location
-from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.frame import CapturedFrame
-from fusewright.capture.guards.sources import TensorSize
 from fusewright.capture.settings import CaptureOptions
 from fusewright.exporting import results
-from fusewright.exporting.dims import Declared, Dim, Hint, bound_arguments, declared
+from fusewright.exporting.dims import Dim, Hint, bound_arguments, declared
 from fusewright.exporting.lift import Input, Lifted, lift
 from fusewright.exporting.program import ExportedProgram, Signature
 from fusewright.exporting.spec import container
-from fusewright.exporting.text import users_line
+from fusewright.exporting.symbols import Captured, Request, Symbols, line_of, symbols_of, unread_root
 from fusewright.exporting.torch_programs import is_torch_program, parts_of
 from fusewright.graph.builder import env_of
 from fusewright.graph.passes import run_passes
@@ -37,8 +34,7 @@ from fusewright.graph.passes.clean.functionalise import functionalise
 from fusewright.graph.passes.clean.specialise import specialise
 from fusewright.graph.passes.context import PassContext
 from fusewright.process import PROCESS
-from fusewright.sizes.expressions import Expr, Relation, Symbol, free_symbols, substitute, symbol, to_tuples
-from fusewright.sizes.shape_env import ShapeEnv
+from fusewright.sizes.expressions import Symbol, free_symbols, substitute, symbol, to_tuples
 
 PASSES = [
     (functionalise, "Replaces writes to tensors by new values; mutated inputs are written once, at the end."),
@@ -53,29 +49,6 @@ _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 def _call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # The second result sees to it that there is a graph, which knows the sizes, even if the program computes nothing.
     return model(*args, **kwargs), torch.zeros(())
-
-
-@dataclass(slots=True)
-class _Request:
-    """One export: the model, the flat arguments, their containers and names, and the sizes that may change."""
-
-    model: Any
-    leaves: list[Any]
-    spec: pytree.TreeSpec
-    names: list[str]
-    dims: Declared
-    roots: dict[str, int] = field(default_factory=dict)  # the example's value of each named size
-
-
-@dataclass(slots=True)
-class _Captured:
-    """A capture: its frame, functional graph and sizes; the leaf of each stand-in tensor by id."""
-
-    frame: CapturedFrame
-    graph: Any
-    env: ShapeEnv | None
-    stand_ins: list[Any]
-    positions: dict[int, int]
 
 
 def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> ExportedProgram:
@@ -96,7 +69,7 @@ def _export(
     request = _request(model, args, kwargs, dynamic_shapes, flat)
     with _alone():
         captured = _capture(request, {})
-        symbols = _symbols(request, captured)
+        symbols = symbols_of(request, captured)
         _refuse_effects(captured.frame)
         built = _Building(request, captured, symbols)
         program = built.program()
@@ -153,7 +126,7 @@ def _alone() -> Iterator[None]:
             _set_eval_frame(watcher)
 
 
-def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, flat: Any) -> _Request:
+def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, flat: Any) -> Request:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     # One tensor in two places is two inputs.
     apart = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -174,12 +147,12 @@ def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: 
                 f"{name} is a {type(leaf).__name__}: arguments are tensors, numbers, strings and None, in containers "
                 "that torch.utils._pytree knows"
             )
-    request = _Request(model, leaves, spec, names, dims)
+    request = Request(model, leaves, spec, names, dims)
     _choose_roots(request)
     return request
 
 
-def _choose_roots(request: _Request) -> None:
+def _choose_roots(request: Request) -> None:
     """The sizes that the capture takes for its examples: the example's own, but for 1."""
     taken = {size for leaf in request.leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape}
     named: dict[str, Dim] = {}
@@ -216,7 +189,7 @@ def _choose_roots(request: _Request) -> None:
             taken.add(fits[0])
 
 
-def _stand_in(request: _Request, leaf: int, fixed: dict[str, int]) -> Any:
+def _stand_in(request: Request, leaf: int, fixed: dict[str, int]) -> Any:
     """A tensor of the sizes of the capture: its values are not looked at. `fixed`: named sizes that it has as they
     are."""
     real = request.leaves[leaf]
@@ -264,7 +237,7 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
 
 
-def _capture(request: _Request, fixed: dict[str, int]) -> _Captured:
+def _capture(request: Request, fixed: dict[str, int]) -> Captured:
     stand_ins = [_stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
     args, kwargs = pytree.tree_unflatten(stand_ins, request.spec)
     try:
@@ -276,13 +249,13 @@ def _capture(request: _Request, fixed: dict[str, int]) -> _Captured:
     if frame.eager_reason:
         raise ExportError(f"the program cannot be exported: {frame.eager_reason}")
     if frame.graph is None:
-        return _Captured(frame, None, None, stand_ins, positions)
+        return Captured(frame, None, None, stand_ins, positions)
     env = env_of(frame.graph)
     try:
         graph = run_passes(frame.graph, PASSES, PassContext())
     except CannotFunctionalise as error:
         raise ExportError(f"the program writes to memory in a way that has no functional form: {error}") from error
-    return _Captured(frame, graph, env, stand_ins, positions)
+    return Captured(frame, graph, env, stand_ins, positions)
 
 
 def _refuse_effects(frame: CapturedFrame) -> None:
@@ -293,122 +266,13 @@ def _refuse_effects(frame: CapturedFrame) -> None:
         )
 
 
-# --- sizes -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Symbols:
-    """The symbols of a capture by (leaf, dimension); what the declared ones equal in terms of roots; the facts that a
-    call must hold."""
-
-    at: dict[tuple[int, int], Symbol] = field(default_factory=dict)
-    equal: dict[Expr, Any] = field(default_factory=dict)
-    facts: list[tuple[Relation, str]] = field(default_factory=list)
-    ranges: dict[Symbol, tuple[int, int | None]] = field(default_factory=dict)
-    ones: set[Expr] = field(default_factory=set)  # the program has asked whether these are 1
-    labels: dict[Symbol, str] = field(default_factory=dict)
-    where: dict[Symbol, str] = field(default_factory=dict)
-
-
-def _line(stack: tuple[Location, ...]) -> str:
-    return str(users_line(stack) or "an operator of the program")
-
-
-def _symbols(request: _Request, captured: _Captured) -> _Symbols:
-    """Raises ExportError for a declared size that the program does not leave free."""
-    made, env = _Symbols(), captured.env
-    if env is None:
-        return made
-    leaf_of = {
-        source: captured.positions[id(real)]
-        for source, real in zip(captured.frame.inputs, captured.frame.example_inputs, strict=True)
-        if id(real) in captured.positions
-    }
-    for one, known in env.symbols.items():
-        if not isinstance(known.source, TensorSize) or known.source.base not in leaf_of:
-            raise ExportError(f"the program depends on {one}, which is no size of a tensor of the arguments")
-        made.at[leaf_of[known.source.base], known.source.dim] = one
-    roots: dict[str, Symbol] = {}
-    for place, one in made.at.items():
-        size = request.dims[place]
-        if isinstance(size, Dim) and (size.scale, size.offset) == (1, 0):
-            roots.setdefault(size.name, one)
-    for (leaf, dim), one in made.at.items():
-        size = request.dims[leaf, dim]
-        if isinstance(size, Dim):
-            root = roots.get(size.name)
-            if root is None:  # the tensors that have the named size itself are not read
-                root = roots[size.name] = _unread_root(request, made, size)
-            if root is not one:
-                made.equal[one] = root * size.scale + size.offset
-                continue
-            made.labels[one], made.where[one] = size.name, f"Dim at {size.where}"
-            made.ranges[one] = (size.min, size.max)
-        else:
-            made.labels[one], made.where[one] = f"{request.names[leaf]}.size({dim})", "Dim.AUTO"
-            made.ranges[one] = (1, None)
-    # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
-    nothing = ShapeEnv()
-    ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
-    for fact, stack in zip(env.guards, env.asked_at, strict=True):
-        left, right = substitute(fact.left, made.equal), substitute(fact.right, made.equal)
-        if nothing.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
-            continue
-        names = {one for side in (left, right) for one in free_symbols(side)}
-        named = [one for one in names if one in made.labels and "." not in made.labels[one]]
-        where = _line(stack)
-        larger: dict[Expr, Any] = {
-            one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()
-        }
-        if nothing.known(Relation(fact.op, substitute(left, larger), substitute(right, larger))):
-            made.ones |= names
-            continue
-        if named or any(_is_dynamic(request, made, one) for one in names):
-            raise ExportError(_narrowed(request, made, Relation(fact.op, left, right), where))
-        made.facts.append((Relation(fact.op, left, right), where))
-    return made
-
-
-def _unread_root(request: _Request, made: _Symbols, size: Dim) -> Symbol:
-    leaf, dim = next(
-        place
-        for place, one in request.dims.items()
-        if isinstance(one, Dim) and one.name == size.name and (one.scale, one.offset) == (1, 0)
-    )
-    root = symbol(f"r{len(made.at)}_{size.name}", size.min, size.max)
-    made.labels[root], made.where[root] = size.name, f"Dim at {size.where}"
-    made.ranges[root] = (size.min, size.max)
-    made.at = {**made.at, (leaf, dim): root}
-    return root
-
-
-def _is_dynamic(request: _Request, made: _Symbols, one: Expr) -> bool:
-    return any(found is one and request.dims[place] is Dim.DYNAMIC for place, found in made.at.items())
-
-
-def _narrowed(request: _Request, made: _Symbols, fact: Relation, where: str) -> str:
-    text = str(fact)
-    for one, label in sorted(made.labels.items(), key=lambda pair: -len(str(pair[0]))):
-        text = text.replace(str(one), label)
-    involved = free_symbols(fact.left) | free_symbols(fact.right)
-    places = [
-        f"{made.labels[found]} (dimension {dim} of {request.names[leaf]}, {made.where[found]})"
-        for (leaf, dim), found in made.at.items()
-        if found in involved and found in made.labels
-    ]
-    return (
-        f"the program does not hold for every size that was declared of {', '.join(places)}: it needs {text}, asked at "
-        f"{where}. Change the line, narrow the range, or use Dim.AUTO."
-    )
-
-
 # --- the program -----------------------------------------------------------------------------------------------------
 
 
 class _Building:
     """The program of one capture."""
 
-    def __init__(self, request: _Request, captured: _Captured, symbols: _Symbols) -> None:
+    def __init__(self, request: Request, captured: Captured, symbols: Symbols) -> None:
         self.request, self.captured, self.symbols = request, captured, symbols
         model = request.model
         self.state: dict[str, torch.Tensor] = {}
@@ -524,7 +388,7 @@ class _Building:
                 if isinstance(size, Dim):
                     root = _named(self.symbols, size.name)
                     if root is None:  # no operator reads it: it is free in its range
-                        root = _unread_root(self.request, self.symbols, size)
+                        root = unread_root(self.request, self.symbols, size)
                     shape[dim] = tree(root * size.scale + size.offset)
                 else:
                     self._unread_auto(place, dim, shape)
@@ -532,7 +396,7 @@ class _Building:
             value = self.symbols.equal.get(one, one)
             if env is not None and isinstance(env.simplify(value), int):
                 value = env.simplify(value)
-                where[dim] = f"fixed at {_line(env.fixed_at.get(one, ()))}"
+                where[dim] = f"fixed at {line_of(env.fixed_at.get(one, ()))}"
             shape[dim] = tree(value)
         dtype = str(real.dtype).removeprefix("torch.")
         record = {"name": name, "kind": "tensor", "dtype": dtype, "device": real.device.type, "shape": shape}
@@ -547,7 +411,7 @@ class _Building:
         shape[dim] = tree(one)
 
 
-def _named(symbols: _Symbols, name: str) -> Symbol | None:
+def _named(symbols: Symbols, name: str) -> Symbol | None:
     return next((one for one, label in symbols.labels.items() if label == name), None)
 
 
@@ -571,7 +435,7 @@ def identifier(name: str) -> str:
 # --- sizes of 1 ------------------------------------------------------------------------------------------------------
 
 
-def _check_ones(request: _Request, captured: _Captured, symbols: _Symbols, program: ExportedProgram) -> None:
+def _check_ones(request: Request, captured: Captured, symbols: Symbols, program: ExportedProgram) -> None:
     """What was captured for 2 and more is compared, on the examples, with what is captured for 1. Raises ExportError
     when that is another program, and 1 was declared; an undeclared size is 2 or more then."""
     env = captured.env
@@ -597,7 +461,7 @@ def _check_ones(request: _Request, captured: _Captured, symbols: _Symbols, progr
         record["min"] = max(record["min"], 2 if problem else 1)
 
 
-def _differs_for_one(request: _Request, program: ExportedProgram, label: str) -> str:
+def _differs_for_one(request: Request, program: ExportedProgram, label: str) -> str:
     leaves = list(request.leaves)
     for (leaf, dim), size in request.dims.items():
         own = size.name if isinstance(size, Dim) else f"{leaf}.{dim}"
@@ -606,10 +470,10 @@ def _differs_for_one(request: _Request, program: ExportedProgram, label: str) ->
             if leaves[leaf].shape[dim] < wanted:
                 return ""
             leaves[leaf] = leaves[leaf].narrow(dim, 0, wanted)
-    at_one = _Request(request.model, leaves, request.spec, request.names, request.dims, request.roots)
+    at_one = Request(request.model, leaves, request.spec, request.names, request.dims, request.roots)
     try:
         captured = _capture(at_one, {label: 1})
-        other = _Building(at_one, captured, _symbols(at_one, captured)).program()
+        other = _Building(at_one, captured, symbols_of(at_one, captured)).program()
     except (GraphBreakError, ExportError) as error:
         return str(error).split("\n")[0]
     mine, others = (one.graph_signature for one in (program, other))

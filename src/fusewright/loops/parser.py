@@ -333,7 +333,9 @@ class Parser:
         bindings = self.bindings()
         mode = self.expect("|".join(map(re.escape, MODES.values())), "an assignment")
         self.definitions()
-        return ir.Store(buffer, index, self.value(), {text: mode for mode, text in MODES.items()}[mode], bindings)  # type: ignore[arg-type]
+        return ir.Store(
+            buffer, index, self.value(), {text: mode for mode, text in MODES.items()}[mode], bindings  # type: ignore
+        )
 
     # --- calls of operators ---
 

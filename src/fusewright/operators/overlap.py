@@ -79,7 +79,7 @@ def _place(node: torch.fx.Node) -> _Place | None:
     if not isinstance(root, TensorType) or not all(isinstance(extent, int) for extent in (*root.shape, *root.stride)):
         return None
     with _disable_current_modes():
-        view: Any = torch.empty_strided(root.shape, root.stride, dtype=root.dtype, device="meta")  # type: ignore[arg-type]
+        view: Any = torch.empty_strided(root.shape, root.stride, dtype=root.dtype, device="meta")  # type: ignore
         for base, step in itertools.pairwise(chain):
             if step.target is operator.getitem:
                 view = view[step.args[1]]

@@ -77,7 +77,9 @@ def _facts(op: OpOverload) -> OperatorFacts:
         if source is None:
             returned.append(None)
         else:
-            returned.append(("same" if source in written and result.alias_info.is_write else "view", source))  # type: ignore[union-attr]
+            returned.append(
+                ("same" if source in written and result.alias_info.is_write else "view", source)  # type: ignore
+            )
     listed = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
     listed = listed and returned == [None] and schema.returns[0].alias_info is not None
     viewed = (i for i, a in enumerate(schema.arguments) if a.alias_info is not None and i not in written)

@@ -36,7 +36,7 @@ aten = torch.ops.aten
 def records(func: OpOverload, args: tuple[object, ...]) -> bool:
     """Whether the operator has a row here for these arguments."""
     if func is aten.index.Tensor:
-        return any(isinstance(index, torch.Tensor) and index.dtype in MASKS for index in args[1])  # type: ignore[attr-defined]
+        return any(isinstance(index, torch.Tensor) and index.dtype in MASKS for index in args[1])  # type: ignore
     return func in _ROWS
 
 
@@ -106,7 +106,7 @@ def _masked_index(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], k
         if kind is None or kind.ndim == 0:
             raise GraphBreak("data-dependent-shape", "a mask of no dimensions")
         selected = source.tensor_type.shape[axis : axis + kind.ndim]
-        same = [recorder.env.guard(Relation("==", *pair)) for pair in zip(selected, kind.shape)]  # type: ignore[union-attr]
+        same = [recorder.env.guard(Relation("==", *pair)) for pair in zip(selected, kind.shape)]  # type: ignore
         if not all(same) or len(selected) != kind.ndim:
             raise GraphBreak("data-dependent-shape", "a mask of another shape than what it selects from")
         places = recorder.dispatch(aten.nonzero.default, (index,), {})
@@ -139,7 +139,7 @@ def _counted(*results: Callable[[TensorType, Dim, Callable[[str], Any]], TensorT
             return argument(func, args, kwargs, names.index(name))
 
         least = 1 if func in _AT_LEAST_ONE and bounds(product(type_.shape))[0] else 0
-        symbol = recorder.env.create_unbacked(least, None if func in _UNLIMITED else _most(type_.shape))  # type: ignore[union-attr]
+        symbol = recorder.env.create_unbacked(least, None if func in _UNLIMITED else _most(type_.shape))  # type: ignore
         types = tuple(result(type_, symbol, asked) for result in results)
         several = len(types) > 1
         return _give(recorder, func, args, kwargs, types if several else types[0], (symbol, 0, 0 if several else None))

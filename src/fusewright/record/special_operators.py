@@ -192,7 +192,7 @@ SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, obje
     aten.sym_stride.int: lambda recorder, args, kwargs: args[0].stride(args[1]),  # type: ignore[attr-defined]
     aten.numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
     aten.sym_numel.default: lambda recorder, args, kwargs: args[0].numel(),  # type: ignore[attr-defined]
-    aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore[attr-defined]
+    aten.sym_storage_offset.default: lambda recorder, args, kwargs: args[0].storage_offset(),  # type: ignore
 }
 
 # Before PyTorch 2.13 products in C++ fix the sizes of what they flatten (seen in 2.11: a linear layer without bias over

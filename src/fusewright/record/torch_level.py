@@ -121,7 +121,7 @@ class TorchLevel:
             return
         if isinstance(item, TracedTensor) and item.node is not None:
             return  # an argument that comes back
-        found = self.recorder.graph.create_node("call_function", operator.getitem, (node, key))  # type: ignore[arg-type]
+        found = self.recorder.graph.create_node("call_function", operator.getitem, (node, key))  # type: ignore
         found.meta.update(example_value=item, location=node.meta["location"])
         self.adopt(item, found)
 
@@ -140,7 +140,7 @@ class TorchLevel:
             for monomial, count in d.terms:
                 factors: list[object] = [self.size(atom) for atom in monomial]
                 parts.append(self._fold(operator.mul, factors if count == 1 else [*factors, count]))
-            return self._fold(operator.add, parts if not d.constant else [*parts, d.constant])  # type: ignore[return-value]
+            return self._fold(operator.add, parts if not d.constant else [*parts, d.constant])  # type: ignore
         fold = _SIZE_FUNCTIONS.get(type(d))
         if fold is None:
             raise GraphBreak("data-dependent-shape", f"the size {d} has no placeholder")

@@ -66,7 +66,7 @@ class UnknownShape(TracedTensor):
     source: OpOverload
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore
         if func not in _ANSWERED:
             raise Retry(unknown_shapes=False)  # the next attempt breaks at the operator that makes the tensor
         with torch._C.DisableTorchFunctionSubclass():

@@ -79,7 +79,9 @@ class _Unroller:
                 new = _numbered(name, turn)
                 buffers[new] = replace(given.buffers[name], name=new)
             for step in given.steps[second:end]:
-                steps.append(self.renamed(step, lambda name, turn=turn: self.in_turn(name, turn), kernels, turn))  # type: ignore[misc]
+                steps.append(
+                    self.renamed(step, lambda name, turn=turn: self.in_turn(name, turn), kernels, turn)  # type: ignore
+                )
         rest: set[str] = self.written(end, len(given.steps))
 
         def after(name: str) -> str:

@@ -85,7 +85,7 @@ class Site:
 
 def axes_of(batch: int, rows: Dim, columns: int) -> tuple[Axis, Axis, Axis]:
     extents: tuple[tuple[str, Dim], ...] = ((BATCH, batch), (ROW, rows), (COLUMN, columns))
-    return tuple(Axis(sizes.loop_symbol(name, extent), extent) for name, extent in extents)  # type: ignore[return-value]
+    return tuple(Axis(sizes.loop_symbol(name, extent), extent) for name, extent in extents)  # type: ignore
 
 
 def inner_symbol(length: int) -> Expr:

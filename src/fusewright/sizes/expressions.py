@@ -358,7 +358,7 @@ class Relation:
 
     def negated(self) -> Relation:
         op, swap = _NEGATIONS[self.op]
-        return Relation(op, self.right, self.left) if swap else Relation(op, self.left, self.right)  # type: ignore[arg-type]
+        return Relation(op, self.right, self.left) if swap else Relation(op, self.left, self.right)  # type: ignore
 
     def holds(self, values: Mapping[Expr, int]) -> bool:
         """Whether it holds for these values of the symbols."""

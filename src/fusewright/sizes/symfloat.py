@@ -549,7 +549,7 @@ def is_share(value: object) -> bool:
     """Whether an outside float (a decay rate) lies between 0 and 1, which is guarded: its powers are what Python
     gives."""
     node = node_of(value)
-    return node is not None and node.history is not None and bool(value > 0) and bool(value <= 1)  # type: ignore[operator]
+    return node is not None and node.history is not None and bool(value > 0) and bool(value <= 1)  # type: ignore
 
 
 def apply(function: object, value: torch.SymFloat | torch.SymInt) -> torch.SymFloat | None:

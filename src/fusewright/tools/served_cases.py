@@ -73,7 +73,7 @@ def check(case: Served) -> None:
 
 def _static(case: Served) -> CapturedFrame:
     options: CaptureOptions = replace(
-        case.options, dynamic=False, ones=False, bucket={}, size_history={}, fullgraph=False, own_random=False,
+        case.options, dynamic=False, ones=False, bucket={}, fullgraph=False, own_random=False,
     )  # fmt: skip
     return capture_frame(case.frame, case.values, options)
 
@@ -96,13 +96,13 @@ class _Twins:
             self.copies[key] = self._copy(value, key)
         flat = self.copies[key]
         if flat.dtype != value.dtype:
-            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(flat.untyped_storage())  # type: ignore[call-overload]
+            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(flat.untyped_storage())  # type: ignore
         twin = flat.as_strided(value.shape, value.stride(), value.storage_offset())
         return twin if twin.requires_grad or not value.requires_grad else twin.requires_grad_()
 
     def _copy(self, value: torch.Tensor, key: int) -> torch.Tensor:
         if key not in self.memory:
-            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())  # type: ignore[call-overload]
+            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())  # type: ignore
             self.memory[key] = (
                 torch.randn_like(flat) if flat.dtype.is_floating_point or flat.dtype.is_complex else flat.clone()
             )

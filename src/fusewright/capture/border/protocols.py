@@ -475,7 +475,7 @@ def iterate(world: World, obj: Any) -> Iterator[Any]:
     if classes.lookup(kind, "__iter__") is MISSING and classes.python_method(world, kind, "__getitem__") is not None:
         return SequenceIterator(world, obj)
     if isinstance(obj, type) and type(obj).__module__ == "enum":
-        return iter([world.load(member, world.constant(member, "member")) for member in obj])  # type: ignore[attr-defined]
+        return iter([world.load(member, world.constant(member, "member")) for member in obj])  # type: ignore
     if world.is_raw(obj) and classes.lookup(kind, "__next__") is not MISSING and kind.__module__ in _ITERATOR_MODULES:
         return obj  # iterators and generators are their own
     refuse_opaque(world, obj, "__iter__")

@@ -266,7 +266,7 @@ class World:
     def guard(self, kind: GuardKind, source: Source, value: object) -> None:
         """Adds a guard once; facts about an object that is known by identity need none where the fact cannot change."""
         if isinstance(source, Constant) and (
-            kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))  # type: ignore[attr-defined]
+            kind in ("IS", "EQUALS") or (kind == "TYPE" and not value.__flags__ & (1 << 9))  # type: ignore
         ):
             return
         key = (kind, source, value) if kind in ("ABSENT", "CALL") else (kind, source)

@@ -9,7 +9,6 @@ be cut. No torch.
 from __future__ import annotations
 
 import builtins
-import collections
 import re
 import types
 import weakref
@@ -17,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fusewright import _native
-from fusewright.base.records import dataclass, replace
+from fusewright.base.records import replace
+from fusewright.capture.breaks.cut_state import CONTAINERS, State, is_quiet
 from fusewright.capture.breaks.eager_step import CALL, HANDLING, PAUSED, Source, load_global, perform
 from fusewright.capture.bytecode.instructions import NULL, CodeInfo, Handler, Instruction
 from fusewright.capture.bytecode.liveness import live_slots
@@ -49,25 +49,6 @@ TAIL = "__tail"
 _tensor_loops: weakref.WeakKeyDictionary[CodeInfo, set[int]] = weakref.WeakKeyDictionary()
 _FOLLOWED = 48  # instructions that are followed right behind the break
 _VALUE_NAME = re.compile(r"__(?:local|cell|stack|handled)\d+\b")
-
-
-@dataclass(slots=True)
-class _State:
-    """Where a path stands: the next instruction, and the stack and the plain variables as expressions.
-
-    scalars, texts  the expressions that are known to be numbers, or strings
-    fresh           those that the eager step has given, or that were computed from its result
-    """
-
-    index: int
-    stack: list[str | None]
-    variables: dict[int, str]
-    scalars: frozenset[str] = frozenset()
-    texts: frozenset[str] = frozenset()
-    fresh: frozenset[str] = frozenset()
-
-    def copy(self) -> _State:
-        return replace(self, stack=list(self.stack), variables=dict(self.variables))
 
 
 # Breaks whose callee runs its functions a second time later, when no frame is compiled: they must then do the same as
@@ -128,7 +109,7 @@ class _Cut:
             self.values[saved] = self.frame.tracer.handling.error
         return stack
 
-    def _handled(self, state: _State) -> str:
+    def _handled(self, state: State) -> str:
         """The exception that is being handled."""
         return next(
             (value for value in reversed(state.stack) if value is not None and self.entries.get(value) == HANDLED), ""
@@ -143,7 +124,7 @@ class _Cut:
         scalars = frozenset(name for name, value in self.values.items() if type(value) in SCALARS)
         variables = {slot: f"__local{slot}" for slot in self.held if slot not in self.info.cells}
         texts = frozenset(name for name, value in self.values.items() if type(value) is str)
-        before = _State(self.index, list(self.source.stack), dict(variables), scalars, texts)
+        before = State(self.index, list(self.source.stack), dict(variables), scalars, texts)
         step: list[str] = []
         self.source.handled = self._handled(before)
         if instruction.action in _BRANCHES:
@@ -153,7 +134,7 @@ class _Cut:
         else:
             perform(self.source, instruction)
             step = self.source.lines
-            after = _State(self.index + 1, self.source.stack, variables, scalars, texts)
+            after = State(self.index + 1, self.source.stack, variables, scalars, texts)
             lines = self._after(after, step)
         if not step:
             step, lines = lines[:1], lines[1:]  # a branch or a loop: the call of bool or next, then the two exits
@@ -188,7 +169,7 @@ class _Cut:
     # -----------------------------------------------------------------------------------------------------------------
     # Exits
 
-    def _after(self, state: _State, step: list[str]) -> list[str]:
+    def _after(self, state: State, step: list[str]) -> list[str]:
         """What follows the eager step. A fresh Python scalar (of `.item()`, say) would be an argument of the resume
         function, guarded by value. So what only computes with it, formats it, prints it, stores it or branches on it is
         done here too, if it is gone then."""
@@ -204,7 +185,7 @@ class _Cut:
         test = f"if type({result}) in {self.source.constant(SCALARS)}:"
         return [test, *_indented(followed), *plain]
 
-    def _exit(self, state: _State) -> list[str]:
+    def _exit(self, state: State) -> list[str]:
         """Returns, if nothing but loads and stores of variables stands in front of a return; calls a resume function
         otherwise."""
         returned = self._walk_to_return(state.copy())
@@ -218,7 +199,7 @@ class _Cut:
             state = settled.copy()
         return [f"return {self._resume(state)}"]
 
-    def _walk_to_return(self, state: _State) -> list[str] | None:
+    def _walk_to_return(self, state: State) -> list[str] | None:
         for _ in range(_FOLLOWED):
             instruction = self.info.instructions[state.index]
             if instruction.action in _RETURNS:
@@ -228,13 +209,13 @@ class _Cut:
                 return None
         return None
 
-    def _returned(self, state: _State, instruction: Instruction) -> list[str]:
+    def _returned(self, state: State, instruction: Instruction) -> list[str]:
         value = (
             self._constant(instruction.operand) if instruction.action == "RETURN_CONST" else self._text(state.stack[-1])
         )
         return [f"return {value}"]
 
-    def _follow(self, state: _State) -> list[str] | None:
+    def _follow(self, state: State) -> list[str] | None:
         """The lines that follow a fresh scalar up to a return, a branch on it, or the point where nothing depends on it
         any more; None where something else comes first."""
         lines: list[str] = []
@@ -260,13 +241,13 @@ class _Cut:
             self._perform(state, instruction, lines)
         return None
 
-    def _depends(self, state: _State) -> bool:
+    def _depends(self, state: State) -> bool:
         live = self.live[state.index]
         return any(value in state.fresh for value in state.stack) or any(
             value in state.fresh for slot, value in state.variables.items() if live >> slot & 1
         )
 
-    def _perform(self, state: _State, instruction: Instruction, lines: list[str]) -> None:
+    def _perform(self, state: State, instruction: Instruction, lines: list[str]) -> None:
         """Performs an instruction that follows the break; what it pushes counts as fresh."""
         source = self.source
         saved, source.stack, source.lines = (source.stack, source.lines), state.stack, lines
@@ -284,7 +265,7 @@ class _Cut:
             state.fresh |= made
         state.index += 1
 
-    def _callee(self, state: _State, instruction: Instruction) -> object:
+    def _callee(self, state: State, instruction: Instruction) -> object:
         """The callable of a call that follows the break, if it is a builtin."""
         if instruction.action not in _CALLS:
             return None
@@ -293,7 +274,7 @@ class _Cut:
         function = self.known.get(next((value for value in pair if value is not None), ""))
         return function if isinstance(function, (types.BuiltinFunctionType, type)) else None
 
-    def _branch(self, state: _State) -> list[str]:
+    def _branch(self, state: State) -> list[str]:
         """Both exits of a conditional jump."""
         instruction = self.info.instructions[state.index]
         value = self._text(state.stack[-1])
@@ -310,7 +291,7 @@ class _Cut:
         if_true, if_false = (jumped, passed) if jumps_when else (passed, jumped)
         return [*lines, f"if {condition}:", *_indented(self._exit(if_true)), *self._exit(if_false)]
 
-    def _advance(self, state: _State) -> list[str]:
+    def _advance(self, state: State) -> list[str]:
         """The next element of an iterator: on in the body with it, or behind the loop."""
         instruction = self.info.instructions[state.index]
         saved = self.source.lines
@@ -320,10 +301,10 @@ class _Cut:
         element = self.source.apply(next, self._text(state.stack[-1]), end)
         self.source.lines = saved
         body = replace(state.copy(), index=state.index + 1, stack=[*state.stack, element])
-        behind = replace(state.copy(), index=int(instruction.operand), stack=state.stack[:-1])  # type: ignore[call-overload]
+        behind = replace(state.copy(), index=int(instruction.operand), stack=state.stack[:-1])  # type: ignore
         return [*lines, f"if {element} is {end}:", *_indented(self._exit(behind)), *self._exit(body)]
 
-    def _guarded(self, step: list[str], before: _State) -> list[str]:
+    def _guarded(self, step: list[str], before: State) -> list[str]:
         """The step, with its exceptions raised inside a function that stands where the step stood: a resume function
         where the frame handles them, otherwise one that raises and has the user's name and line for the traceback."""
         handler = self._handler()
@@ -334,7 +315,7 @@ class _Cut:
                 f"{self.source.constant(types.FunctionType(raising_code(self.info, self.index), namespace))}(__error)"
             )
         else:
-            again = self._resume(_State(self.index, before.stack[: handler.depth], before.variables), "__error")
+            again = self._resume(State(self.index, before.stack[: handler.depth], before.variables), "__error")
         return [
             "__error = None",
             "try:",
@@ -368,7 +349,7 @@ class _Cut:
     # -----------------------------------------------------------------------------------------------------------------
     # The call of a resume function
 
-    def _resume(self, state: _State, error: str = "") -> str:
+    def _resume(self, state: State, error: str = "") -> str:
         handler = self.info.handlers[state.index] if error else None
         live = self.live[handler.target if handler is not None else state.index]
         slots = tuple(slot for slot in sorted(state.variables) if live >> slot & 1)
@@ -438,36 +419,35 @@ _GIVES_NUMBER: tuple[object, ...] = (round, abs, min, max, int, float, bool)
 _GIVES_TEXT: tuple[object, ...] = (str, repr, format)
 _TEXT = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"})
 
+
 # What may follow a fresh scalar outside of the graph: whether the instruction touches numbers and strings only, or
 # hands them on to a builtin, an output function, an attribute or an item. (Doing more of it eagerly would be right as
 # well, but a loss.)
-_CONTAINERS = (list, dict, set, collections.deque, str)
-_OUTPUT_MODULES = frozenset({"logging", "warnings"})
 
 
-def _takes_simple(count: int) -> Callable[[_Cut, _State, Any], bool]:
-    def check(cut: _Cut, state: _State, operand: Any) -> bool:
+def _takes_simple(count: int) -> Callable[[_Cut, State, Any], bool]:
+    def check(cut: _Cut, state: State, operand: Any) -> bool:
         return all(value in state.scalars or value in state.texts for value in state.stack[len(state.stack) - count :])
 
     return check
 
 
-def _computes(count: int) -> Callable[[_Cut, _State, Any], bool]:
-    def check(cut: _Cut, state: _State, operand: Any) -> bool:
+def _computes(count: int) -> Callable[[_Cut, State, Any], bool]:
+    def check(cut: _Cut, state: State, operand: Any) -> bool:
         return operand not in _MAY_FAIL and all(value in state.scalars for value in state.stack[-count:])
 
     return check
 
 
-def _formats(cut: _Cut, state: _State, operand: tuple[int, bool]) -> bool:
+def _formats(cut: _Cut, state: State, operand: tuple[int, bool]) -> bool:
     return _takes_simple(2 if operand[1] else 1)(cut, state, operand)
 
 
-def _builds_string(cut: _Cut, state: _State, count: int) -> bool:
+def _builds_string(cut: _Cut, state: State, count: int) -> bool:
     return _takes_simple(count)(cut, state, count)
 
 
-def _knows_global(cut: _Cut, state: _State, name: str) -> bool:
+def _knows_global(cut: _Cut, state: State, name: str) -> bool:
     try:
         value = load_global(cut.frame.function, name)
     except NameError:
@@ -477,11 +457,11 @@ def _knows_global(cut: _Cut, state: _State, name: str) -> bool:
     return True
 
 
-def _computes_all(state: _State, count: int) -> bool:
+def _computes_all(state: State, count: int) -> bool:
     return all(value in state.scalars for value in state.stack[len(state.stack) - count :])
 
 
-def _calls_quietly(cut: _Cut, state: _State, operand: tuple[int, tuple[str, ...]]) -> bool:
+def _calls_quietly(cut: _Cut, state: State, operand: tuple[int, tuple[str, ...]]) -> bool:
     count = operand[0]
     if not _takes_simple(count)(cut, state, operand):
         return False
@@ -490,38 +470,23 @@ def _calls_quietly(cut: _Cut, state: _State, operand: tuple[int, tuple[str, ...]
     if function is None or function not in cut.known:
         return False
     known = cut.known[function]
-    return _is_quiet(known) and (known not in _GIVES_NUMBER or _computes_all(state, count))
+    return is_quiet(known) and (known not in _GIVES_NUMBER or _computes_all(state, count))
 
 
-def _is_quiet(function: object) -> bool:
-    """A builtin of numbers, strings and containers, or output: with numbers and strings for arguments, nothing for a
-    graph."""
-    if isinstance(function, types.MethodType):
-        function = function.__func__
-    if isinstance(function, types.FunctionType):
-        return function.__module__.split(".")[0] in _OUTPUT_MODULES
-    if isinstance(function, types.BuiltinFunctionType):
-        owner = function.__self__
-        return type(owner) in _CONTAINERS or (
-            isinstance(owner, types.ModuleType) and owner.__name__ in ("builtins", "math", "time")
-        )
-    return function in (int, float, bool, str) if isinstance(function, type) else False
-
-
-def _takes_method(cut: _Cut, state: _State, name: str) -> bool:
+def _takes_method(cut: _Cut, state: State, name: str) -> bool:
     known = cut.known.get(state.stack[-1] or "")
     known = known.real if type(known) is Pending else known
-    if type(known) not in _CONTAINERS or not hasattr(known, name):
+    if type(known) not in CONTAINERS or not hasattr(known, name):
         return False
     cut.known[cut.source.next_result()] = getattr(known, name)
     return True
 
 
-def _stores(cut: _Cut, state: _State, operand: Any) -> bool:
+def _stores(cut: _Cut, state: State, operand: Any) -> bool:
     return True
 
 
-_FOLLOWERS: dict[str, Callable[[_Cut, _State, Any], bool]] = {
+_FOLLOWERS: dict[str, Callable[[_Cut, State, Any], bool]] = {
     **{action: _computes(count) for action, count in _ARITHMETIC.items()},
     **dict.fromkeys(_GLOBALS, _knows_global),
     "FORMAT_VALUE": _formats,
@@ -536,7 +501,7 @@ _FOLLOWERS: dict[str, Callable[[_Cut, _State, Any], bool]] = {
 }
 
 
-def _move_load_const(cut: _Cut, state: _State, value: Any) -> bool:
+def _move_load_const(cut: _Cut, state: State, value: Any) -> bool:
     text = cut._constant(value)
     state.stack.append(text)
     if type(value) in SCALARS:
@@ -547,7 +512,7 @@ def _move_load_const(cut: _Cut, state: _State, value: Any) -> bool:
     return True
 
 
-def _move_load_fast(cut: _Cut, state: _State, slot: Any) -> bool:
+def _move_load_fast(cut: _Cut, state: State, slot: Any) -> bool:
     if slot not in state.variables:
         return False
     state.stack.append(state.variables[slot])
@@ -555,10 +520,10 @@ def _move_load_fast(cut: _Cut, state: _State, slot: Any) -> bool:
     return True
 
 
-def _move_pair(first: str, second: str) -> Callable[[_Cut, _State, Any], bool]:
+def _move_pair(first: str, second: str) -> Callable[[_Cut, State, Any], bool]:
     """An instruction of CPython 3.13 that stands for two."""
 
-    def move(cut: _Cut, state: _State, slots: tuple[int, int]) -> bool:
+    def move(cut: _Cut, state: State, slots: tuple[int, int]) -> bool:
         index = state.index
         if not all(_MOVES[name](cut, state, slot) for name, slot in zip((first, second), slots)):
             return False
@@ -568,7 +533,7 @@ def _move_pair(first: str, second: str) -> Callable[[_Cut, _State, Any], bool]:
     return move
 
 
-def _move_store_fast(cut: _Cut, state: _State, slot: Any) -> bool:
+def _move_store_fast(cut: _Cut, state: State, slot: Any) -> bool:
     value = state.stack.pop()
     if value is None or slot in cut.info.cells:
         return False
@@ -577,41 +542,41 @@ def _move_store_fast(cut: _Cut, state: _State, slot: Any) -> bool:
     return True
 
 
-def _move_pop(cut: _Cut, state: _State, operand: Any) -> bool:
+def _move_pop(cut: _Cut, state: State, operand: Any) -> bool:
     state.stack.pop()
     state.index += 1
     return True
 
 
-def _move_null(cut: _Cut, state: _State, operand: Any) -> bool:
+def _move_null(cut: _Cut, state: State, operand: Any) -> bool:
     state.stack.append(None)
     state.index += 1
     return True
 
 
-def _move_copy(cut: _Cut, state: _State, depth: Any) -> bool:
+def _move_copy(cut: _Cut, state: State, depth: Any) -> bool:
     state.stack.append(state.stack[-depth])
     state.index += 1
     return True
 
 
-def _move_swap(cut: _Cut, state: _State, depth: Any) -> bool:
+def _move_swap(cut: _Cut, state: State, depth: Any) -> bool:
     state.stack[-1], state.stack[-depth] = state.stack[-depth], state.stack[-1]
     state.index += 1
     return True
 
 
-def _move_nothing(cut: _Cut, state: _State, operand: Any) -> bool:
+def _move_nothing(cut: _Cut, state: State, operand: Any) -> bool:
     state.index += 1
     return True
 
 
-def _move_jump(cut: _Cut, state: _State, target: Any) -> bool:
+def _move_jump(cut: _Cut, state: State, target: Any) -> bool:
     state.index = target
     return True
 
 
-def _move_tuple(cut: _Cut, state: _State, count: Any) -> bool:
+def _move_tuple(cut: _Cut, state: State, count: Any) -> bool:
     values = state.stack[len(state.stack) - count :]
     del state.stack[len(state.stack) - count :]
     state.stack.append("(" + "".join(f"{cut._text(value)}, " for value in values) + ")")

@@ -102,7 +102,7 @@ _CONSTANT = frozenset(
 
 def _stand_in(tracer: Tracer, cls: type) -> Any:
     world = tracer.world
-    names = ["forward", "vjp" if cls.backward is _SingleLevelFunction.backward else "backward"]  # type: ignore[attr-defined]
+    names = ["forward", "vjp" if cls.backward is _SingleLevelFunction.backward else "backward"]  # type: ignore
     if cls.setup_context is not _SingleLevelFunction.setup_context:  # type: ignore[attr-defined]
         names.append("setup_context")
     body: dict[str, Any] = {}

@@ -17,7 +17,6 @@ import math
 import operator
 import os
 import re
-import sys
 import threading
 import types
 import warnings
@@ -36,8 +35,9 @@ from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.dict import OutsideDict, callback
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
+from fusewright.capture.call.ordering import extreme, sorted_row
+from fusewright.capture.call.output import print_row, warn_row
 from fusewright.capture.call.support import drain, native_callback, native_iterable
-from fusewright.capture.call.torch import defer_output
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute
 from fusewright.sizes import symfloat as runtime_float
@@ -228,63 +228,6 @@ def _any_or_all(stop_at: bool) -> Row:
                 return stop_at
 
     return fold
-
-
-def _extreme(fn: Callable[..., Any], op: str) -> Row:
-    def pick(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-        world = tracer.world
-        elements = drain(world, args[0]) if len(args) == 1 else list(args)
-        key = kwargs.get("key")
-        if key is None and all(type(element) in SCALARS for element in elements):
-            return native(fn, elements, **{name: value for name, value in kwargs.items() if name == "default"})
-        if not elements:
-            return native(fn, elements, **kwargs)
-        if len(args) > 1 and "default" in kwargs:
-            return native(fn, *args, **kwargs)
-        best = elements[0]
-        best_key = best if key is None else tracer.call(key, (best,))
-        for element in elements[1:]:
-            candidate = element if key is None else tracer.call(key, (element,))
-            if world.truth(world.compare(op, candidate, best_key)):
-                best, best_key = element, candidate
-        return best
-
-    return pick
-
-
-class _Ordered:
-    """Wraps an element (or its key) for native sorting, so that comparisons go through the border."""
-
-    __slots__ = ("value", "world")
-
-    def __init__(self, world: World, value: Any) -> None:
-        self.world = world
-        self.value = value
-
-    def __lt__(self, other: _Ordered) -> bool:
-        try:
-            return self.world.truth(self.world.compare("<", self.value, other.value))
-        except UserException as signal:
-            raise signal.exception from None
-
-
-def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> list[Any]:
-    """`sorted(elements, **kwargs)`."""
-    world = tracer.world
-    key = kwargs.get("key")
-    keys = elements if key is None else [tracer.call(key, (element,)) for element in elements]
-    if all(type(one) in SCALARS or (type(one) is tuple and is_constant(one)) for one in keys):
-        ranks: list[Any] = keys
-    else:
-        ranks = [_Ordered(world, one) for one in keys]
-    order = native(
-        sorted, range(len(elements)), key=ranks.__getitem__, reverse=world.truth(kwargs.get("reverse", False))
-    )
-    return [elements[index] for index in order]
-
-
-def _sorted(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    return sort(tracer, drain(tracer.world, args[0]), kwargs)
 
 
 def _reduce(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -479,40 +422,6 @@ def _pow(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 # Output.
 
 
-def _print(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    if kwargs.get("file") is not None:
-        raise GraphBreak("untraceable-call", "print to a file")
-    defer_output(tracer, print, args, kwargs)
-
-
-def warn_at(message: str, category: type[Warning], file: str, line: int, module: str) -> None:
-    """`warnings.warn` as if it were called at that line of that module."""
-    namespace = vars(sys.modules[module]) if module in sys.modules else {}
-    warnings.warn_explicit(message, category, file, line, module, namespace.setdefault("__warningregistry__", {}))
-
-
-def _warn(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-    """Held back as output is, with the place that `stacklevel` means; beyond the captured frames the caller's frames
-    tell it."""
-    given = dict(zip(("message", "category", "stacklevel"), args)) | kwargs
-    message, category, level = given.get("message"), given.get("category") or UserWarning, given.get("stacklevel", 1)
-    frame = tracer.frame
-    for _ in range(max(level, 1) - 1 if type(level) is int else 0):
-        frame = None if frame is None else frame.back
-    simple = (
-        type(message) is str and isinstance(category, type) and given.keys() <= {"message", "category", "stacklevel"}
-    )
-    if frame is None or not simple or type(level) is not int:
-        defer_output(tracer, warnings.warn, args, kwargs)
-        return
-    place = frame.stack_here()[-1]
-    module = frame.function.__globals__.get("__name__") or "<string>"
-    defer_output(tracer, warn_at, (message, category, place.file, place.line, module), {})
-
-
-# Operators as functions.
-
-
 def _binary_row(symbol: str, inplace: bool = False) -> Row:
     return lambda tracer, args, kwargs: tracer.world.binary(symbol, args[0], args[1], inplace)
 
@@ -626,9 +535,9 @@ ROWS: list[tuple[Any, Row]] = [
     (delattr, _delattr), (vars, _vars), (dir, _dir), (callable, _callable), (id, _id), (hash, _hash), (len, _len),
     (iter, _iter),
     (next, _next),
-    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, _extreme(min, "<")),
-    (max, _extreme(max, ">")),
-    (sorted, _sorted),
+    (sum, _sum), (any, _any_or_all(True)), (all, _any_or_all(False)), (min, extreme(min, "<")),
+    (max, extreme(max, ">")),
+    (sorted, sorted_row),
     (functools.reduce, _reduce), (map, _over_iterables(map, 1)), (filter, _over_iterables(filter, 1)),
     (zip, _over_iterables(zip)),
     (enumerate, _over_iterables(enumerate)), (reversed, _reversed), (itertools.accumulate, _accumulate),
@@ -656,7 +565,7 @@ ROWS: list[tuple[Any, Row]] = [
     (math.floor, _rounding(math.floor, "__floor__")),
     (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod),
     (pow, _pow),
-    (print, _print), (warnings.warn, _warn),
+    (print, print_row), (warnings.warn, warn_row),
     *((row.function, _binary_row(symbol)) for symbol, row in BINARY.items()),
     *((row.inplace_function, _binary_row(symbol, True)) for symbol, row in BINARY.items()),
     *((row.function, _compare_row(symbol)) for symbol, row in COMPARE.items()),

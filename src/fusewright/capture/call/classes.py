@@ -149,7 +149,9 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
     if cls in call_torch.LEGACY_TENSOR_TYPES and isinstance(obj, torch.Tensor):
         return f"torch.{cls.__name__}" == obj.type().replace("torch.cuda.", "torch.")
     if getattr(cls, "_is_protocol", False):
-        members = [_is_member(tracer, obj, cls, name) for name in sorted(typing._get_protocol_attrs(cls))]  # type: ignore[attr-defined]
+        members = [
+            _is_member(tracer, obj, cls, name) for name in sorted(typing._get_protocol_attrs(cls))  # type: ignore
+        ]
     if kind is type(obj):
         answer = native(isinstance, obj, cls)
     elif (

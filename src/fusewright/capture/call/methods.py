@@ -33,6 +33,7 @@ from fusewright.capture.call import (
     autograd as call_autograd,
     builtins as call_builtins,
     classes as call_classes,
+    ordering,
     support as call_support,
     torch as call_torch,
 )
@@ -452,7 +453,7 @@ def _update_by_items(tracer: Tracer, owner: Any, args: Args, kwargs: Kwargs) -> 
 def _sort(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> None:
     if type(owner) not in PLAIN and not isinstance(owner, list):
         return native(fn, *args, **kwargs)
-    owner[:] = call_builtins.sort(tracer, list(owner), kwargs)
+    owner[:] = ordering.sort(tracer, list(owner), kwargs)
     return None
 
 

@@ -559,7 +559,8 @@ def failure_text(
         case "LENGTH":
             return f"len({name}) was {value}, is {_length(now) if hasattr(now, '__len__') else _short(now)}"
         case "KEYS":
-            return f"list({name}) was {_short(list(value))}, is {_short(_keys(now) if isinstance(now, dict) else now)}"  # type: ignore[call-overload]
+            found = _short(_keys(now) if isinstance(now, dict) else now)
+            return f"list({name}) was {_short(list(value))}, is {found}"  # type: ignore[call-overload]
         case "ABSENT":
             return f"{_short(value)} was not in {name}, is"
         case "TENSOR":

@@ -89,7 +89,7 @@ class Ways:
         if not self.enabled or tracer.recorder.env is None or not tracer.recorder.env.symbols:
             return False
         code = function.__code__
-        if (code, GUARDED) in tracer.options.size_history:
+        if (code, GUARDED) in tracer.history:
             return False
         if function.__closure__ is not None or code.co_flags & CO_GENERATOR:
             return False
@@ -302,7 +302,9 @@ class _Joining:
         call = self.tracer.world.torch_call
         if isinstance(holds, _Way) and isinstance(fails, _Way) and holds.result is fails.result:
             return self.choose(holds, base)
-        return call(torch.where, (self.condition(relation), self.choose(holds, base), self.choose(fails, base)), {})  # type: ignore[no-any-return]
+        return call(
+            torch.where, (self.condition(relation), self.choose(holds, base), self.choose(fails, base)), {}
+        )
 
     def condition(self, relation: Relation) -> object:
         call = self.tracer.world.torch_call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fusewright.base.records import dataclass
 from fusewright.codegen.analysis import Shape, StageView
 from fusewright.codegen.llvm.emit.builder import FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.emit.context import Context
@@ -15,9 +16,20 @@ from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.strategy import Strategy
 from fusewright.loops.ir import Expression
 from fusewright.schedule.plan import Kernel, Store
+from fusewright.sizes.expressions import Dim
 
+SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 Pending = list[tuple[Store, Value]]
 """Stores whose values are known, and that are written later."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """body: the function's text after its name. extent, grain: as in KernelCode."""
+
+    body: str
+    extent: Dim
+    grain: int
 
 
 class KernelEmitter(Protocol):
@@ -25,6 +37,7 @@ class KernelEmitter(Protocol):
 
     b: FunctionBuilder
     evaluator: Evaluator
+    freed: list[str]
     indexer: Indexer
     kernel: Kernel
     loops: Loops

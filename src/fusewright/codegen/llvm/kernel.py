@@ -13,19 +13,17 @@ from functools import partial
 
 import torch
 
-from fusewright.base.records import dataclass
 from fusewright.codegen.analysis import Shape, StageView, analyse, reductions_of, scans_of, values_of
-from fusewright.codegen.llvm import online, staging
+from fusewright.codegen.llvm import online, row_memory, staging
 from fusewright.codegen.llvm.cost import grain_of
 from fusewright.codegen.llvm.emit import reductions, scans
 from fusewright.codegen.llvm.emit.builder import Block, Cursor, FunctionBuilder, Scope, Value
 from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.emit.evaluate import Evaluator
 from fusewright.codegen.llvm.emit.loops import Loops
-from fusewright.codegen.llvm.emit.memory import LINE, ZEROS, ZEROS_DEFINITION, Pointer
+from fusewright.codegen.llvm.emit.memory import ZEROS, ZEROS_DEFINITION, Pointer
 from fusewright.codegen.llvm.emit.target import Target
-from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
-from fusewright.codegen.llvm.emitter import Pending
+from fusewright.codegen.llvm.emitter import SIGNATURE, KernelText, Pending
 from fusewright.codegen.llvm.nans import passed_over, rounds_as_they_are
 from fusewright.codegen.llvm.prefetch import distances, gathered_rows, store_distances
 from fusewright.codegen.llvm.strategy import Strategy, choose, operation_cost
@@ -36,25 +34,10 @@ from fusewright.sizes import expressions as sizes
 from fusewright.sizes.estimate import estimate
 from fusewright.sizes.expressions import Dim
 
-# bytes of scratch kept on the stack; more comes from malloc (a libgomp thread's stack may be small)
-STACK_LIMIT = 64 * 1024
-SIGNATURE = "(ptr %buffers, ptr %sizes, i64 %begin, i64 %end, ptr %status)"
 _POSITION_LIMIT = 1 << 31
 # operations of a body that is written twice to save turns, and of one to give the processor two chains
-SHORT_BODY, LONG_BODY = (
-    12,
-    60,
-)
+SHORT_BODY, LONG_BODY = 12, 60
 LARGE_POINTS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class KernelText:
-    """body: the function's text after its name. extent, grain: as in KernelCode."""
-
-    body: str
-    extent: Dim
-    grain: int
 
 
 def emit_kernel(kernel: Kernel, target: Target, declarations: dict[str, str], threads: int = 1) -> KernelText:
@@ -99,7 +82,7 @@ class KernelEmitter:
         extent = sizes.product(extents)
         finish = Block("finish")
         self._leave_early(entry, finish)
-        self._scratch(entry, finish)
+        row_memory.place(self, entry, finish)
         self._domain(entry, extents)
         b.scope = b.entry
         for pointer in self.freed:
@@ -170,62 +153,6 @@ class KernelEmitter:
         flagged.lines += ["  store i64 1, ptr %status, align 8", "  br label %return"]
         done.lines.append("  ret void")
         self.b.blocks += [flagged, done]
-
-    # --- scratch memory
-
-    def _scratch(self, entry: Context, finish: Block) -> None:
-        b, strategy = self.b, self.strategy
-        lanes = strategy.wide or (strategy.lanes if strategy.mode == "outer" else 1)
-        copies = strategy.copies if strategy.mode == "outer" and not strategy.wide else 1
-        total = 0
-        for scratch in self.kernel.scratch:
-            element = ELEMENT_TYPES[scratch.dtype]
-            one = scratch.size * (element.size * lanes)
-            on_stack = max(one, 1) if isinstance(one, int) and total + one * copies <= STACK_LIMIT else None
-            total += (on_stack or 0) * copies
-            texts: dict[int, str] = {}
-            for copy in range(copies):
-                if on_stack is not None:
-                    text = b.name()
-                    b.blocks[0].lines.insert(0, f"  {text} = alloca [{on_stack} x i8], align 64")
-                else:
-                    text = self._allocate(self.indexer.scalar(entry, sizes.maximum(one, 1)), finish)
-                texts[copy * lanes] = text
-            self.pointers[scratch.name] = Pointer(
-                texts[0], scratch.dtype, lanes if lanes > 1 else 0, texts if lanes > 1 else None
-            )
-
-        for load, _, size in staging.place(self):
-            if size is None:
-                self.tiles[load] = b.name()
-                b.blocks[0].lines.insert(0, f"  {self.tiles[load]} = alloca [{staging.SMALL} x i8], align 64")
-            else:
-                self.tiles[load] = self._aligned(self._allocate(b.const(size + LINE, "i64"), finish))
-
-    def _allocate(self, size: Value, finish: Block) -> str:
-        made = self.b.call("malloc", [size], "ptr")
-        self._branch_out_allocation(made, finish)
-        self.freed.append(made.text)
-        return made.text
-
-    def _aligned(self, pointer: str) -> str:
-        """The first line of the cache that begins at `pointer` or after it."""
-        b = self.b
-        address = b.value(f"ptrtoint ptr {pointer} to i64", "i64")
-        rest = b.op("and", b.op("sub", b.const(0, "i64"), address), b.const(LINE - 1, "i64"))
-        return b.value(f"getelementptr i8, ptr {pointer}, i64 {rest.text}", "ptr").text
-
-    def _branch_out_allocation(self, made: Value, finish: Block) -> None:
-        """Out of memory: what was allocated is freed, and the call falls back to eager."""
-        b = self.b
-        block, following = b.block("exhausted"), b.block("body")
-        for pointer in self.freed:
-            block.lines.append(f"  call void @free(ptr {pointer})")
-        block.lines += ["  store i1 true, ptr %failed", f"  br label %{finish.label}"]
-        b.declarations.setdefault("free", "declare void @free(ptr)")
-        null = b.value(f"icmp eq ptr {made.text}, null", "i1")
-        b.entry.cursor.block.lines.append(f"  br i1 {null.text}, label %{block.label}, label %{following.label}")
-        b.entry.cursor.block = following
 
     # --- the parallel domain
 

@@ -21,7 +21,8 @@ from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import tree_size, values_of
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
 from fusewright.codegen.llvm.emit.target import Target, describe
-from fusewright.codegen.llvm.kernel import KernelText, emit_kernel
+from fusewright.codegen.llvm.emitter import KernelText
+from fusewright.codegen.llvm.kernel import emit_kernel
 from fusewright.codegen.llvm.templates.attention import emit_attention
 from fusewright.codegen.llvm.templates.attention_block import emit_attention_block
 from fusewright.codegen.llvm.templates.skinny_gemm import emit_product

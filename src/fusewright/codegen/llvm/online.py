@@ -142,7 +142,9 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
         start = b.op("mul nsw", at.here.values[chunk], b.const(length, "i64"))
         if axis.extent % length == 0:  # type: ignore[operator]
             return start, length
-        return start, b.intrinsic("smin", b.op("sub nsw", b.const(axis.extent, "i64"), start), b.const(length, "i64"))  # type: ignore[arg-type]
+        return start, b.intrinsic(
+            "smin", b.op("sub nsw", b.const(axis.extent, "i64"), start), b.const(length, "i64")  # type: ignore
+        )
 
     def body(inside: list[Context], carried: list[Value]) -> list[Value]:
         here, (best, *sums) = inside[0], carried
@@ -247,7 +249,9 @@ def emit(emitter: KernelEmitter, context: Context, first: int, second: int, axis
             return emitter.side_by_side(one, contexts, groups, ordered=True)
 
         start = [[b.splat(value, lanes) for value in state] for state in start]
-        (state,) = loops.vectors(inside, axis.symbol, b.const(0, "i64"), axis.extent, lanes, 1, start, step)  # type: ignore[arg-type]
+        (state,) = loops.vectors(
+            inside, axis.symbol, b.const(0, "i64"), axis.extent, lanes, 1, start, step  # type: ignore[arg-type]
+        )
         b.scope = inside.here
         return [reductions.across(b, top, state)]
 

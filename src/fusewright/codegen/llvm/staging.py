@@ -78,7 +78,8 @@ def fill(
         def turn(contexts: list[Context], _: list[Value]) -> list[Value]:
             at = contexts[0]
             b.scope = at.here
-            moved = sizes.substitute(index, {axis.symbol: axis.symbol + column, rows.symbol: rows.symbol + line})  # noqa: B023
+            place = {axis.symbol: axis.symbol + column, rows.symbol: rows.symbol + line}  # noqa: B023
+            moved = sizes.substitute(index, place)  # noqa: B023
             stride = emitter.indexer.scalar(at.uniform, along)  # noqa: B023
             last = mask = None
             if masked:

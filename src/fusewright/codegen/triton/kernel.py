@@ -22,11 +22,11 @@ from fusewright.codegen.device_kernel import Processor, Spill, Unsupported
 from fusewright.codegen.triton import indices, online, operations, reductions
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.operations import HALVES, Style
+from fusewright.codegen.triton.positions import grouped, is_short, positions
 from fusewright.codegen.triton.tiles import Tile, accumulates, choose
 from fusewright.codegen.triton.values import Value
 from fusewright.loops.ir import (
     Apply,
-    Axis,
     CheckedIndex,
     Constant,
     Expression,
@@ -44,8 +44,6 @@ LONGEST_INDEX = (1 << 31) - 1
 EXACT, FAST = Style(), Style(fast=True)
 PLANE = ("square", "product")
 """Kinds of tile whose blocks run along x and y."""
-SHORT = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8, torch.bool})
-"""Types whose values 32 bits hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,13 +274,15 @@ class Emitter:
         self._loop(view, extent, pair)
 
     def _make_row(self, extent: Dim) -> None:
-        """Positions along a row that is one block."""
+        """Positions along a row that is one block. All rows of a kernel have blocks of one size: Triton would lay out
+        the long one as the short one where their values meet, and each warp would read all of it."""
         if extent in self.rows_made:
             return
         assert isinstance(extent, int)
         number = len(self.rows_made)
         name = f"r{number or ''}"
-        block = 1 << max(extent - 1, 0).bit_length()
+        block = self._plain_tile.r
+        assert block >= extent, "the longest row decides the block"
         out = self.lines[0]
         out.append(f"{name.upper()}: tl.constexpr = {block}")
         out.append(f"{name} = tl.arange(0, {name.upper()})[None, :]{'.to(tl.int64)' if self.wide else ''}")
@@ -401,7 +401,7 @@ class Emitter:
         short = self._short_operands(expr) if expr.op in operations.COMPARISONS and not self.wide else []
         if short:
             return self.bind(
-                operations.apply(expr, [_grouped(value.text) for value in short], style),
+                operations.apply(expr, [grouped(value.text) for value in short], style),
                 frozenset().union(*(value.dims for value in short)),
                 self.level_of(*short),
             )
@@ -423,7 +423,7 @@ class Emitter:
     def _short_operands(self, expr: Apply) -> list[Value]:
         """The operands of a comparison in 32 bits, where they are indices and short integers; none where they are
         not."""
-        if not all(map(_is_short, expr.args)):
+        if not all(map(is_short, expr.args)):
             return []
         values: list[Value] = []
         for arg in expr.args:
@@ -501,10 +501,10 @@ class Emitter:
         """`name + index` in the shape of `dims`."""
         name = self.names[buffer]
         if index.dims == dims:
-            return f"{name} + {_grouped(index.text)}"
+            return f"{name} + {grouped(index.text)}"
         shape = self.shape_text(dims)
         if not index.dims:
-            return f"{name} + {_grouped(index.text)} + tl.zeros({shape}, {self.index_type})"
+            return f"{name} + {grouped(index.text)} + tl.zeros({shape}, {self.index_type})"
         return f"{name} + tl.broadcast_to({index.text}, {shape})"
 
     def _bindings(self, bindings: tuple[tuple[Expr, Expression], ...]) -> None:
@@ -518,7 +518,7 @@ class Emitter:
         """The flat index of an access; into a spilled row, that of this program's part."""
         if buffer in self.spilled:
             size = next(scratch.size for scratch in self.kernel.scratch if scratch.name == buffer)
-            for axis, position in _positions(self.shape.outer):
+            for axis, position in positions(self.shape.outer):
                 index = index + sizes.substitute(axis.symbol, self.outer_mapping) * position * size
         return self.index(index)
 
@@ -599,29 +599,3 @@ class Emitter:
         if value.dims == dims:
             return value
         return self.bind(f"tl.broadcast_to({value.text}, {self.shape_text(dims)})", dims, value.level)
-
-
-def _is_short(expr: Expression) -> bool:
-    """Whether an integer surely fits 32 bits (an index does where the kernel counts in 32 bits)."""
-    match expr:
-        case IndexValue():
-            return True
-        case Constant(value=value):
-            return expr.dtype is torch.int64 and -(1 << 31) <= value < 1 << 31
-        case Apply(op="cast", args=(argument,)):
-            return expr.dtype is torch.int64 and argument.dtype in SHORT
-    return False
-
-
-def _grouped(text: str) -> str:
-    return text if text.isidentifier() or text.isdigit() else f"({text})"
-
-
-def _positions(axes: list[Axis]) -> list[tuple[Axis, Dim]]:
-    """The outer axes with their strides in a row-major order."""
-    found: list[tuple[Axis, Dim]] = []
-    stride: Dim = 1
-    for axis in reversed(axes):
-        found.append((axis, stride))
-        stride = stride * axis.extent
-    return found

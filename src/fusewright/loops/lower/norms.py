@@ -335,7 +335,10 @@ def batch_norm(call: Call, input: Value, weight: Value | None, bias: Value | Non
         running, training = tuple(head), False
     if not training:
         saved = inference_statistics(call, input, *running, eps)  # type: ignore[call-arg]
-        return (call.lowering.value(call.type[0], inference(call, input, weight, bias, *running, eps)), *saved)  # type: ignore[call-arg]
+        return (
+            call.lowering.value(call.type[0], inference(call, input, weight, bias, *running, eps)),  # type: ignore
+            *saved,
+        )
     outputs, average, squares, space = training_statistics(call, input, weight, bias, eps)
     if any(value is not None for value in running):
         if not all(value in call.written for value in running):
@@ -357,8 +360,8 @@ def training_statistics(
     average, squares = mean_and_squares(low, input, space, working)
     kept = space.kept(True)
     count = ex.index_as(space.count, working)
-    root = lambda total: ex.div(ir.constant(1, working), ex.sqrt(ex.add(ex.div(total, count), float(eps))))  # noqa: E731
-    rstd = low.make(average.shape, root(squares.expression), input.type)
+    root = ex.sqrt(ex.add(ex.div(squares.expression, count), float(eps)))
+    rstd = low.make(average.shape, ex.div(ir.constant(1, working), root), input.type)
     low.realize(rstd)
     result = normalize_channels(low, input, low.at(average, kept), low.at(rstd, kept), weight, bias, working)
     axes = channel_place(mean_type, input.ndim)

@@ -36,7 +36,11 @@ def memory_of(node: Node) -> Node:
             continue
         source = node.args[0] if node.target is operator.getitem else node
         target = source.target  # type: ignore[union-attr]
-        if not isinstance(target, torch._ops.OpOverload) or not source.args or source.meta.get("lazy_view"):  # type: ignore[union-attr]
+        if (
+            not isinstance(target, torch._ops.OpOverload)
+            or not source.args  # type: ignore[union-attr]
+            or source.meta.get("lazy_view")  # type: ignore[union-attr]
+        ):
             break
         place = (
             list_of_views(target)

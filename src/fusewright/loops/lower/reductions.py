@@ -243,7 +243,7 @@ def variance_and_mean(
     average, spread = _deviation(call, self, dim, correction, "std_mean" in call.target._schema.name)
     space = space_of(self, dim)
     results = zip((spread, average), call.type)
-    return tuple(reshaped(call.lowering, value, space, type_, keepdim) for value, type_ in results)  # type: ignore[return-value]
+    return tuple(reshaped(call.lowering, value, space, type_, keepdim) for value, type_ in results)  # type: ignore
 
 
 @lowers("var", "std", "var_mean", "std_mean")

@@ -33,7 +33,7 @@ def run_along(
     kept = [k for k in range(self.ndim) if k != dim]
     axes = axes_of([symbols[k] for k in kept], [self.shape[k] for k in kept])
     scanned = Axis(symbols[dim], self.shape[dim])  # type: ignore[arg-type]
-    results = [low.new_buffer(type_) for type_ in (result_type, position_type) if type_ is not None]  # type: ignore[arg-type]
+    results = [low.new_buffer(type_) for type_ in (result_type, position_type) if type_ is not None]  # type: ignore
     index = flat_index(symbols, results[0].stride)
     if any(buffer.stride != results[0].stride for buffer in results):
         raise Fallback("results of different layouts")
@@ -41,7 +41,8 @@ def run_along(
     finish = ir.cast(ex.accumulator(working), results[0].dtype)
     low.emit(
         Scan(
-            low.operation_name(), axes, scanned, kind, low.read(self, symbols, working), results[0].name, index, finish,  # type: ignore[arg-type]
+            low.operation_name(), axes, scanned, kind, low.read(self, symbols, working),  # type: ignore[arg-type]
+            results[0].name, index, finish,
             results[1].name if len(results) > 1 else None, low.locations,
         )
     )  # fmt: skip

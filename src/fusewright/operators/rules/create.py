@@ -54,7 +54,9 @@ def _make(
     return TensorType(shape, _strides(shape, memory_format), dtype or torch.get_default_dtype(), exact_device(device))
 
 
-def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, generator=None):  # type: ignore[no-untyped-def]
+def _empty(  # type: ignore[no-untyped-def]
+    size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, generator=None
+):
     return _make(size, dtype, layout, device, memory_format)
 
 
@@ -66,7 +68,9 @@ def _scalar(s, *, dtype=None, layout=None, device=None, pin_memory=None):  # typ
     return _make((), dtype, layout, device)
 
 
-def _like(self, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, generator=None):  # type: ignore[no-untyped-def]
+def _like(  # type: ignore[no-untyped-def]
+    self, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, generator=None
+):
     if layout not in (None, torch.strided):
         return NotImplemented
     if memory_format in (None, torch.preserve_format):
@@ -93,7 +97,7 @@ def _strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=N
     return replace(found, stride=tuple(stride)) if isinstance(found, TensorType) else found
 
 
-def _new_strided(self, size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):  # type: ignore[no-untyped-def]
+def _new_strided(self, size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):  # type: ignore
     return _strided(
         size, stride, dtype=dtype or self.dtype, layout=layout, device=self.device if device is None else device
     )
@@ -128,7 +132,7 @@ def _arange_start(start, end, *, dtype=None, layout=None, device=None, pin_memor
     return _arange(start, end, 1, dtype, layout, device)
 
 
-def _arange_step(start, end, step=1, *, dtype=None, layout=None, device=None, pin_memory=None):  # type: ignore[no-untyped-def]
+def _arange_step(start, end, step=1, *, dtype=None, layout=None, device=None, pin_memory=None):  # type: ignore
     return _arange(start, end, step, dtype, layout, device)
 
 
@@ -147,7 +151,9 @@ def _casts_keep_order() -> bool:
     return columns.to(torch.int16).stride() == (1, 2)
 
 
-def _to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):  # type: ignore[no-untyped-def]
+def _to_copy(  # type: ignore[no-untyped-def]
+    self, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None
+):
     if layout not in (None, torch.strided):
         return NotImplemented
     if memory_format in (None, torch.preserve_format):

@@ -210,7 +210,9 @@ def _split(self: TensorType, split_size: Dim, dim: int = 0) -> object:
         return NotImplemented
     size = self.shape[axis]
     count = max(-(-size // split_size), 1)  # type: ignore[type-var]
-    return tuple(_slice(self, axis, i * split_size, min((i + 1) * split_size, size)) for i in range(count))  # type: ignore[arg-type, type-var]
+    return tuple(
+        _slice(self, axis, i * split_size, min((i + 1) * split_size, size)) for i in range(count)  # type: ignore
+    )
 
 
 def _split_with_sizes(self: TensorType, split_sizes: Sequence[Dim], dim: int = 0) -> object:

@@ -45,7 +45,8 @@ FROZEN_TYPES: frozenset[type] = frozenset({
     pathlib.WindowsPath, torch.finfo, torch.iinfo, torch.FunctionSchema, torch._C.Argument, torch.Tag,
     operator.itemgetter,
     operator.attrgetter, operator.methodcaller, types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any),
-    type(typing.Callable[..., int]), type(typing.Optional[int]), type(typing.Optional), type(typing.Callable),  # noqa: UP045
+    type(typing.Callable[..., int]), type(typing.Callable),
+    type(typing.Optional[int]), type(typing.Optional),  # noqa: UP045
     types.GetSetDescriptorType, types.MemberDescriptorType,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property,
     functools.cached_property,

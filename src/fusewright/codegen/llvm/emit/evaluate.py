@@ -101,7 +101,10 @@ class Evaluator:
             isinstance(arg, (IndexValue, Constant)) and arg.dtype is torch.int64 for arg in expr.args
         ):
             return None
-        indices = [self.view.dim(arg.index) if isinstance(arg, IndexValue) else int(arg.value) for arg in expr.args]  # type: ignore[attr-defined]
+        indices = [
+            self.view.dim(arg.index) if isinstance(arg, IndexValue) else int(arg.value)  # type: ignore[attr-defined]
+            for arg in expr.args
+        ]
         if not all(fits_i32(d) for d in indices):
             return None
         return self.b.compare(f"icmp {code}", *(self.indexer.lanes_of_type(ctx, d, "i32") for d in indices))

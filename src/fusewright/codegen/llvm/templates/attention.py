@@ -23,7 +23,8 @@ from fusewright.codegen.llvm.emit.math import exp
 from fusewright.codegen.llvm.emit.shared import Writer, define
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES, suffix, type_text
-from fusewright.codegen.llvm.kernel import SIGNATURE, KernelEmitter, KernelText
+from fusewright.codegen.llvm.emitter import SIGNATURE, KernelText
+from fusewright.codegen.llvm.kernel import KernelEmitter
 from fusewright.codegen.llvm.strategy import Strategy
 from fusewright.codegen.llvm.templates.skinny_gemm_block import COLUMNS, STEP, Tile, tile_function
 from fusewright.schedule.plan import Attention, Kernel, Rows

@@ -27,7 +27,9 @@ from fusewright.codegen.llvm.emit.shared import Writer, define
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.emit.transpose import transpose
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES, suffix, type_text
-from fusewright.codegen.llvm.kernel import SIGNATURE, STACK_LIMIT, KernelEmitter, KernelText
+from fusewright.codegen.llvm.emitter import SIGNATURE, KernelText
+from fusewright.codegen.llvm.kernel import KernelEmitter
+from fusewright.codegen.llvm.row_memory import STACK_LIMIT
 from fusewright.codegen.llvm.strategy import Strategy
 from fusewright.codegen.llvm.templates.skinny_gemm_block import STEP
 from fusewright.loops.ir import Axis

@@ -19,7 +19,8 @@ from fusewright.codegen.llvm.emit.context import Context
 from fusewright.codegen.llvm.emit.memory import Pointer
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.codegen.llvm.emit.types import ELEMENT_TYPES
-from fusewright.codegen.llvm.kernel import SIGNATURE, KernelEmitter, KernelText
+from fusewright.codegen.llvm.emitter import SIGNATURE, KernelText
+from fusewright.codegen.llvm.kernel import KernelEmitter
 from fusewright.codegen.llvm.strategy import Strategy
 from fusewright.codegen.llvm.templates.skinny_gemm_block import (
     COLUMNS,

@@ -36,7 +36,9 @@ def attention_backward(graph: torch.fx.Graph, context: PassContext) -> torch.fx.
 
 def _is_short(node: Node) -> bool:
     gradient, query, key, value, out, logsumexp, dropout = node.args[:7]
-    kinds: list[TensorType] = [one.meta["type"] for one in (gradient, query, key, value, out, logsumexp)]  # type: ignore[union-attr]
+    kinds: list[TensorType] = [
+        one.meta["type"] for one in (gradient, query, key, value, out, logsumexp)  # type: ignore[union-attr]
+    ]
     if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
         return False
     if not all(isinstance(size, int) and size > 0 for kind in kinds for size in kind.shape) or any(

@@ -88,7 +88,8 @@ def _copy(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
 
 def _pad(build: Builder, node: torch.fx.Node) -> torch.fx.Node | None:
     """Padding by nothing."""
-    return _copy(build, node) if all(isinstance(amount, int) and amount == 0 for amount in node.args[1]) else None  # type: ignore[union-attr]
+    is_nothing = all(isinstance(amount, int) and amount == 0 for amount in node.args[1])  # type: ignore[union-attr]
+    return _copy(build, node) if is_nothing else None
 
 
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
@@ -131,7 +132,7 @@ def _order(node: object) -> tuple[torch.fx.Node, list[int]] | None:
         return source, [axis % rank for axis in node.args[1]]  # type: ignore[misc, operator, return-value, union-attr]
     order = list(range(rank))
     if rank:
-        a, b = (0, 1) if node.target is aten.t.default else (node.args[1] % rank, node.args[2] % rank)  # type: ignore[operator]
+        a, b = (0, 1) if node.target is aten.t.default else (node.args[1] % rank, node.args[2] % rank)  # type: ignore
         if rank > 1:
             order[a], order[b] = order[b], order[a]  # type: ignore[index]
     return source, order  # type: ignore[return-value]

@@ -104,7 +104,9 @@ def _copied_graph(old: torch.fx.Graph) -> torch.fx.Graph:
             copies[node] = new.node_copy(node, copies.__getitem__)
             continue
         meta = node.meta
-        made = copies[node] = add_call(new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies))  # type: ignore[arg-type]
+        made = copies[node] = add_call(
+            new, node.target, _moved(node.args, copies), _moved(node.kwargs, copies)
+        )
         made.meta = {name: meta[name] for name in ("type", GIVES) if name in meta} | marks_of(node)
         made.meta["location"] = meta.get("location", ())
         if node.target is not operator.getitem and facts(node.target).random:  # type: ignore[arg-type]
@@ -247,7 +249,7 @@ class _Functionaliser:
         kwargs = {name: value for name, value in node.kwargs.items() if not _is_out(op, name)}
         kwargs |= _lost_defaults(node, op, form)  # type: ignore[arg-type]
         try:
-            made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore[arg-type, misc]
+            made = self.build.call(form, *self._arguments(node.args), **self._arguments(kwargs))  # type: ignore
         except Exception as error:  # a meta kernel refuses the arguments: eager says why in its own words
             raise CannotFunctionalise(f"{form}: {error}") from error
         type_ = made.meta["type"]

@@ -13,8 +13,6 @@ moved it.
 
 from __future__ import annotations
 
-import operator
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,237 +20,18 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from fusewright.graph.builder import Builder
-from fusewright.operators.schema import facts
-from fusewright.sizes.expressions import Dim, Expr, Symbol, floor_div, free_symbols, product, substitute
+from fusewright.graph.passes.layout.bucketing import ATTENTION, Bucketing, Handler, Layout, NotExact, Rules, name_of
+from fusewright.sizes.expressions import Dim, Symbol, floor_div, product
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType
 
 aten = torch.ops.aten
-Layout = tuple[tuple[Dim, ...], ...]
-Handler = Callable[["_Bucketing", Node], None]
-_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-
-
-class NotExact(Exception):
-    """Padding could change a result, or could not be shown not to."""
-
-
-def bucketed(graph: Graph, size: Symbol, bucket: int, env: ShapeEnv) -> Graph:
-    """The graph with `size` padded to `bucket`; `env` knows that it is no larger. Raises NotExact."""
-    return _Bucketing(graph, size, bucket, env).run()
-
-
-class _Bucketing:
-    def __init__(self, graph: Graph, size: Symbol, bucket: int, env: ShapeEnv) -> None:
-        self.graph, self.size, self.bucket = graph, size, bucket
-        self.made = Graph()
-        self.build = Builder(self.made, env)
-        self.new: dict[Node, Any] = {}
-        self.layouts: dict[Node, Any] = {}
-        self.originals: dict[Node, Node] = {}  # placeholders as they arrive
-        self.inside: Node | None = None
-
-    def run(self) -> Graph:
-        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
-        for node in placeholders:
-            self.new[node] = self.originals[node] = self.made.node_copy(node)
-        for node in placeholders:
-            if isinstance(node.meta["type"], TensorType):
-                self._pad(node)
-        for node in self.graph.nodes:
-            self.build.location = node.meta.get("location", ())
-            if node.op == "get_attr":
-                self.new[node] = self.made.node_copy(node)
-                self.layouts[node] = self.plain(node.meta["type"])
-            elif node.op == "call_function":
-                self._call(node)
-            elif node.op == "output":
-                self._output(node)
-        return self.made
-
-    # --- borders
-
-    def _pad(self, node: Any) -> None:
-        type_: TensorType = node.meta["type"]
-        layout = self.layouts[node] = self.plain(type_)
-        widths: list[Dim] = []
-        for factors in reversed(layout):
-            widths += [0, self.bucket - self.size if factors == (self.size,) else 0]
-        if any(width != 0 for width in widths):
-            if not type_.dtype.is_floating_point and type_.dtype not in (torch.int64, torch.int32, torch.bool):
-                raise NotExact(f"an input of dtype {type_.dtype} is not padded")
-            value: Any = False if type_.dtype is torch.bool else 0
-            self.new[node] = self.build.call(aten.constant_pad_nd.default, self.new[node], widths, value)
-
-    def _output(self, node: Any) -> None:
-        bases = Counter(_base(value) for value in set(node.all_input_nodes))
-        for value in node.all_input_nodes:
-            if isinstance(value.meta["type"], TensorType) and self._concerned(value):
-                base = _base(value)
-                if bases[base] > 1 or (base.op == "placeholder" and base is not value):
-                    raise NotExact("a result shares memory with an input or with another result")
-
-        def result(value: Any) -> Any:
-            if isinstance(value, Node) and value.op == "placeholder":
-                return self.originals[value]
-            return (
-                self._cut(value)
-                if isinstance(value, Node) and isinstance(value.meta["type"], TensorType)
-                else self.mapped(value, False)
-            )
-
-        made = self.made.output(tuple(map(result, node.args[0])))
-        made.meta.update(node.meta)
-
-    def _cut(self, old: Node) -> Node:
-        """A result without the padding, laid out as it was."""
-        layout, type_, value = self.layouts[old], old.meta["type"], self.new[old]
-        if not any(self.size in factors for factors in layout):
-            return value
-        factors = [factor for dim in layout for factor in dim]
-        value = self.build.call(aten.reshape.default, value, [self.becomes(factor) for factor in factors])
-        for axis, factor in enumerate(factors):
-            if factor == self.size:
-                value = self.build.call(aten.slice.Tensor, value, axis, 0, self.size)
-        value = self.build.call(aten.clone.default, value, memory_format=torch.contiguous_format)
-        value = self.build.call(aten.reshape.default, value, list(type_.shape))
-        return self.build.restride(value, type_)
-
-    # --- one operator
-
-    def _call(self, node: Any) -> None:
-        if node.meta.get("epilogue"):
-            raise NotExact(f"{_name(node)} writes to an input")
-        if node.target is operator.getitem:
-            source, index = node.args
-            self.layouts[node] = self.layouts[source][index]
-            self.new[node] = self.build.item(self.new[source], index)
-            return
-        if not isinstance(node.target, OpOverload):
-            raise NotExact(f"{node.target} is not known")
-        known = facts(node.target)
-        drops = node.meta.get("random") and not (
-            node.target is _ATTENTION and (len(node.args) < 4 or node.args[3] == 0)
-        )
-        if drops or known.effect or known.written:
-            raise NotExact(f"{_name(node)} draws random numbers, or has an effect")
-        handler = _HANDLERS.get(node.target)
-        if handler is None:
-            operands = [value for value in node.all_input_nodes if self._concerned(value)]
-            if torch.Tag.pointwise in node.target.tags:
-                handler = _pointwise
-            elif not operands and not any(self._made_from(value) for value in _flat((node.args, node.kwargs))):
-                handler = _apart
-            else:
-                raise NotExact(f"{_name(node)} is not known to keep positions apart")
-        handler(self, node)
-
-    def finish(self, node: Any, layout: Any, made: Node) -> None:
-        """Notes a node's successor. Its type must be the old one with the bucket for the size."""
-        types = node.meta["type"], made.meta["type"]
-        if any(not isinstance(t, tuple) for t in types):
-            types = (types[0],), (types[1],)
-        for old, new in zip(*types, strict=True):
-            if isinstance(old, TensorType) and tuple(map(self.becomes, old.shape)) != new.shape:
-                raise NotExact(
-                    f"{_name(node)} has the shape {new.shape}, not {old.shape} with the bucket for {self.size}"
-                )
-        self.layouts[node], self.new[node] = layout, made
-
-    def again(self, node: Any, layout: Any, args: Sequence[Any] | None = None, shapes: bool = False) -> None:
-        """The same operator on the new operands. `shapes`: sizes among its arguments are shapes, and so the
-        bucket's."""
-        given = self.mapped(node.args, shapes) if args is None else args
-        self.finish(node, layout, self.build.call(node.target, *given, **self.mapped(node.kwargs, shapes)))
-
-    def mapped(self, value: Any, shapes: bool) -> Any:
-        if isinstance(value, Node):
-            return self.new[value]
-        if isinstance(value, (list, tuple)):
-            return [self.mapped(item, shapes) for item in value]
-        if isinstance(value, dict):
-            return {name: self.mapped(item, shapes) for name, item in value.items()}
-        return self.becomes(value) if shapes and isinstance(value, Expr) else value
-
-    # --- layouts
-
-    def becomes(self, d: Dim) -> Dim:
-        return substitute(d, {self.size: self.bucket})
-
-    def _made_from(self, value: Any) -> bool:
-        return isinstance(value, Expr) and self.size in free_symbols(value)
-
-    def _concerned(self, node: Any) -> bool:
-        layout = self.layouts.get(node, ())
-        return any(self.size in factors for factors in layout if isinstance(factors, tuple)) or any(
-            self.size in factors for part in layout for factors in part if isinstance(factors, tuple)
-        )
-
-    def plain(self, type_: TensorType) -> Layout:
-        """The layout of a value that no view has made: a size is the bucketed one, or has nothing to do with it."""
-        return tuple(map(self.whole, type_.shape))
-
-    def whole(self, d: Dim) -> tuple[Dim, ...]:
-        if d != self.size and self._made_from(d):
-            raise NotExact(f"the size {d} is computed from it")
-        return () if d == 1 else (d,)
-
-    def of(self, node: Any) -> Layout:
-        return self.layouts[node] if isinstance(node, Node) else ()
-
-    def broadcast(self, node: Any, *layouts: Layout) -> Layout:
-        rank = max(map(len, layouts))
-        result: list[tuple[Dim, ...]] = [()] * rank
-        for layout in layouts:
-            for axis, factors in enumerate(layout, rank - len(layout)):
-                known = result[axis]
-                if not known:
-                    result[axis] = factors
-                elif factors and factors != known and (self.size in factors or self.size in known):
-                    raise NotExact(f"{_name(node)} combines dimensions that are made of different sizes")
-        return tuple(result)
-
-    def apart(self, node: Any, layout: Layout, axes: Sequence[int]) -> None:
-        """Raises NotExact when one of these dimensions holds the size."""
-        if any(self.size in layout[axis] for axis in axes):
-            raise NotExact(f"{_name(node)} combines positions")
-
-    def masked(self, node: Any, operand: Node, axis: int, neutral: Any, value: Any = None) -> Node:
-        """The new operand with `neutral` in place of the padding along `axis`."""
-        if self.layouts[operand][axis] != (self.size,):
-            raise NotExact(f"{_name(node)} combines positions of a flattened dimension")
-        value = self.new[operand] if value is None else value
-        type_: TensorType = value.meta["type"]
-        if self.inside is None:
-            positions = self.build.call(aten.arange.default, self.bucket, device=type_.device)
-            self.inside = self.build.call(aten.lt.Scalar, positions, self.size)
-        inside = self.build.call(aten.view.default, self.inside, [self.bucket] + [1] * (type_.ndim - axis - 1))
-        other = self.build.call(aten.full.default, [], neutral, dtype=type_.dtype, device=type_.device)
-        return self.build.call(aten.where.self, inside, value, other)
-
-
-def _name(node: Any) -> str:
-    return str(node.target).removeprefix("aten.").partition(".")[0]
-
-
-def _base(node: Node) -> Node:
-    """What a node is a view of, itself if of nothing."""
-    while node.op == "call_function" and isinstance(node.target, OpOverload) and facts(node.target).is_view:
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [item for part in value for item in _flat(part)] if isinstance(value, (list, tuple)) else [value]
 
 
 # --- operators that keep positions apart ------------------------------------------------------------------------------
 
 
-def _apart(work: _Bucketing, node: Any) -> None:
+def _apart(work: Bucketing, node: Any) -> None:
     """Nothing in it has the size."""
     types = node.meta["type"]
     several = types if isinstance(types, tuple) else (types,)
@@ -272,38 +51,38 @@ _RAISES = {
 """On integers, padding may be a divisor or an exponent that raises."""
 
 
-def _pointwise(work: _Bucketing, node: Any) -> None:
+def _pointwise(work: Bucketing, node: Any) -> None:
     tensors = [value for value in node.all_input_nodes if isinstance(value.meta["type"], TensorType)]
     if node.target.overloadpacket in _RAISES and not node.meta["type"].dtype.is_floating_point:
-        raise NotExact(f"{_name(node)} of integers")
+        raise NotExact(f"{name_of(node)} of integers")
     work.again(node, work.broadcast(node, *map(work.of, tensors)))
 
 
-def _copy(work: _Bucketing, node: Any) -> None:
+def _copy(work: Bucketing, node: Any) -> None:
     work.again(node, work.of(node.args[0]))
 
 
-def _factory(work: _Bucketing, node: Any) -> None:
+def _factory(work: Bucketing, node: Any) -> None:
     """full, zeros, new_ones…: the shape is the only argument that is the bucket's."""
     place = 1 if node.args and isinstance(node.args[0], Node) else 0
     args = [work.mapped(value, index == place) for index, value in enumerate(node.args)]
     work.again(node, work.plain(node.meta["type"]), args)
 
 
-def _arange(work: _Bucketing, node: Any) -> None:
+def _arange(work: Bucketing, node: Any) -> None:
     *start, end = node.args
     if node.meta["type"].shape[0] == work.size and (end != work.size or start not in ([], [0])):
         raise NotExact("arange does not count from 0")
     work.again(node, work.plain(node.meta["type"]), shapes=True)
 
 
-def _embedding(work: _Bucketing, node: Any) -> None:
+def _embedding(work: Bucketing, node: Any) -> None:
     weight, indices = node.args[:2]
     work.apart(node, work.of(weight), range(2))
     work.again(node, (*work.of(indices), work.of(weight)[1]))
 
 
-def _layer_norm(work: _Bucketing, node: Any) -> None:
+def _layer_norm(work: Bucketing, node: Any) -> None:
     layout = work.of(node.args[0])
     count = len(node.args[1])
     work.apart(node, layout, range(len(layout) - count, len(layout)))
@@ -311,7 +90,7 @@ def _layer_norm(work: _Bucketing, node: Any) -> None:
     work.again(node, (layout, statistics, statistics))
 
 
-def _batch_norm(work: _Bucketing, node: Any) -> None:
+def _batch_norm(work: Bucketing, node: Any) -> None:
     layout = work.of(node.args[0])
     work.apart(node, layout, [1])
     if node.args[5]:
@@ -319,23 +98,23 @@ def _batch_norm(work: _Bucketing, node: Any) -> None:
     work.again(node, (layout, ((0,),), ((0,),)))
 
 
-def _cumulate(work: _Bucketing, node: Any) -> None:
+def _cumulate(work: Bucketing, node: Any) -> None:
     """A running sum depends on what stands in front."""
     layout = work.of(node.args[0])
     axis = node.args[1] % max(len(layout), 1)
     if work.size in layout[axis] and layout[axis] != (work.size,):
-        raise NotExact(f"{_name(node)} runs along a flattened dimension")
+        raise NotExact(f"{name_of(node)} runs along a flattened dimension")
     work.again(node, layout)
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
 
 
-def _view(work: _Bucketing, node: Any) -> None:
+def _view(work: Bucketing, node: Any) -> None:
     source = [factor for factors in work.of(node.args[0]) for factor in factors]
     layout = _regrouped(source, node.meta["type"].shape, work.size)
     if layout is None:
-        raise NotExact(f"{_name(node)} puts positions into another order")
+        raise NotExact(f"{name_of(node)} puts positions into another order")
     work.again(node, layout, [work.new[node.args[0]], [work.becomes(d) for d in node.meta["type"].shape]])
 
 
@@ -373,7 +152,7 @@ def _quotient(d: Dim, by: Dim) -> Dim | None:
     return found if found * by == d else None
 
 
-def _permuted(work: _Bucketing, node: Any) -> None:
+def _permuted(work: Bucketing, node: Any) -> None:
     layout = work.of(node.args[0])
     order = list(range(len(layout)))
     if node.target is aten.permute.default:
@@ -384,13 +163,13 @@ def _permuted(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(layout[axis] for axis in order))
 
 
-def _unsqueeze(work: _Bucketing, node: Any) -> None:
+def _unsqueeze(work: Bucketing, node: Any) -> None:
     layout = list(work.of(node.args[0]))
     layout.insert(node.args[1] % (len(layout) + 1), ())
     work.again(node, tuple(layout))
 
 
-def _squeeze(work: _Bucketing, node: Any) -> None:
+def _squeeze(work: Bucketing, node: Any) -> None:
     layout = list(work.of(node.args[0]))
     axes = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
     gone = {axis % len(layout) for axis in axes if layout[axis] == ()}
@@ -399,7 +178,7 @@ def _squeeze(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(factors for axis, factors in enumerate(layout) if axis not in gone))
 
 
-def _expand(work: _Bucketing, node: Any) -> None:
+def _expand(work: Bucketing, node: Any) -> None:
     own = work.of(node.args[0])
     shape = node.meta["type"].shape
     layout = [
@@ -409,7 +188,7 @@ def _expand(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(layout), [work.new[node.args[0]], [work.becomes(d) for d in shape]])
 
 
-def _slice(work: _Bucketing, node: Any) -> None:
+def _slice(work: Bucketing, node: Any) -> None:
     source, axis, start, end, step = (
         (*node.args, *(0, 0, None, 1)[len(node.args) - 1 :]) if len(node.args) < 5 else node.args
     )
@@ -432,7 +211,7 @@ def _slice(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(layout))
 
 
-def _select(work: _Bucketing, node: Any) -> None:
+def _select(work: Bucketing, node: Any) -> None:
     source, axis, index = node.args
     layout = list(work.of(source))
     axis = axis % len(layout)
@@ -442,7 +221,7 @@ def _select(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(layout))
 
 
-def _cat(work: _Bucketing, node: Any) -> None:
+def _cat(work: Bucketing, node: Any) -> None:
     parts: Any = node.args[0]
     axis = (node.args[1] if len(node.args) > 1 else 0) % node.meta["type"].ndim
     for part in parts:
@@ -453,7 +232,7 @@ def _cat(work: _Bucketing, node: Any) -> None:
     work.again(node, tuple(layout))
 
 
-def _split(work: _Bucketing, node: Any) -> None:
+def _split(work: Bucketing, node: Any) -> None:
     layout = list(work.of(node.args[0]))
     axis = (node.args[2] if len(node.args) > 2 else 0) % len(layout)
     work.apart(node, tuple(layout), [axis])
@@ -473,7 +252,7 @@ def _most(dtype: torch.dtype) -> Any:
 
 
 def _reduction(neutral: Callable[[torch.dtype], Any]) -> Handler:
-    def handler(work: _Bucketing, node: Any) -> None:
+    def handler(work: Bucketing, node: Any) -> None:
         source: Any = node.args[0]
         layout = work.of(source)
         given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
@@ -492,7 +271,7 @@ def _reduction(neutral: Callable[[torch.dtype], Any]) -> Handler:
     return handler
 
 
-def _mean(work: _Bucketing, node: Any) -> None:
+def _mean(work: Bucketing, node: Any) -> None:
     """The sum of what is there, over how many there are."""
     source: Any = node.args[0]
     layout, type_ = work.of(source), source.meta["type"]
@@ -516,7 +295,7 @@ def _mean(work: _Bucketing, node: Any) -> None:
     work.finish(node, kept, work.build.call(aten.div.Tensor, total, count))
 
 
-def _softmax(work: _Bucketing, node: Any) -> None:
+def _softmax(work: Bucketing, node: Any) -> None:
     source: Any = node.args[0]
     layout = work.of(source)
     axis = node.args[1] % max(len(layout), 1)
@@ -529,7 +308,7 @@ def _softmax(work: _Bucketing, node: Any) -> None:
 def _product(first: int) -> Handler:
     """A matrix product of operands `first` and the next; the operand before them, if any, is added."""
 
-    def handler(work: _Bucketing, node: Any) -> None:
+    def handler(work: Bucketing, node: Any) -> None:
         left: Any = node.args[first]
         right: Any = node.args[first + 1]
         a, b = work.of(left), work.of(right)
@@ -545,7 +324,7 @@ def _product(first: int) -> Handler:
     return handler
 
 
-def _attention(work: _Bucketing, node: Any) -> None:
+def _attention(work: Bucketing, node: Any) -> None:
     """softmax(q k + mask) v, as the CPU's fused kernel takes it."""
     query, key, value = node.args[:3]
     q, k, v = (work.of(operand) for operand in (query, key, value))
@@ -581,7 +360,7 @@ def _attention(work: _Bucketing, node: Any) -> None:
     work.finish(node, ((*layout, q[2], v[3]), (*layout, q[2])), made)
 
 
-def _indexed(work: _Bucketing, node: Any) -> None:
+def _indexed(work: Bucketing, node: Any) -> None:
     """x[i, j]: an index into the bucketed dimension must be known not to count from its end."""
     source, indices = node.args
     layout = work.of(source)
@@ -599,7 +378,7 @@ def _indexed(work: _Bucketing, node: Any) -> None:
     work.again(node, (*rest[:at], *shared, *rest[at:]))
 
 
-def _gather(work: _Bucketing, node: Any) -> None:
+def _gather(work: Bucketing, node: Any) -> None:
     source, given, index = node.args[:3]
     layout, chosen = work.of(source), work.of(index)
     axis = given % max(len(layout), 1)
@@ -614,7 +393,7 @@ def _gather(work: _Bucketing, node: Any) -> None:
     work.again(node, chosen)
 
 
-def _index_select(work: _Bucketing, node: Any) -> None:
+def _index_select(work: Bucketing, node: Any) -> None:
     source, given, index = node.args
     layout = list(work.of(source))
     axis = given % max(len(layout), 1)
@@ -667,10 +446,15 @@ _HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _softmax),
     **dict.fromkeys((aten.mm.default, aten.bmm.default), _product(0)),
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), _product(1)),
-    _ATTENTION: _attention,
+    ATTENTION: _attention,
     aten.index.Tensor: _indexed,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
 }
 
 __all__ = ["NotExact", "bucketed"]
+
+
+def bucketed(graph: Graph, size: Symbol, bucket: int, env: ShapeEnv) -> Graph:
+    """The graph with `size` padded to `bucket`; `env` knows that it is no larger. Raises NotExact."""
+    return Bucketing(graph, size, bucket, env, Rules(_HANDLERS, _pointwise, _apart)).run()

@@ -68,7 +68,7 @@ def _pair(value: Any) -> tuple[int, int]:
 def _split(kind: TensorType, kernel: Any) -> list[int]:
     """The input's shape with each image dimension as (patches, elements of one)."""
     batch, channels, height, width = kind.shape
-    return [batch, channels, height // kernel[0], kernel[0], width // kernel[1], kernel[1]]  # type: ignore[list-item, operator]
+    return [batch, channels, height // kernel[0], kernel[0], width // kernel[1], kernel[1]]  # type: ignore
 
 
 def _patches(build: Builder, x: Any, kernel: Any) -> Node:

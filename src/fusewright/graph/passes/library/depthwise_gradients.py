@@ -51,7 +51,7 @@ def _is_dear(node: Node) -> bool:
     if kinds[1].dtype is torch.bfloat16:
         return area >= 25 and rows * columns <= 196  # type: ignore[no-any-return, operator]
     mapped = MATRICES * channels * area * 4 > MOST_KEPT_BYTES
-    return kinds[1].dtype is torch.float32 and mapped and batch * rows * columns <= 2 * MATRICES  # type: ignore[no-any-return, operator]
+    return kinds[1].dtype is torch.float32 and mapped and batch * rows * columns <= 2 * MATRICES  # type: ignore
 
 
 def _split(graph: torch.fx.Graph, node: Node) -> None:

@@ -73,7 +73,9 @@ def _rewrite(graph: torch.fx.Graph, node: Node) -> None:
     x, weight = node.args[_LEFT[node.target] :][:2]
     bias = None if node.target is aten.mm.default else node.args[0]
     with graph.inserting_before(node):
-        by_outputs = weight.args[0] if weight.target is aten.t.default else build.call(aten.t.default, weight)  # type: ignore[union-attr]
+        by_outputs = (
+            weight.args[0] if weight.target is aten.t.default else build.call(aten.t.default, weight)  # type: ignore
+        )
         made = build.node(
             torch.ops.mkldnn._linear_pointwise.default, (x, by_outputs, bias, "none", [], ""), {}, node.meta["type"]
         )

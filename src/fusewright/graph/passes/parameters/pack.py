@@ -126,7 +126,11 @@ class _Packing:
     def addmm(self, node: Node) -> None:
         bias, x, weight = node.args
         plain = all(node.kwargs.get(name, 1) == 1 for name in ("alpha", "beta"))
-        if plain and bias.meta["type"].ndim == 1 and bias.meta["type"].shape == node.meta["type"].shape[1:]:  # type: ignore[union-attr]
+        if (
+            plain
+            and bias.meta["type"].ndim == 1  # type: ignore[union-attr]
+            and bias.meta["type"].shape == node.meta["type"].shape[1:]  # type: ignore[union-attr]
+        ):
             self.linear(node, x, weight, bias)  # type: ignore[arg-type]
 
     def linear(self, node: Node, x: Node, weight: Node, bias: Node | None) -> None:
@@ -444,7 +448,9 @@ class _Packing:
             or not self.context.allow(f"prepared: {node.name}")
         ):
             return
-        gamma, beta, mean, variance = (self.in_float(one, node) for one in (gamma, beta, mean, variance))  # type: ignore[arg-type]
+        gamma, beta, mean, variance = (
+            self.in_float(one, node) for one in (gamma, beta, mean, variance)  # type: ignore[arg-type]
+        )
         scale = self.call(aten.rsqrt.default, self.call(aten.add.Scalar, variance, epsilon, at=node), at=node)
         if gamma is not None:
             scale = self.call(aten.mul.Tensor, scale, gamma, at=node)

@@ -1,0 +1,79 @@
+"""Builtins that compare: `sorted`, `min`, `max`.
+
+Takes real values; gives what the builtin gives. Always holds: comparisons of objects and of tensors go through the
+border; elements of which no comparison has an effect are compared natively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fusewright.base.signals import UserException
+from fusewright.capture.border.native import native
+from fusewright.capture.border.native_ready import SCALARS
+from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.call.support import drain
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer, World
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def extreme(fn: Callable[..., Any], op: str) -> Callable[[Tracer, Args, Kwargs], Any]:
+    def pick(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+        world = tracer.world
+        elements = drain(world, args[0]) if len(args) == 1 else list(args)
+        key = kwargs.get("key")
+        if key is None and all(type(element) in SCALARS for element in elements):
+            return native(fn, elements, **{name: value for name, value in kwargs.items() if name == "default"})
+        if not elements:
+            return native(fn, elements, **kwargs)
+        if len(args) > 1 and "default" in kwargs:
+            return native(fn, *args, **kwargs)
+        best = elements[0]
+        best_key = best if key is None else tracer.call(key, (best,))
+        for element in elements[1:]:
+            candidate = element if key is None else tracer.call(key, (element,))
+            if world.truth(world.compare(op, candidate, best_key)):
+                best, best_key = element, candidate
+        return best
+
+    return pick
+
+
+class _Ordered:
+    """Wraps an element (or its key) for native sorting, so that comparisons go through the border."""
+
+    __slots__ = ("value", "world")
+
+    def __init__(self, world: World, value: Any) -> None:
+        self.world = world
+        self.value = value
+
+    def __lt__(self, other: _Ordered) -> bool:
+        try:
+            return self.world.truth(self.world.compare("<", self.value, other.value))
+        except UserException as signal:
+            raise signal.exception from None
+
+
+def sort(tracer: Tracer, elements: list[Any], kwargs: Kwargs) -> list[Any]:
+    """`sorted(elements, **kwargs)`."""
+    world = tracer.world
+    key = kwargs.get("key")
+    keys = elements if key is None else [tracer.call(key, (element,)) for element in elements]
+    if all(type(one) in SCALARS or (type(one) is tuple and is_constant(one)) for one in keys):
+        ranks: list[Any] = keys
+    else:
+        ranks = [_Ordered(world, one) for one in keys]
+    order = native(
+        sorted, range(len(elements)), key=ranks.__getitem__, reverse=world.truth(kwargs.get("reverse", False))
+    )
+    return [elements[index] for index in order]
+
+
+def sorted_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    return sort(tracer, drain(tracer.world, args[0]), kwargs)

@@ -1,0 +1,53 @@
+"""`print` and `warnings.warn` inside a frame.
+
+Takes real values; what they show is shown after the graph, in its place among the frame's effects.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.call.torch import defer_output
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def print_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    if kwargs.get("file") is not None:
+        raise GraphBreak("untraceable-call", "print to a file")
+    defer_output(tracer, print, args, kwargs)
+
+
+def warn_at(message: str, category: type[Warning], file: str, line: int, module: str) -> None:
+    """`warnings.warn` as if it were called at that line of that module."""
+    namespace = vars(sys.modules[module]) if module in sys.modules else {}
+    warnings.warn_explicit(message, category, file, line, module, namespace.setdefault("__warningregistry__", {}))
+
+
+def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+    """Held back as output is, with the place that `stacklevel` means; beyond the captured frames the caller's frames
+    tell it."""
+    given = dict(zip(("message", "category", "stacklevel"), args)) | kwargs
+    message, category, level = given.get("message"), given.get("category") or UserWarning, given.get("stacklevel", 1)
+    frame = tracer.frame
+    for _ in range(max(level, 1) - 1 if type(level) is int else 0):
+        frame = None if frame is None else frame.back
+    simple = (
+        type(message) is str and isinstance(category, type) and given.keys() <= {"message", "category", "stacklevel"}
+    )
+    if frame is None or not simple or type(level) is not int:
+        defer_output(tracer, warnings.warn, args, kwargs)
+        return
+    place = frame.stack_here()[-1]
+    module = frame.function.__globals__.get("__name__") or "<string>"
+    defer_output(tracer, warn_at, (message, category, place.file, place.line, module), {})
+
+
+# Operators as functions.
