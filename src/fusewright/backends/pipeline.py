@@ -36,12 +36,13 @@ from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
-from fusewright.schedule import ScheduleOptions, schedule, with_memory
+from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
 from fusewright.schedule.plan import Kernel, Plan
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
 from fusewright.select import generated_gemm
 from fusewright.select.linear import Chooser
+from fusewright.sizes.expressions import Relation, free_symbols
 
 if TYPE_CHECKING:
     from fusewright.codegen.triton.module import Tiles
@@ -290,6 +291,9 @@ def generate(
         if stage.condition(to_compile, selection):
             selection.plan = run(stage.name, stage.artifact, plan_text, stage.work, to_compile, selection)
     plan, gpu = selection.plan, selection.gpu
+    shown = run("bounds", "schedule", bounds.text, _in_bounds, to_compile, graph, plan)
+    for access in shown.unproved:
+        to_compile.notify(Hint(to_compile.function, f"not shown to lie inside its buffer: {access}"))
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}
@@ -304,6 +308,22 @@ def generate(
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     return call_plan, module.object, tuple(codes.values()), selection.races
+
+
+def _in_bounds(to_compile: GraphToCompile, graph: torch.fx.Graph, plan: Plan) -> bounds.Shown:
+    """Shows that the plan touches only what lies inside its buffers. What depends on sizes alone, and holds in the
+    example, becomes a guard; of a half of a joint graph, whose guards may be in use already, it stays open."""
+    env = env_of(to_compile.graph)
+    if env is None:
+        return bounds.show(plan)
+    shown = bounds.show(plan, bounds.Known(lambda d: env.known(Relation("<=", 0, d)) is True, env.not_negative()))
+
+    def guarded(access: bounds.Unproved) -> bool:
+        wanted, symbols = Relation("<=", 0, access.missing), free_symbols(access.missing)
+        of_sizes = env_of(graph) is env and bool(symbols) and symbols <= env.symbols.keys()
+        return of_sizes and env.hint(access.missing) >= 0 and env.settle(wanted)
+
+    return replace(shown, unproved=tuple(access for access in shown.unproved if not guarded(access)))
 
 
 def _scheduled(
