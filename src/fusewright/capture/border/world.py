@@ -67,6 +67,7 @@ class World:
         self.numbers: dict[
             Source, tuple[Any, Any]
         ] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
+        self.settings_changed = False  # the program has called what sets one of context.SETTINGS
         self.global_hooks_checked = False
         self.tensors_compared = False
         self.abstract_checks = AbstractChecks()

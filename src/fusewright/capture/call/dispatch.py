@@ -29,6 +29,7 @@ from fusewright.capture.call import (
     builtins as call_builtins,
     classes as call_classes,
     higher_order as call_higher_order,
+    host_random,
     marked as call_marked,
     methods as call_methods,
     optimizers,
@@ -175,6 +176,8 @@ BY_CODE: dict[types.CodeType, Any] = {
 
 
 def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(fn.__self__, host_random.OWNERS) and type(fn.__func__) is not types.FunctionType:
+        return host_random.call_method(tracer, fn.__func__.__name__, fn.__self__, args, kwargs)
     return call(tracer, fn.__func__, (fn.__self__, *args), kwargs)
 
 
@@ -195,6 +198,8 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """
     world = tracer.world
     args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
+    if world.outside(fn) is None:
+        return native(fn, *args, **kwargs)  # made inside: its cache is a part of this capture
     values = (*args, *kwargs.values())
     library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
     known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
@@ -207,10 +212,7 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
         return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
     if not library:
-        raise GraphBreak(
-            "untraceable-call",
-            f"{describe(fn)}, which keeps its results by functools.lru_cache, of a tensor or a container",
-        )
+        raise GraphBreak("cached-function", f"{describe(fn)} of a tensor or a container")
     before = len(world.effects.calls)
     result = call(tracer, world.load(fn.__wrapped__, world.constant(fn.__wrapped__, "wrapped")), args, kwargs)
     if result is None and len(world.effects.calls) > before:

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
+from fusewright.operators.host_draws import DRAWS, HOST_DRAW
 from fusewright.operators.philox import BERNOULLI
 from fusewright.operators.rules.common import (
     Rule,
@@ -206,6 +207,9 @@ RULES: dict[OpOverload, Rule] = {
     aten._to_copy.default: _to_copy,
     aten.bernoulli.p: _draw,
     aten.native_dropout.default: _dropout,
+    HOST_DRAW: lambda name, parameters, size: TensorType(
+        tuple(size or ()), contiguous_strides(tuple(size or ())), DRAWS[name].dtype, torch.device("cpu")
+    ),
     BERNOULLI: lambda seed, draw, p, size: TensorType(
         tuple(size), contiguous_strides(tuple(size)), torch.bool, seed.device
     ),
