@@ -72,7 +72,7 @@ BREAKS: dict[str, tuple[str, str]] = {
     ),
     "operator-failed": (
         "an operator could not be traced",
-        "run the function eagerly to see whether it is an error of the program",
+        "if the program fails without the compiler too, the error is its own; otherwise " + _MOVE_OUT,
     ),
     "inline-depth": ("calls are nested too deeply", "turn deep recursion into a loop"),
     "autograd-function": (

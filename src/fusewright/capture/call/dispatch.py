@@ -224,6 +224,8 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kwargs) -> Any:
     """A weak reference from outside: what it refers to now (its class is guarded when it is loaded)."""
     source = tracer.world.source_of(fn)
+    if source is None and type(fn) is weakref.ref and not (args or kwargs):
+        return fn()  # made inside, to an object that existed before
     if source is None or args or kwargs or type(fn).__call__ is not weakref.ref.__call__:
         return refuse(tracer, fn, args, kwargs)
     return tracer.world.load(fn(), Referent(source))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
-_PYTHON: Any = random.random.__self__
+_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
 _NUMPY: Any = np.random.rand.__self__  # type: ignore[attr-defined]
 OWNERS: tuple[type, ...] = (random.Random, random.SystemRandom, np.random.RandomState, np.random.Generator)
 

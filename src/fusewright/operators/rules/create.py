@@ -170,6 +170,10 @@ def _draw(self: TensorType, p: object, *, generator: None = None) -> TensorType:
     return TensorType(self.shape, contiguous_strides(self.shape), self.dtype, self.device)
 
 
+def _sample(self: TensorType, generator: None = None) -> TensorType:
+    return TensorType(self.shape, contiguous_strides(self.shape), self.dtype, self.device)
+
+
 def _dropout(input: TensorType, p: float, train: bool | None) -> object:
     if not input.dtype.is_floating_point:
         return NotImplemented
@@ -206,6 +210,8 @@ RULES: dict[OpOverload, Rule] = {
     aten.lift_fresh_copy.default: _clone,
     aten._to_copy.default: _to_copy,
     aten.bernoulli.p: _draw,
+    aten._sample_dirichlet.default: _sample,
+    aten._standard_gamma.default: _sample,
     aten.native_dropout.default: _dropout,
     HOST_DRAW: lambda name, parameters, size: TensorType(
         tuple(size or ()), contiguous_strides(tuple(size or ())), DRAWS[name].dtype, torch.device("cpu")
