@@ -16,7 +16,6 @@ import json
 import math
 import operator
 import os
-import pickle
 import re
 import threading
 import types
@@ -480,7 +479,7 @@ def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return tracer.world.load(value, tracer.world.constant(value, "signature"))
 
 
-def _constants_only(fn: Callable[..., Any]) -> Row:
+def constants_only(fn: Callable[..., Any]) -> Row:
     """A function that is a pure one of plain data, and refused with anything else; Python callbacks are interpreted."""
 
     def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -509,20 +508,6 @@ def plain_data(tracer: Tracer, value: Any) -> Any:
         pairs = [(plain_data(tracer, key), plain_data(tracer, element)) for key, element in value.items()]
         return MISSING if any(part is MISSING for pair in pairs for part in pair) else kind(pairs)
     return MISSING
-
-
-def _pickled(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Of plain data in which no container comes twice: the text says which parts are one object."""
-    seen: set[int] = set()
-    pending = [args[0]]
-    while pending:
-        value = tracer.world.materialise(pending.pop())
-        if type(value) in (list, tuple, dict, set):
-            if id(value) in seen:
-                raise GraphBreak("untraceable-call", "pickle.dumps of a container that comes twice")
-            seen.add(id(value))
-            pending += [*value, *value.values()] if type(value) is dict else value
-    return _constants_only(pickle.dumps)(tracer, args, kwargs)
 
 
 def _weak_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -601,7 +586,7 @@ ROWS: list[tuple[Any, Row]] = [
     (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")),
     (operator.inv, _unary_row("~")),
     (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
-    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
+    *((fn, constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
-    (threading.get_ident, _thread_identity), (pickle.dumps, _pickled), (weakref.ref, _weak_reference),
+    (threading.get_ident, _thread_identity), (weakref.ref, _weak_reference),
 ]  # fmt: skip
