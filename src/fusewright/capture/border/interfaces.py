@@ -57,6 +57,9 @@ class World(Protocol):
     wrappers: list[Any]
     uses_arrays: bool
     settings_changed: bool
+    may_infer: bool
+    infers: bool
+    inference_guards: list[Any]
     reads_arrays: bool
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]

@@ -249,6 +249,8 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
         answer = native(fn)
         tracer.world.guard_answer(fn, (), answer)
         return answer
+    if args and type(args[0]) is torch._C._InferenceMode:
+        return inference_guard(tracer, name, args[0], args[1:])
     raise GraphBreak("untraceable-call", f"{origin}.{name}")
 
 
@@ -270,6 +272,27 @@ def _state_context(code: str, what: str) -> Row:
         raise GraphBreak(code, what)
 
     return refused
+
+
+def _inference_mode(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """What `with torch.inference_mode()` enters. The compiled code runs under it as a whole, which is right where only
+    its own tensors escape (attempt.py looks)."""
+    if not tracer.world.may_infer or len(args) != 1 or args[0] is not True or kwargs:
+        raise GraphBreak("inference-mode", "torch.inference_mode inside compiled code")
+    return native(torch._C._InferenceMode, True)
+
+
+def inference_guard(tracer: Tracer, name: str, guard: Any, args: Args) -> Any:
+    """A method of that object."""
+    world = tracer.world
+    if name == "__enter__":
+        world.inference_guards.append(guard)
+        world.infers = True
+    elif name == "__exit__" and world.inference_guards and world.inference_guards[-1] is guard:
+        world.inference_guards.pop()
+    else:
+        raise GraphBreak("inference-mode", f"{name} of an inference mode")
+    return native(getattr(guard, name), *((None, None, None) if args else ()))
 
 
 def _query(fn: Callable[..., Any]) -> Row:
@@ -534,7 +557,7 @@ ROWS: list[tuple[Any, Row]] = [
     *((fn, _written_out(row)) for fn, row in decompositions.INTERPRETED.items()),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
-    (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),
+    (torch._C._InferenceMode, _inference_mode),
     # Methods of symbolic numbers are written in Python, and part of the border.
     *(
         (method, _query(method))
