@@ -28,7 +28,7 @@ OPEN = frozenset(
     generator_given inference_inside_then_grad
     iterator_argument lazy_module
     lazy_modules lru_cache_of_tensor module_backward_hook np_inverse np_order_statistics np_random_randint
-    np_writes parameter_inside parameter_returned random_branch random_choice random_instance random_randint
+    np_writes parameter_inside parameter_returned pickled random_branch random_choice random_instance random_randint
     random_returned register_hook_on_input retain_grad rng_state same_storage saved_tensors_hooks seeded
     step_adafactor step_asgd step_radam step_radam_loop storage_questions storage_resize tensor_of_sizes_zero
     thread_lock time_perf_counter time_time unpickled weakref_made zip_argument

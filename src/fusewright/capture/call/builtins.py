@@ -479,7 +479,7 @@ def _signature(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return tracer.world.load(value, tracer.world.constant(value, "signature"))
 
 
-def constants_only(fn: Callable[..., Any]) -> Row:
+def _constants_only(fn: Callable[..., Any]) -> Row:
     """A function that is a pure one of plain data, and refused with anything else; Python callbacks are interpreted."""
 
     def ask(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
@@ -586,7 +586,7 @@ ROWS: list[tuple[Any, Row]] = [
     (operator.neg, _unary_row("-")), (operator.pos, _unary_row("+")), (operator.invert, _unary_row("~")),
     (operator.inv, _unary_row("~")),
     (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
-    *((fn, constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
+    *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
     (threading.get_ident, _thread_identity), (weakref.ref, _weak_reference),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Functions that are simply called where all their arguments are constants: NumPy's, and pickle.dumps.
+"""Functions of NumPy's that are simply called where all their arguments are constants.
 
 Takes real values; gives the function's own result. Always holds: an array is made anew at each call of the compiled
 code, since the program may write to it; what is not constant throughout is a graph break.
@@ -6,7 +6,6 @@ code, since the program may write to it; what is not constant throughout is a gr
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import torch
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values.array import TORCH_DTYPES, TracedArray
-from fusewright.capture.call.builtins import Row, constants_only, plain_data
+from fusewright.capture.call.builtins import Row, plain_data
 from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
@@ -63,22 +62,8 @@ def _known(tracer: Tracer, value: Any) -> Any:
     return value if isinstance(value, (np.generic, type)) else plain_data(tracer, value)
 
 
-def _pickled(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """Of plain data in which no container comes twice: the text says which parts are one object."""
-    seen: set[int] = set()
-    pending = [args[0]]
-    while pending:
-        value = tracer.world.materialise(pending.pop())
-        if type(value) in (list, tuple, dict, set):
-            if id(value) in seen:
-                raise GraphBreak("untraceable-call", "pickle.dumps of a container that comes twice")
-            seen.add(id(value))
-            pending += [*value, *value.values()] if type(value) is dict else value
-    return constants_only(pickle.dumps)(tracer, args, kwargs)
-
-
 _NUMPY = (
     np.array, np.asarray, np.arange, np.zeros, np.ones, np.full, np.eye, np.identity, np.linspace, np.logspace, np.tri,
     np.prod, np.sum, np.mean, np.max, np.min, np.cumsum, np.meshgrid, np.linalg.norm, np.argmax, np.argmin, np.median,
 )  # fmt: skip
-ROWS: list[tuple[Any, Row]] = [*((fn, _of_numpy(fn)) for fn in _NUMPY), (pickle.dumps, _pickled)]
+ROWS: list[tuple[Any, Row]] = [(fn, _of_numpy(fn)) for fn in _NUMPY]

@@ -512,8 +512,7 @@ def _dropout(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         return x
     if p == 1 and training and not given.get("inplace") and x.is_floating_point():  # type: ignore[union-attr]
         return tracer.call(
-            torch.mul,
-            (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device})),  # type: ignore
+            torch.mul, (x, tracer.call(torch.zeros, ((),), {"dtype": x.dtype, "device": x.device}))  # type: ignore
         )
     return _run_native(tracer, dropout, args, kwargs)
 
@@ -525,7 +524,9 @@ def _one_hot(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     made = world.torch_call(torch.nn.functional.one_hot, args, kwargs)
     classes = args[0] if args else kwargs.get("self", kwargs.get("tensor"))
     if (
-        tracer.recorder.level == "aten" and world.recorder_owns(classes) and classes.device.type == "cpu"  # type: ignore[union-attr]
+        tracer.recorder.level == "aten"
+        and world.recorder_owns(classes)
+        and classes.device.type == "cpu"  # type: ignore[union-attr]
     ):
         fit = tracer.call(
             operator.and_, (tracer.call(torch.ge, (classes, 0)), tracer.call(torch.lt, (classes, made.shape[-1])))
