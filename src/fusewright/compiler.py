@@ -64,7 +64,7 @@ from fusewright.capture.bytecode.resume import in_loop
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
-from fusewright.capture.numbers import plain_sources, takes_numbers
+from fusewright.capture.numbers import plain_sources, takes_numbers, under_inference_mode
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
@@ -398,6 +398,8 @@ class Compiler:
         inputs, numbers = plain_sources(frame.inputs)
         if compiled is not None and numbers:
             compiled = takes_numbers(compiled, numbers)
+        if compiled is not None and frame.inference:
+            compiled = under_inference_mode(compiled)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
 
     def _eager_entry(self, name: str, frame: CapturedFrame, code: str, detail: str) -> Any:

@@ -51,6 +51,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "a call that cannot be traced",
         "wrap it with torch.library.custom_op if it works on tensors; otherwise " + _MOVE_OUT,
     ),
+    "cached-function": (
+        "a function that keeps its results (functools.lru_cache) is called with a tensor or a container",
+        "call the function that it wraps (f.__wrapped__), or drop the cache: a compiled function needs none",
+    ),
     "disabled-function": ("a function marked with disable is called", "remove the marker if it should be compiled"),
     "explicit-graph-break": ("graph_break() was called", "remove the call"),
     "numpy-call": (
@@ -68,7 +72,7 @@ BREAKS: dict[str, tuple[str, str]] = {
     ),
     "operator-failed": (
         "an operator could not be traced",
-        "run the function eagerly to see whether it is an error of the program",
+        "if the program fails without the compiler too, the error is its own; otherwise " + _MOVE_OUT,
     ),
     "inline-depth": ("calls are nested too deeply", "turn deep recursion into a loop"),
     "autograd-function": (
@@ -91,6 +95,11 @@ BREAKS: dict[str, tuple[str, str]] = {
     "random-state": (
         "the random generator is seeded, or its state read or set",
         "seed before calling the compiled function",
+    ),
+    "host-random": (
+        "Python's or NumPy's random generator is used for more than a float or an array (an int, a choice, a seed, a "
+        "generator of the program's own)",
+        "draw it before the compiled function and pass it, or draw a tensor with torch.rand or torch.randint",
     ),
     "inference-mode": (
         "inference_mode is entered inside",

@@ -54,7 +54,7 @@ BREAKS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("autograd-function", lambda x: Function.apply(x)),
     ("disabled-function", lambda x: disabled(x)),
     ("untraceable-call", lambda x: time.time()),
-    ("opaque-object", lambda x: random.random()),
+    ("host-random", lambda x: random.randint(0, 9)),
     ("untraceable-call", lambda x: open("/nowhere")),
     ("tensor-construction", lambda x: torch.nn.Parameter(x)),
     ("inference-mode", lambda x: torch.inference_mode().__enter__()),

@@ -18,6 +18,8 @@ import types
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import Trampoline, TrampolineIterator, native
 from fusewright.capture.border.native_ready import PLAIN, for_native
@@ -38,7 +40,7 @@ PURE_CLASSES: frozenset[type] = frozenset({
 # Classes of immutable values, which constants determine.
 VALUE_CLASSES: frozenset[type] = frozenset({
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal, uuid.UUID,
-    pathlib.PurePosixPath, struct.Struct,
+    pathlib.PurePosixPath, struct.Struct, np.dtype,
 })  # fmt: skip
 
 
