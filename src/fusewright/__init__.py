@@ -14,6 +14,7 @@ from fusewright.api import (
     save,
     set_logs,
     set_stance,
+    to_onnx,
 )
 from fusewright.base.errors import (
     BackendError,
@@ -77,6 +78,7 @@ __all__ = [
     "set_logs",
     "set_stance",
     "substitute_in_graph",
+    "to_onnx",
 ]
 
 

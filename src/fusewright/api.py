@@ -40,6 +40,7 @@ else:
 aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
+onnx_programs = _Lazy("fusewright.exporting.onnx_programs")
 logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
@@ -328,6 +329,15 @@ def load(file: Any) -> Any:
     """The exported program of a path, an open file or bytes. Nothing of the file is executed. Raises ProgramFileError,
     which names the part, for a file that is damaged."""
     return archive.load(file)
+
+
+def to_onnx(program: Any, path: Any) -> None:
+    """Writes an exported program as an ONNX model. Sizes that may change stay so, under their names.
+
+    Needs the packages onnx and onnxscript (`pip install fusewright[onnx]`): OptionError without them. Raises
+    ExportError for a program that writes to buffers or inputs, which ONNX models do not.
+    """
+    onnx_programs.to_onnx(program, path)
 
 
 def set_logs(**artifacts: Any) -> None:

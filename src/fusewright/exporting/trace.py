@@ -26,7 +26,7 @@ from fusewright.exporting.lift import Input, Lifted, lift
 from fusewright.exporting.program import ExportedProgram, Signature
 from fusewright.exporting.spec import container
 from fusewright.exporting.symbols import Captured, Request, Symbols, line_of, symbols_of, unread_root
-from fusewright.exporting.torch_programs import is_torch_program, parts_of
+from fusewright.exporting.torch_programs import SIZES, is_torch_program, parts_of
 from fusewright.graph.builder import env_of
 from fusewright.graph.passes import run_passes
 from fusewright.graph.passes.clean.dce import dce
@@ -41,8 +41,6 @@ PASSES = [
     (specialise, "Writes sizes that guards have fixed as what they equal."),
     (dce, "Removes what nothing uses."),
 ]
-STAND_INS = (5, 7, 11, 13, 17, 3, 2)
-"""What an example's size of 1 is taken to be: seldom another size of a program."""
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 
@@ -181,7 +179,7 @@ def _choose_roots(request: Request) -> None:
             raise ExportError(f"{size.name!r} is the size of no dimension by itself ({size.where})")
         if request.roots[name] < 2:
             top = size.max
-            fits = [one for one in STAND_INS if one >= size.min and (top is None or one <= top)]
+            fits = [one for one in SIZES if one >= size.min and (top is None or one <= top)]
             fits = [one for one in fits if one not in taken] or fits or [max(2, size.min)]
             if top is not None and fits[0] > top:
                 raise ExportError(f"{size.name!r} has no size above 1 in its range ({size.where}): leave it fixed")
@@ -226,7 +224,7 @@ def _stand_in(request: Request, leaf: int, fixed: dict[str, int]) -> Any:
 
 
 def _at_least_two(size: int) -> int:
-    return size if size >= 2 else STAND_INS[0]
+    return size if size >= 2 else SIZES[0]
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
