@@ -1,5 +1,10 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
+import sys
+
+if sys.version_info >= (3, 14):
+    raise ImportError(f"fusewright runs on Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}")
+
 from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
 from fusewright.api import (
     aot,
