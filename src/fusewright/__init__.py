@@ -1,7 +1,11 @@
 """fusewright: a just-in-time compiler for PyTorch programs. `model = fusewright.compile(model)`."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info >= (3, 14):
+    raise ImportError(f"fusewright runs on Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}")
 
 from fusewright import _native  # noqa: F401  (first: it refuses subinterpreters, where importing torch hangs)
 from fusewright.api import (
@@ -21,6 +25,7 @@ from fusewright.api import (
     set_default_backend,
     set_logs,
     set_stance,
+    to_onnx,
 )
 from fusewright.base import options as _options
 from fusewright.base.errors import (
@@ -113,6 +118,7 @@ __all__ = [
     "set_logs",
     "set_stance",
     "substitute_in_graph",
+    "to_onnx",
     "wrap_numpy",
 ]
 

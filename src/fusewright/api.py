@@ -41,6 +41,7 @@ aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.back
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
 packaging, packaged = _Lazy("fusewright.exporting.package"), _Lazy("fusewright.exporting.packaged")
+onnx_programs = _Lazy("fusewright.exporting.onnx_programs")
 logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
@@ -394,6 +395,15 @@ def load_package(file: Any, *, verify_key: Any = None, target: str | None = None
     which names the part, for a file that is damaged.
     """
     return packaged.load_package(file, verify_key, target)
+
+
+def to_onnx(program: Any, path: Any) -> None:
+    """Writes an exported program as an ONNX model. Sizes that may change stay so, under their names.
+
+    Needs the packages onnx and onnxscript (`pip install fusewright[onnx]`): OptionError without them. Raises
+    ExportError for a program that writes to buffers or inputs, which ONNX models do not.
+    """
+    onnx_programs.to_onnx(program, path)
 
 
 def set_logs(**artifacts: Any) -> None:

@@ -289,11 +289,11 @@ def _entry_points() -> dict[str, Any]:
     }
 
 
-def required(backend: str, modules: dict[str, str]) -> None:
+def required(what: str, modules: dict[str, str]) -> None:
     """Raises OptionError unless all `modules` (name → what to install) are there."""
     missing = [package for module, package in modules.items() if find_spec(module) is None]
     if missing:
-        raise OptionError(f"backend {backend!r} needs packages that are not installed: pip install {' '.join(missing)}")
+        raise OptionError(f"{what} needs packages that are not installed: pip install {' '.join(missing)}")
 
 
 def list_backends() -> list[str]:
