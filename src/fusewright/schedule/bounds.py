@@ -281,8 +281,8 @@ class _OfKernel:
             return ()
         for axis in axes:
             symbol = axis.symbol
-            fits = isinstance(symbol, Symbol) and symbol.lower == 0 and symbol.upper is not None
-            if not fits or (symbol.upper is not axis.extent - 1 and symbol.upper != axis.extent - 1):  # type: ignore[attr-defined, union-attr]
+            upper = symbol.upper if isinstance(symbol, Symbol) and symbol.lower == 0 else None
+            if upper is None or (upper is not axis.extent - 1 and upper != axis.extent - 1):
                 self.refuse("", symbol, axis.extent)
         self.symbols = frozenset(axis.symbol for axis in axes) | frozenset(self.kernel.sizes)
         self.seen.clear()

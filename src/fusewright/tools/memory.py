@@ -33,8 +33,9 @@ def measure(call: Callable[[], Any]) -> Memory:
     if torch.cuda.is_initialized():
         return _on_gpu(call)
     # PyTorch's other profiler writes to the terminal, and its events have no memory in the order of time.
+    experimental = torch._C._profiler._ExperimentalConfig()
     _enable_profiler_legacy(
-        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, torch._C._profiler._ExperimentalConfig())  # type: ignore[call-arg]
+        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, experimental)  # type: ignore[call-arg]
     )
     try:
         call()
