@@ -66,7 +66,7 @@ def instance_dict(world: World, obj: object) -> Any:
     """The object's instance dictionary: real when it was made inside, a stand-in otherwise, None when it has none."""
     kind = type(obj)
     if issubclass(kind, threading.local):
-        return _of_thread(world, obj)
+        return _of_thread(world, obj)  # type: ignore[arg-type]
     if kind.__dictoffset__ == 0 and not issubclass(kind, types.ModuleType):
         return None
     record = world.outside(obj)
