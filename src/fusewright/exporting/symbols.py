@@ -11,12 +11,11 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError
-from fusewright.base.location import Location
+from fusewright.base.location import Location, users_line
 from fusewright.base.records import dataclass, field
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards.sources import TensorSize
 from fusewright.exporting.dims import Declared, Dim
-from fusewright.exporting.text import users_line
 from fusewright.sizes.expressions import Expr, Relation, Symbol, free_symbols, substitute, symbol
 from fusewright.sizes.shape_env import ShapeEnv
 
