@@ -139,12 +139,25 @@ def compile(
 
 @functools.cache
 def _subscribe() -> None:
-    """Honours FUSEWRIGHT_LOGS and FUSEWRIGHT_DEBUG, once in a process."""
+    """Honours FUSEWRIGHT_LOGS, once in a process, and FUSEWRIGHT_DEBUG at each compile."""
     if option_tables.environment("FUSEWRIGHT_LOGS"):
         logs.set_logs_from_environment()
-    if option_tables.environment("FUSEWRIGHT_DEBUG"):
-        STREAM.subscribers.append(debug_folder.of_process())
-        STREAM.subscribers.append(served_cases.listen)
+    PROCESS.before_compile = _follow_debug
+
+
+_debugging: list[Any] = []
+
+
+def _follow_debug() -> None:
+    """Subscribes and unsubscribes as FUSEWRIGHT_DEBUG says now: a running program may set it."""
+    if bool(_debugging) == option_tables.environment("FUSEWRIGHT_DEBUG"):
+        return
+    if _debugging:
+        STREAM.subscribers[:] = [one for one in STREAM.subscribers if one not in _debugging]
+        _debugging.clear()
+    else:
+        _debugging.extend((debug_folder.of_process(), served_cases.listen))
+        STREAM.subscribers.extend(_debugging)
 
 
 def _listener(settings: Any) -> Any:

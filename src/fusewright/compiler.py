@@ -180,6 +180,7 @@ class Compiler:
                 return entry
         state = PROCESS.states.setdefault(compiled, FunctionState())
         state.stage = "driver"
+        PROCESS.before_compile()
         if state.error is not None:
             error, state.error = state.error, None
             raise error

@@ -143,7 +143,7 @@ class Variable:
 VARIABLES: dict[str, Variable] = {
     "FUSEWRIGHT_LOGS": Variable(str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles"),
     "FUSEWRIGHT_DEBUG": Variable(
-        _flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/"
+        _flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/<version>/"
     ),
     "FUSEWRIGHT_DISABLE": Variable(_flag, False, "compile() returns its argument unchanged"),
     "FUSEWRIGHT_CACHE": Variable(_flag, True, "0 turns the disk cache off"),
