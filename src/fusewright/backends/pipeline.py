@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.base.events import Hint, PassDone, Raced, StageDone
+from fusewright.base.events import Hint, PassDone, Raced, StageDone, Stopped
 from fusewright.base.location import Location
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, field, replace
@@ -130,6 +130,8 @@ def optimise(
             graph = run_stage(
                 to_compile, stage.name, "aot_graphs", print_graph, passes.run_passes, graph, stage.passes, context
             )
+    if to_compile.rewrites.stopped_in:
+        to_compile.notify(Stopped(to_compile.function, to_compile.rewrites.stopped_in, to_compile.rewrites.last))
     return graph
 
 
