@@ -67,7 +67,7 @@ from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
 from fusewright.capture.numbers import plain_sources, takes_numbers
-from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
 from fusewright.process import PROCESS, FunctionState, call_with_locals, function_name
@@ -123,6 +123,7 @@ class Compiler:
         self.frames = FrameTable()
         self.frames.compiler = weakref.ref(self)
         PROCESS.compilers.add(self)
+        self.history = History()
         self.options = CaptureOptions(
             fullgraph=settings.fullgraph,
             level=self.backend.level,
@@ -258,7 +259,7 @@ class Compiler:
 
         def capture(several: bool) -> CapturedFrame:
             state.stage = "capture"
-            return capture_frame(function, values, replace(self.options, ones=several))
+            return capture_frame(function, values, replace(self.options, ones=several), self.history)
 
         def announce(frame: CapturedFrame) -> None:
             state.stage = "compile"

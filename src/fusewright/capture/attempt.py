@@ -36,7 +36,7 @@ from fusewright.capture.guards.types import Guard
 from fusewright.capture.interpret.continuation import Continuation
 from fusewright.capture.interpret.interpreter import Frame, Tracer
 from fusewright.capture.interpret.predication import GUARDED
-from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.settings import CaptureOptions, History
 from fusewright.record.draws import Draws
 from fusewright.record.recorder import Recorder
 from fusewright.record.traced_tensor import TracedTensor, memory_root
@@ -51,25 +51,29 @@ _HOST_FRAMES_PER_CALL = 16
 
 
 def capture_frame(
-    function: types.FunctionType, arguments: tuple[object, ...], options: CaptureOptions
+    function: types.FunctionType,
+    arguments: tuple[object, ...],
+    options: CaptureOptions,
+    history: History | None = None,
 ) -> CapturedFrame:
     """Captures the frame of a call of `function`; `arguments` are its argument slots (positional, keyword-only, *args,
-    **kwargs).
+    **kwargs). history: of the captures before this one.
 
     Raises SkipFrame when the frame must run eagerly, and, under `options.fullgraph`, GraphBreak at the first break.
     """
     if not _native.modes_known():  # what is on would see the operators of the capture, and none of the compiled code's
         raise SkipFrame("transform-active", "a transform, a tracer or a mode is active")
     with _deep_recursion(options), _own_saved_tensors():
-        assumptions = Assumptions()
+        assumptions, history = Assumptions(), History() if history is None else history
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
             attempt = _Attempt(function, arguments, options, assumptions)
+            attempt.tracer.history = history
             try:
                 return attempt.run()
             except Retry as signal:
                 assumptions = assumptions.after(signal)
                 for code in assumptions.guarded:
-                    options.size_history[code, GUARDED] = ()
+                    history[code, GUARDED] = ()
             except GraphBreak as signal:
                 if options.fullgraph:
                     raise

@@ -1,6 +1,7 @@
-"""Settings of one capture: what the driver decides and the interpreter and `World` read.
+"""Settings of one capture: what the driver decides and the interpreter and `World` read; and what captures remember.
 
-Always holds: plain data, made once per compiled function by the driver; capture never changes it.
+Always holds: the settings are plain data, made once per compiled function by the driver, and capture never changes
+them.
 """
 
 from __future__ import annotations
@@ -44,8 +45,6 @@ class CaptureOptions:
         (capture/border/dynamic.py)
     bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded
         to
-    size_history    sizes seen so far by (code, source), None where they differed, and what is known of a function as a
-                    whole (capture/border/dynamic.py): captures add to it
     """
 
     fullgraph: bool = False
@@ -64,4 +63,8 @@ class CaptureOptions:
     data_numbers: bool = False
     ones: bool = False
     bucket: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    size_history: dict[object, tuple[int | None, ...]] = field(default_factory=dict, compare=False)
+
+
+class History(dict[object, tuple[int | None, ...]]):
+    """What the captures of one compiler have met, and add to: sizes and numbers by (code, source), None where they
+    differed, and what is known of a function as a whole (capture/border/dynamic.py)."""

@@ -73,7 +73,7 @@ def check(case: Served) -> None:
 
 def _static(case: Served) -> CapturedFrame:
     options: CaptureOptions = replace(
-        case.options, dynamic=False, ones=False, bucket={}, size_history={}, fullgraph=False, own_random=False,
+        case.options, dynamic=False, ones=False, bucket={}, fullgraph=False, own_random=False,
     )  # fmt: skip
     return capture_frame(case.frame, case.values, options)
 

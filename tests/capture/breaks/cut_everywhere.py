@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusewright.base.signals import SkipFrame
-from fusewright.capture.breaks.cutting import _Cut, _State, cut
+from fusewright.capture.breaks.cut_state import State
+from fusewright.capture.breaks.cutting import _Cut, cut
 from fusewright.capture.bytecode.resume import CannotCut, origin_of
 from fusewright.capture.interpret.arguments import bind
 from fusewright.capture.interpret.continuation import Continuation
@@ -35,7 +36,7 @@ def resume_here(frame: Any) -> Continuation:
     builder = _Cut(frame)
     stack = builder.source.stack
     variables = {slot: f"__local{slot}" for slot in builder.held if slot not in builder.info.cells}
-    line = f"return {builder._resume(_State(builder.index, stack, variables, frozenset()))}"
+    line = f"return {builder._resume(State(builder.index, stack, variables, frozenset()))}"
     return Continuation(tuple(builder.values.values()), tuple(builder.values), (line,), dict(builder.source.constants))
 
 

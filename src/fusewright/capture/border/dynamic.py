@@ -12,7 +12,6 @@ program fixes is an error.
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +38,7 @@ from fusewright.sizes.strides import free_strides
 
 if TYPE_CHECKING:
     from fusewright.base.location import Location
-    from fusewright.capture.border.interfaces import World
+    from fusewright.capture.border.interfaces import Tracer, World
     from fusewright.capture.settings import CaptureOptions
     from fusewright.sizes.expressions import Symbol
     from fusewright.sizes.shape_env import ShapeEnv
@@ -49,20 +48,13 @@ SEVERAL = 5
 """What a size of 1 is taken to be where batches of 1 stand for larger ones: seldom another size of a program."""
 
 
-def symbolic_dims(
-    real: torch.Tensor,
-    source: Source,
-    modules: set[Source],
-    code: types.CodeType,
-    env: ShapeEnv | None,
-    options: CaptureOptions,
-) -> dict[int, Symbol]:
-    """dimension → symbol, for the dimensions of this input that are to be symbolic. `modules`: where nn.Modules were
-    met."""
+def symbolic_dims(real: torch.Tensor, source: Source, world: World) -> dict[int, Symbol]:
+    """dimension → symbol, for the dimensions of this input that are to be symbolic."""
+    options, env = world.tracer.options, world.recorder.env
     marked = _marked(real, marks.DYNAMIC)
     maybe = _marked(real, marks.MAYBE_DYNAMIC) | _marked(real, marks.UNBACKED)
-    wanted = _wanted(real, source, modules, code, env, options)
-    buckets = _buckets(real, source, modules, options)
+    wanted = _wanted(real, source, world)
+    buckets = _buckets(real, source, world.module_sources, options)
     if env is None or options.dynamic is False:
         return {}
     chosen: dict[int, Symbol] = {}
@@ -102,10 +94,10 @@ def symbolic_steps(real: torch.Tensor, source: Source, world: World) -> dict[int
     if not free or not from_argument(source, world.module_sources):
         return {}
     wanted = set(free)
-    if not is_symbolic_throughout(code, options):
+    if not is_symbolic_throughout(world.tracer):
         key: Any = (code, "strides", source)
-        seen = options.size_history.setdefault(key, real.stride())
-        options.size_history[key] = merged = tuple(old if old == new else None for old, new in zip(seen, real.stride()))
+        seen = world.tracer.history.setdefault(key, real.stride())
+        world.tracer.history[key] = merged = tuple(old if old == new else None for old, new in zip(seen, real.stride()))
         wanted = {dim for dim in free if dim < len(merged) and merged[dim] is None}
     return {
         dim: env.create(f"t{len(env.symbols)}", real.stride(dim), TensorStride(source, dim))
@@ -178,23 +170,17 @@ def _range(real: torch.Tensor, dim: int) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _wanted(
-    real: torch.Tensor,
-    source: Source,
-    modules: set[Source],
-    code: types.CodeType,
-    env: ShapeEnv | None,
-    options: CaptureOptions,
-) -> set[int]:
-    if env is None or isinstance(real, torch.nn.Parameter) or not from_argument(source, modules):
+def _wanted(real: torch.Tensor, source: Source, world: World) -> set[int]:
+    env, code = world.recorder.env, world.tracer.function.__code__
+    if env is None or isinstance(real, torch.nn.Parameter) or not from_argument(source, world.module_sources):
         return set()
     sizes = tuple(real.shape)
-    if options.dynamic is False:
+    if world.tracer.options.dynamic is False:
         return set()
     every = {dim for dim, size in enumerate(sizes) if size > 1 or dim == 0}
-    if is_symbolic_throughout(code, options):
+    if is_symbolic_throughout(world.tracer):
         return every
-    history = options.size_history
+    history = world.tracer.history
     seen = history.get((code, source))
     if seen is None or len(seen) != len(sizes):
         history[code, source] = sizes
@@ -219,9 +205,10 @@ CAPTURED, VARIES, KEEPS = "captured", "varies", "keeps"
 argument has changed, it leaves tensors in its arguments."""
 
 
-def is_symbolic_throughout(code: types.CodeType, options: CaptureOptions) -> bool:
+def is_symbolic_throughout(tracer: Tracer) -> bool:
     """Whether all sizes of arguments are symbolic from the start."""
-    return options.dynamic is True or (options.dynamic is None and (code, KEEPS) in options.size_history)
+    dynamic = tracer.options.dynamic
+    return dynamic is True or (dynamic is None and (tracer.function.__code__, KEEPS) in tracer.history)
 
 
 def check_history(world: World) -> None:
@@ -229,7 +216,7 @@ def check_history(world: World) -> None:
     options, code, env = world.tracer.options, world.tracer.function.__code__, world.recorder.env
     if options.dynamic is not None or env is None:
         return
-    history = options.size_history
+    history = world.tracer.history
     if (code, KEEPS) not in history and _keeps_tensors(world):
         history[code, KEEPS] = ()
         raise Retry
@@ -246,7 +233,7 @@ def check_results(world: World, results: tuple[object, ...]) -> None:
     options, code = world.tracer.options, world.tracer.function.__code__
     if options.dynamic is not None or world.recorder.env is None:
         return
-    history = options.size_history
+    history = world.tracer.history
     if (
         (code, CAPTURED) in history
         and (code, KEEPS) not in history

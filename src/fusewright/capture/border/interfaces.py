@@ -19,7 +19,7 @@ from fusewright.capture.guards import Guard
 from fusewright.capture.guards.abstract_classes import AbstractChecks
 from fusewright.capture.guards.sources import Constant, Source
 from fusewright.capture.guards.types import GuardKind
-from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.settings import CaptureOptions, History
 from fusewright.record.recorder import Recorder
 
 
@@ -186,6 +186,7 @@ class Tracer(Protocol):
 
     assumptions: Assumptions
     function: types.FunctionType
+    history: History
     locals: tuple[object, ...]
     open_contexts: dict[int, BaseException]
     options: CaptureOptions

@@ -35,7 +35,7 @@ from fusewright.capture.interpret.opcodes import HANDLERS, unsupported
 from fusewright.capture.interpret.pending import Pending
 from fusewright.capture.interpret.predication import Ways
 from fusewright.capture.interpret.tracebacks import Raised
-from fusewright.capture.settings import CaptureOptions
+from fusewright.capture.settings import CaptureOptions, History
 from fusewright.record.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -195,6 +195,7 @@ class Tracer:
     assumptions      what the attempt takes for granted, and the root step in front of which to stop; `cut` then builds
         what is returned
     step             root instructions begun so far
+    history          what earlier captures have met
     ways             calls that depend on comparisons of sizes, and may be recorded for each outcome
     """
 
@@ -211,6 +212,7 @@ class Tracer:
         self.options = options
         self.assumptions = assumptions
         self.ways = Ways(enabled=False)  # set by the attempt
+        self.history = History()  # so is this
         self.recorder: Recorder = None  # type: ignore[assignment]  # the attempt sets both
         self.world: World = None  # type: ignore[assignment]
         self.frame: Frame | None = None

@@ -89,7 +89,7 @@ class Ways:
         if not self.enabled or tracer.recorder.env is None or not tracer.recorder.env.symbols:
             return False
         code = function.__code__
-        if (code, GUARDED) in tracer.options.size_history:
+        if (code, GUARDED) in tracer.history:
             return False
         if function.__closure__ is not None or code.co_flags & CO_GENERATOR:
             return False

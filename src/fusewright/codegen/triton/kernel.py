@@ -274,13 +274,15 @@ class Emitter:
         self._loop(view, extent, pair)
 
     def _make_row(self, extent: Dim) -> None:
-        """Positions along a row that is one block."""
+        """Positions along a row that is one block. All rows of a kernel have blocks of one size: Triton would lay out
+        the long one as the short one where their values meet, and each warp would read all of it."""
         if extent in self.rows_made:
             return
         assert isinstance(extent, int)
         number = len(self.rows_made)
         name = f"r{number or ''}"
-        block = 1 << max(extent - 1, 0).bit_length()
+        block = self._plain_tile.r
+        assert block >= extent, "the longest row decides the block"
         out = self.lines[0]
         out.append(f"{name.upper()}: tl.constexpr = {block}")
         out.append(f"{name} = tl.arange(0, {name.upper()})[None, :]{'.to(tl.int64)' if self.wide else ''}")

@@ -37,7 +37,7 @@ def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) ->
     """Whether this place has held tuples of other numbers; what the elements were is noted for each of them."""
     if not _may_change(world) or not any(type(element) in (int, float) for element in real):
         return False
-    history: Any = world.tracer.options.size_history
+    history: Any = world.tracer.history
     code = world.tracer.function.__code__
     seen = history.setdefault((code, "tuple", source), real)
     if seen == real:
@@ -53,20 +53,20 @@ def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) ->
 def has_changed(world: World, real: float | int, source: Source) -> bool:
     """Whether this place has held different numbers at different captures of this function (which is noted), or may be
     taken to: under dynamic=True, the ints that objects among the arguments hold (the length of a key-value cache)."""
-    options = world.tracer.options
+    history = world.tracer.history
     if not _may_change(world):
         return False
     code = world.tracer.function.__code__
-    if is_symbolic_throughout(code, options) and type(real) is int and _is_attribute(source):
+    if is_symbolic_throughout(world.tracer) and type(real) is int and _is_attribute(source):
         if from_argument(source, world.module_sources):
             return True
     key = (code, "number", source)
-    seen: Any = options.size_history.setdefault(key, (real,))  # type: ignore[arg-type]
+    seen: Any = history.setdefault(key, (real,))  # type: ignore[arg-type]
     if seen[0] is None:
         return True
     if type(seen[0]) is type(real) and (seen[0] == real or real != real):
         return False
-    options.size_history[key] = (None,)
+    history[key] = (None,)
     return True
 
 

@@ -46,9 +46,7 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
     if reason is not None:
         raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
     recorder = world.recorder
-    symbols = symbolic_dims(
-        real, source, world.module_sources, world.tracer.function.__code__, recorder.env, world.tracer.options
-    )
+    symbols = symbolic_dims(real, source, world)
     for dim, size in symbols.items():
         recorder.size_input(size, size.name)
         world.input_sources.append(TensorSize(source, dim))
