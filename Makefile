@@ -2,21 +2,29 @@
 # make test   the tests (slow sweeps are behind the marker `sweep`)
 # make bench  benchmarks/compare.py over all models (long)
 # make lint   ruff, mypy, import-linter
+# make dist   sdist and wheel in dist/, checked
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Exactly this torch: an unpinned one brings gigabytes of CUDA along.
+# PyTorch for the CPU. On Linux PyPI's torch brings gigabytes of CUDA along, so it comes from PyTorch's own index and is
+# named exactly (+cpu), unless pip is set up for another index. On a GPU machine: make setup TORCH=torch==2.13.0 TORCH_INDEX=
+MIRROR := $(shell $(PYTHON) -m pip config list 2>/dev/null | grep -q -E 'index-url|find-links' && echo set)
+ifeq ($(shell uname -s)$(MIRROR),Linux)
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+else
 TORCH ?= torch==2.13.0
+endif
 TRITON ?= triton==3.6.0
 
-.PHONY: demo test bench lint setup clean
+.PHONY: demo test bench lint dist setup clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) "setuptools>=77" wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) "setuptools>=77" wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[dev]"
 	# The generator of GPU kernels is tested under Triton's interpreter; without Triton those tests are left out.
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(TRITON)
@@ -35,6 +43,12 @@ lint: setup
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+dist: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info src/fusewright/*.so

@@ -36,7 +36,9 @@ bool map_large(Block *block, size_t size) {
     block->base = start + head;
     block->size = size;
     block->mapped = true;
+#ifdef MADV_HUGEPAGE
     madvise(block->base, size, MADV_HUGEPAGE);
+#endif
     return true;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,3 +107,19 @@ for name in ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd"
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_pythons_are_the_same_everywhere() -> None:
+    root = SOURCE.parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    listed = [name for one in project["classifiers"] if (name := one.rpartition(" :: ")[2]).startswith("3.")]
+    assert listed == ["3.11", "3.12", "3.13"] and project["requires-python"] == ">=3.11,<3.14"
+    workflow = (root / ".github" / "workflows" / "ci.yml").read_text()
+    assert "python: [" + ", ".join(f'"{one}"' for one in listed) + "]" in workflow
+    hook = (root / "csrc" / "hook.c").read_text()
+    assert "PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000" in hook
+    program = "import sys; sys.version_info = (3, 14, 0); import fusewright"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}
+    )
+    assert "ImportError: fusewright runs on Python 3.11, 3.12 and 3.13" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pkgutil
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,19 @@ from fusewright.tools import logs
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("compile.md", "explain.md", "backends.md", "export.md")),
+    *(
+        ROOT / "docs" / name
+        for name in (
+            "compile.md",
+            "check.md",
+            "command.md",
+            "from-torch-compile.md",
+            "report.md",
+            "explain.md",
+            "backends.md",
+            "export.md",
+        )
+    ),
 ]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```(?:\n\nThis prints:\n\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
 EXAMPLES = [
@@ -147,3 +160,9 @@ def test_results_say_where_they_come_from(path: Path) -> None:
     found = tables.result(path.stem)
     assert all(found[name] for name in ("machine", "date", "commit", "command", "rows"))
     assert any(f"<!-- table: {path.stem} -->" in (ROOT / page).read_text() for page in tables.PAGES), "on no page"
+
+
+def test_the_pages_of_graph_breaks_are_current() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+    found = {page.name: page.read_text() for page in (ROOT / "docs" / "breaks").glob("*.md")}
+    assert found == made, "python docs/generate.py writes them anew"

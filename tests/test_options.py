@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,12 @@ def stages(found: list[events.Event]) -> dict[str, str]:
 def kernels(options: dict[str, Any]) -> int:
     found = heard(options, lambda x: (x.exp() + 1).relu(), torch.randn(100))
     return sum(isinstance(event, events.KernelMade) for event in found)
+
+
+def code(options: dict[str, Any]) -> str:
+    if platform.machine() != "x86_64":
+        pytest.skip("the other target is one of x86-64")
+    return stages(heard(options, lambda x: x.exp(), torch.randn(100)))["kernels"]
 
 
 def rewrites(options: dict[str, Any]) -> str:
@@ -200,6 +207,7 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
     "capture_scalar_outputs": (lambda seeing: breaks(lambda x, n: x * n.item(), torch.ones(3), torch.tensor(3)), True),
     "background": (lambda seeing: on_this_thread, True),
     "fusion": (lambda seeing: kernels, False),
+    "target": (lambda seeing: code, "x86-64-v2"),
     "stop_after_rewrites": (lambda seeing: rewrites, 0),
     "instruction_limit": (lambda seeing: skipped, 500),
     "arena_limit_mib": (lambda seeing: kept_bytes, 1),

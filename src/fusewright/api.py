@@ -41,6 +41,8 @@ aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.back
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
 minifying = _Lazy("fusewright.tools.minify")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
+packaging, packaged = _Lazy("fusewright.exporting.package"), _Lazy("fusewright.exporting.packaged")
+onnx_programs = _Lazy("fusewright.exporting.onnx_programs")
 logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
 progress = _Lazy("fusewright.tools.progress")
 
@@ -59,6 +61,8 @@ class CompileArguments(TypedDict, total=False):
     name: str | None
     disable: bool
     recompile_limit: int | None
+    isolate_recompiles: bool
+    shapes_spec: Any
 
 
 @contextlib.contextmanager
@@ -93,6 +97,8 @@ def compile(
     name: str | None = None,
     disable: bool = False,
     recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: Any = None,
 ) -> Any:
     """Compiles a function, a method or an nn.Module; without `model`, gives a decorator.
 
@@ -107,6 +113,7 @@ def compile(
     name        stands before the function's name in logs and reports
     disable     return `model` as it is
     recompile_limit  versions kept for one function before new cases run eagerly (8)
+    isolate_recompiles, shapes_spec  of torch.compile: versions are always apart here; an OptionError names what to use
 
     Raises OptionError for a wrong argument, naming the value and the choices.
     """
@@ -120,6 +127,10 @@ def compile(
         "recompile_limit": recompile_limit,
     }
     settings = option_tables.settings(**given)
+    if shapes_spec is not None:
+        raise OptionError(
+            "compile takes no shapes_spec: use fusewright.mark_dynamic(tensor, dim, min=, max=), or dynamic="
+        )
     if model is None:
         return functools.partial(compile, disable=disable, **given)
     if isinstance(model, type):
@@ -260,12 +271,19 @@ def reset() -> None:
 
 class set_stance:
     """Sets how compiled functions behave: "default"; "force_eager" (run everything eagerly); "eager_on_recompile" (use
-    what is compiled, run new cases eagerly); "fail_on_recompile" (raise RecompileError).
+    what is compiled, run new cases eagerly); "fail_on_recompile" (raise RecompileError); "eager_then_compile" and
+    "aot_eager_then_compile" (run the first call of each function eagerly).
 
     As a function it lasts until the next call; as a context manager or a decorator it is undone at the end.
     """
 
-    def __init__(self, stance: str) -> None:
+    def __init__(
+        self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None
+    ) -> None:
+        if skip_guard_eval_unsafe:
+            raise OptionError("set_stance: guards are never left out, as results could be wrong")
+        if force_backend is not None:
+            raise OptionError("set_stance takes no force_backend: use set_default_backend before compile()")
         if stance not in option_tables.STANCES:
             raise OptionError(f"unknown stance {stance!r}: {near_misses(str(stance), option_tables.STANCES)}")
         self._stance, self._previous = stance, PROCESS.stance
@@ -291,6 +309,22 @@ class set_stance:
                 PROCESS.set_stance(previous)
 
         return run
+
+
+def set_default_backend(backend: str | Callable[..., Any] | None) -> None:
+    """Sets the backend of later `compile` calls that name none; None goes back to "native" (or FUSEWRIGHT_BACKEND).
+
+    Raises OptionError for an unknown name.
+    """
+    if backend is not None:
+        registry.resolve(backend)
+    option_tables.set_default_backend(backend)
+
+
+def get_default_backend() -> str | Callable[..., Any]:
+    """The backend of `compile` where none is named."""
+    backend: str | Callable[..., Any] = option_tables.default_backend()
+    return backend
 
 
 def list_backends() -> list[str]:
@@ -352,6 +386,48 @@ def load(file: Any) -> Any:
     """The exported program of a path, an open file or bytes. Nothing of the file is executed. Raises ProgramFileError,
     which names the part, for a file that is damaged."""
     return archive.load(file)
+
+
+def package(
+    program: Any,
+    file: Any,
+    *,
+    targets: str | tuple[str, ...] = ("native",),
+    options: Mapping[str, Any] | None = None,
+    sign_key: Any = None,
+) -> None:
+    """Writes an exported program, or several by name that share their weights, with the machine code that runs it, to a
+    path or to a file that is open for writing bytes: docs/export.md.
+
+    targets   processors to compile for: "native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"
+    options   of the compile, as `compile` takes them
+    sign_key  an Ed25519 private key (of the package cryptography, or 32 bytes) to sign the file with
+
+    The code is for inference on CPUs. Raises ExportError for a program that has none.
+    """
+    packaging.package(program, file, targets, options, sign_key)
+
+
+def load_package(file: Any, *, verify_key: Any = None, target: str | None = None) -> Any:
+    """The programs of a package, ready to be called: from a path, an open file or bytes. Nothing is captured or
+    compiled, unless no code in the file runs on this machine.
+
+    verify_key  an Ed25519 public key (or its 32 bytes): a package that was not signed by it is refused
+    target      whose code to use; by default the best that runs here
+
+    The file's machine code runs in this process: load packages only from those whom you trust. Raises ProgramFileError,
+    which names the part, for a file that is damaged.
+    """
+    return packaged.load_package(file, verify_key, target)
+
+
+def to_onnx(program: Any, path: Any) -> None:
+    """Writes an exported program as an ONNX model. Sizes that may change stay so, under their names.
+
+    Needs the packages onnx and onnxscript (`pip install fusewright[onnx]`): OptionError without them. Raises
+    ExportError for a program that writes to buffers or inputs, which ONNX models do not.
+    """
+    onnx_programs.to_onnx(program, path)
 
 
 def set_logs(**artifacts: Any) -> None:

@@ -26,7 +26,7 @@ import torch.utils.checkpoint
 
 from fusewright import _native, forking
 from fusewright.autograd.record import record_backward
-from fusewright.backends.registry import Backend, GraphToCompile, resolve
+from fusewright.backends.registry import Backend, GraphToCompile, check_arguments, resolve
 from fusewright.background import WORKER
 from fusewright.base.errors import (
     CacheWarning,
@@ -66,14 +66,13 @@ from fusewright.capture.bytecode.resume import in_loop
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards import Guard, build_program, guard_text, recompile_advice
 from fusewright.capture.guards.sources import Item, Source
-from fusewright.capture.numbers import plain_sources, takes_numbers
+from fusewright.capture.numbers import plain_sources, takes_numbers, under_inference_mode
 from fusewright.capture.settings import CaptureOptions, History
 from fusewright.frame_policy import DISTRIBUTED_DATA_PARALLEL, FrameTable, policy
 from fusewright.generalise.serve import Call, remembered, serve
 from fusewright.process import PROCESS, FunctionState, call_with_locals, function_name
 
 CompiledFunction = _native.CompiledFunction
-_native.set_fallback_error(RuntimeFallback)
 _native.hook_set_policy(policy)
 forking.register()
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
@@ -120,6 +119,7 @@ class Compiler:
         self.settings = settings
         self.listener = listener  # hears the events of this compiler only
         self.backend: Backend = resolve(settings.backend)
+        check_arguments(self.backend, settings)
         self.frames = FrameTable()
         self.frames.compiler = weakref.ref(self)
         PROCESS.compilers.add(self)
@@ -194,6 +194,9 @@ class Compiler:
         entries = compiled.entries
         now = PROCESS.stance if PROCESS.stance != "default" else _native.torch_stance()
         if entries and now == "eager_on_recompile":
+            return None
+        if not entries and now in ("eager_then_compile", "aot_eager_then_compile") and not state.called:
+            state.called = True
             return None
         blame = [entry.program.failure(values, function) for entry in entries]
         failures = tuple(text for _, text in blame)
@@ -400,6 +403,8 @@ class Compiler:
         inputs, numbers = plain_sources(frame.inputs)
         if compiled is not None and numbers:
             compiled = takes_numbers(compiled, numbers)
+        if compiled is not None and frame.inference:
+            compiled = under_inference_mode(compiled)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
 
     def _eager_entry(self, name: str, frame: CapturedFrame, code: str, detail: str) -> Any:

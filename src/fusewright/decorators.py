@@ -12,13 +12,17 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch.utils import _pytree
 
 from fusewright import _native
 from fusewright.base import marks
 from fusewright.base.errors import OptionError
+
+Callee = TypeVar("Callee", bound=Callable[..., Any])
 
 
 def disable(fn: Any = None, recursive: bool = True, reason: str | None = None) -> Any:
@@ -157,3 +161,33 @@ def graph_break(reason: str = "") -> None:
 def is_compiling() -> bool:
     """True while fusewright captures the code that asks, False when it runs eagerly."""
     return False  # capture answers True without calling this
+
+
+def is_exporting() -> bool:
+    """True while fusewright.export captures the code that asks, False otherwise."""
+    return False  # capture answers without calling this
+
+
+def nested_compile_region(fn: Callee | None = None, **arguments: Any) -> Any:
+    """Gives `fn` as it is, or such a decorator: parts of a graph that repeat are found without being told."""
+    return fn if fn is not None else lambda function: function
+
+
+def cudagraph_mark_step_begin() -> None:
+    """Does nothing: the results of a CUDA graph are copied out of its memory, so that no later step overwrites them."""
+
+
+def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, a function of NumPy arrays, as a function of tensors: tensors among the arguments become arrays that share
+    their memory, arrays among the results tensors.
+
+    To be compiled, or called as it is. Tensors that require a gradient, or lie on a GPU, raise what Tensor.numpy()
+    raises.
+    """
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, torch.Tensor.numpy, (args, kwargs))
+        return _pytree.tree_map_only((np.ndarray, np.generic), torch.as_tensor, fn(*args, **kwargs))
+
+    return run

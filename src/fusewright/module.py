@@ -127,6 +127,11 @@ class CompiledModuleBase(TwinBase):
     def _fusewright_original(self) -> torch.nn.Module:  # type: ignore[override]
         return self._fusewright_caller.module
 
+    @property
+    def _orig_mod(self) -> torch.nn.Module:
+        """The original, by the name that programs written for torch.compile ask for."""
+        return self._fusewright_caller.module
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _native.modes_known():
             # a tracer looks for this module, not for the original
@@ -198,6 +203,7 @@ def _twin(module: torch.nn.Module, base: type, **slots: Any) -> Any:
             *getattr(original, "__jit_unused_properties__", ()),
             "__class__",
             "_fusewright_original",
+            "_orig_mod",
         ],
     }
     cls: Any = type(original.__name__, (base, original), body)

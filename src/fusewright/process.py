@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusewright import _native
+from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass, field
 
 
@@ -23,6 +24,7 @@ class FunctionState:
     """What the driver remembers about one compiled function besides its entries."""
 
     skipped: bool = False
+    called: bool = False  # under a stance that runs the first call eagerly
     works: bool = False  # a version has a tensor operation, or a break
     warned: bool = False
     compiles: int = 0
@@ -59,6 +61,7 @@ class Process:
         _native.set_stance(1 if value == "force_eager" else 0)
 
 
+_native.set_fallback_error(RuntimeFallback)
 PROCESS = Process()
 
 

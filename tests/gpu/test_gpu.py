@@ -12,6 +12,7 @@ from torch import nn
 
 import fusewright
 from fusewright.base import events
+from tests.listening import stage_texts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -192,3 +193,37 @@ def test_a_thread_that_never_called_cuda() -> None:
     for result in found:
         assert isinstance(result, torch.Tensor), result
         torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+def test_numbers_on_the_cpu_are_handed_over_by_value(dtype: torch.dtype) -> None:
+    """A pointwise operator may take a tensor without dimensions that lies on the CPU: an argument, a part of a larger
+    tensor, a number that is computed there."""
+
+    def program(x: torch.Tensor, number: torch.Tensor, several: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * number, (x + several[1]).relu() / (number + 1), torch.where(number > 0, x, several[2] * x)
+
+    x = torch.randn(64, 33, device="cuda")
+    number, several = torch.tensor(3).to(dtype), torch.tensor([0, 2, 1]).to(dtype)
+    compiled = fusewright.compile(program, fullgraph=True)
+    for _ in range(2):
+        for got, expected in zip(compiled(x, number, several), program(x, number, several)):
+            torch.testing.assert_close(got, expected)
+        number = number + 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_a_step_of_an_optimizer_is_kernels_only(kind: type[torch.optim.Optimizer]) -> None:
+    parameters = [torch.nn.Parameter(torch.randn(40, 30, device="cuda")) for _ in range(5)]
+    twins = [torch.nn.Parameter(one.detach().clone()) for one in parameters]
+    ours, theirs = kind(parameters, lr=1e-2), kind(twins, lr=1e-2)
+    step = fusewright.compile(lambda: ours.step())
+    for turn in range(4):
+        for one, twin in zip(parameters, twins):
+            one.grad = torch.full_like(one, 0.1 * (turn + 1))
+            twin.grad = one.grad.clone()
+        with stage_texts("memory") as plans:
+            step()
+        theirs.step()
+        assert all(" 0 library calls" in plan for plan in plans)
+        torch.testing.assert_close([p.detach() for p in parameters], [p.detach() for p in twins])

@@ -16,7 +16,7 @@ import pytest
 
 from fusewright.runtime import host
 from fusewright.runtime.cache import SUFFIX, DiskCache, pack
-from fusewright.tools import cli
+from fusewright.tools import bundle as bundles, cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,16 +63,16 @@ def test_a_bundle_comes_back(bundle: Path, cache: DiskCache, capsys: pytest.Capt
     ]  # no half-written file beside it
 
 
-@pytest.mark.parametrize("part", range(len(cli.HOST_PARTS)))
+@pytest.mark.parametrize("part", range(len(bundles.HOST_PARTS)))
 def test_a_bundle_of_another_kind_of_host_is_refused(
     bundle: Path, cache: DiskCache, part: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = host.host_text().split("|")
     parts[part] += "other"
-    monkeypatch.setattr(cli, "host_text", lambda: "|".join(parts))
+    monkeypatch.setattr(bundles, "host_text", lambda: "|".join(parts))
     assert cli.main(["cache", "import", str(bundle)]) == 2
     told = capsys.readouterr().err
-    assert cli.HOST_PARTS[part] in told and told.startswith("fusewright: ") and not cache.entries()
+    assert bundles.HOST_PARTS[part] in told and told.startswith("fusewright: ") and not cache.entries()
 
 
 def test_hostile_members_are_refused(
@@ -136,7 +136,7 @@ def test_damaged_bundles(bundle: Path, cache: DiskCache) -> None:
 def test_a_locked_or_strangely_packed_bundle(bundle: Path, cache: DiskCache) -> None:
     made = bundle.with_name("lzma.zip")
     with zipfile.ZipFile(made, "w", zipfile.ZIP_LZMA) as file:
-        file.writestr(cli.HOST_FILE, host.host_text())
+        file.writestr(bundles.HOST_FILE, host.host_text())
     assert cli.main(["cache", "import", str(made)]) == 2
     locked = bytearray(bundle.read_bytes())
     at = -1

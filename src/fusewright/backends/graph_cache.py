@@ -20,21 +20,21 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.base.events import CacheUse, Event, Hint, KernelMade, Raced, StageDone
+from fusewright.base.errors import OptionError
+from fusewright.base.events import CacheUse, Event, Hint, KernelMade, PlanLoaded, Raced, StageDone
 from fusewright.base.location import Location, attributed
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, replace
 from fusewright.capture.guards.torch_state import capture_global_state
-from fusewright.codegen.call_plan_types import CallPlan, LaunchCall, kernel_calls
+from fusewright.codegen.call_plan_types import CallPlan, LaunchCall
 from fusewright.codegen.device_kernel import DeviceKernel
-from fusewright.codegen.kernel_code import KernelCode, symbol_of
+from fusewright.codegen.kernel_code import KernelCode
 from fusewright.graph.builder import env_of
 from fusewright.graph.fingerprint import fingerprint
 from fusewright.runtime import cuda_code, launch
 from fusewright.runtime.artifact import ArtifactError, CompiledGraph, KernelFacts, NotSerialisable, dump, load_graph
 from fusewright.runtime.cudagraphs import Recorder
-from fusewright.runtime.host import host_text, store
-from fusewright.runtime.machine_code import load_code
+from fusewright.runtime.host import host_text, needs, runs_here, store
 from fusewright.runtime.parameters import with_preparation
 from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
 from fusewright.sizes.expressions import Expr, Relation, from_tuples, to_tuples
@@ -125,18 +125,18 @@ def load_plan(
     """The native plan, with its machine code in memory, and what prepares its last inputs; `labels`: see launch.load.
     Raises LoadError or ValueError."""
     started = time.perf_counter()
-    plan = compiled.plan
-    keys = {call.key for call in kernel_calls(plan)}
-    loaded = load_code(compiled.code, map(symbol_of, keys))
-    addresses: dict[str, int | launch.DeviceFunction] = {key: loaded.addresses[symbol_of(key)] for key in keys}
-    addresses.update(cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)}))
+    plan, target = compiled.plan, to_compile.settings["target"]
+    if target != "native" and not runs_here(*needs(target)):
+        raise OptionError(f"option 'target': code for {target} does not run on this machine")
+    on_gpu = cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)})
     limit = to_compile.settings["arena_limit_mib"] << 20
     plan = replace(plan, name=name)
-    made = launch.load(plan, addresses, owner=loaded.owner, arena_limit=limit, labels=labels)
+    made = launch.load_with_code(plan, compiled.code, more=on_gpu, arena_limit=limit, labels=labels)
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
         made = with_preparation(made, compiled.preparation, len(plan.inputs) - compiled.preparation.added)
+    to_compile.notify(PlanLoaded(to_compile.function, plan, made))
     to_compile.notify(StageDone(to_compile.function, "load", partial(repr, made), time.perf_counter() - started))
     return made
 

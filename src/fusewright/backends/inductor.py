@@ -7,15 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx
 
 from fusewright.backends.registry import from_callable
 
 
 def _compile(
-    module: torch.fx.GraphModule, example_inputs: list[Any], options: dict[str, Any] | None = None
+    module: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
-    return compile_fx(module, example_inputs, config_patches=options)  # type: ignore[return-value]
+    changes = {**(list_mode_options(mode) if mode else {}), **(options or {})}
+    return compile_fx(module, example_inputs, config_patches=changes)  # type: ignore[return-value]
 
 
 # Its symbolic sizes are PyTorch's own, which its capture makes; ours would be taken for constants.

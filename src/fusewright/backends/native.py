@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.base.errors import CannotFunctionalise
+from fusewright.base.errors import CannotFunctionalise, OptionWarning
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
 from fusewright.codegen.device_kernel import Unsupported
@@ -30,6 +31,8 @@ from fusewright.runtime.parameters import with_preparation
 def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     """A callable over the graph's flat inputs that gives the tuple of its outputs, with the backward attached for a
     joint graph."""
+    if to_compile.settings["triton.cudagraphs"]:
+        _say_if_useless(to_compile)
     if to_compile.settings["bucket"]:
         to_compile = _stages().with_buckets(to_compile)
     if to_compile.backward is not None:
@@ -51,6 +54,33 @@ def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
     stages = _stages()
     graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
     return _generate(to_compile, lookup, graph, to_compile.function, preparation)
+
+
+def _say_if_useless(to_compile: GraphToCompile) -> None:
+    """CUDA graphs were asked for: says so, once, where there is no GPU to record."""
+    devices = {item.device.type for item in to_compile.example_inputs if isinstance(item, torch.Tensor)}
+    if devices == {"cpu"}:
+        text = 'on a CPU "triton.cudagraphs" (as in mode="reduce-overhead") does nothing'
+        to_compile.notify(Hint(to_compile.function, text))
+        _warn_once(text)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, OptionWarning, stacklevel=2)
+
+
+def as_data(to_compile: GraphToCompile) -> CompiledGraph:
+    """The compiled graph as data, for a package: made anew, and not loaded. Raises Unsupported for a graph that has no
+    plan of kernels and operators, and CannotFunctionalise for one that has no pure form."""
+    if has_data_sizes(to_compile.graph):
+        raise Unsupported("sizes that depend on data")
+    if to_compile.settings["pack_weights"]:
+        _mark_parameters(to_compile)
+    stages = _stages()
+    graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
+    made = stages.generate(graph, to_compile, to_compile.function)
+    return CompiledGraph(made.plan, made.code, (), (), preparation)
 
 
 def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -133,4 +163,13 @@ def _generate(
     return loaded
 
 
-BACKEND = Backend("native", "aten", compile_graph, follows_autograd=False, trains=True, own_random=True)
+BACKEND = Backend(
+    "native",
+    "aten",
+    compile_graph,
+    follows_autograd=False,
+    trains=True,
+    own_random=True,
+    takes_options=True,
+    takes_mode=True,
+)

@@ -25,7 +25,8 @@ from fusewright.codegen.call_plan import build_call_plan, describe
 from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
-from fusewright.codegen.llvm import CompiledModule, compile_kernels
+from fusewright.codegen.llvm import CompiledModule, compile_kernels, target_of
+from fusewright.codegen.llvm.emit.target import Target
 from fusewright.graph import passes, repeated_layers as bodies
 from fusewright.graph.builder import env_of
 from fusewright.graph.freezing import Preparation
@@ -36,12 +37,13 @@ from fusewright.loops.ir import LoopProgram
 from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
-from fusewright.schedule import ScheduleOptions, schedule, with_memory
+from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
 from fusewright.schedule.plan import Kernel, Plan, RunExtern
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
 from fusewright.select import generated_gemm
 from fusewright.select.linear import Chooser
+from fusewright.sizes.expressions import Relation, free_symbols
 
 if TYPE_CHECKING:
     from fusewright.codegen.triton.module import Tiles
@@ -169,9 +171,16 @@ def chooser(to_compile: GraphToCompile) -> Chooser:
     """What chooses between the library's ways and kernels of ours, as the options say."""
     settings = to_compile.settings
     store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
+    target = _other_target(to_compile)
     if not settings["max_autotune"]:
-        return Chooser(store)
-    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True)
+        return Chooser(store, target=target)
+    return Chooser(store, settings["autotune_seconds"], settings["autotune_seconds"], races=True, target=target)
+
+
+def _other_target(to_compile: GraphToCompile) -> Target | None:
+    """The processor to compile for; None where it is this one, which is asked only when something depends on it."""
+    name = to_compile.settings["target"]
+    return None if name == "native" else target_of(name)
 
 
 def with_buckets(to_compile: GraphToCompile) -> GraphToCompile:
@@ -220,11 +229,11 @@ class PlanStage(NamedTuple):
 def _gemm(to_compile: GraphToCompile, selection: Selection) -> Plan:
     choose = chooser(to_compile)
     plan, examples = selection.plan, selection.options.examples
-    return generated_gemm.with_generated_gemm(plan, choose.takes_own, choose.few_rows, examples)
+    return generated_gemm.with_generated_gemm(plan, choose.takes_own, choose.few_rows, examples, choose.target)
 
 
 def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
-    return generated_gemm.with_generated_attention(selection.plan)
+    return generated_gemm.with_generated_attention(selection.plan, _other_target(to_compile))
 
 
 def _memory(to_compile: GraphToCompile, selection: Selection) -> Plan:
@@ -295,6 +304,9 @@ def generate(
         if stage.condition(to_compile, selection):
             selection.plan = run(stage.name, stage.artifact, plan_text, stage.work, to_compile, selection)
     plan, gpu = selection.plan, selection.gpu
+    shown = run("bounds", "schedule", bounds.text, _in_bounds, to_compile, graph, plan)
+    for access in shown.unproved:
+        to_compile.notify(Hint(to_compile.function, f"not shown to lie inside its buffer: {access}"))
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}
@@ -304,12 +316,28 @@ def generate(
         device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, selection.tiles)
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
-        module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu)
+        module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu, target=to_compile.settings["target"])
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
     calls = {step.extern.name: step.extern.locations for step in plan.steps if isinstance(step, RunExtern)}
     return Generated(call_plan, module.object, tuple(codes.values()), calls, selection.races)
+
+
+def _in_bounds(to_compile: GraphToCompile, graph: torch.fx.Graph, plan: Plan) -> bounds.Shown:
+    """Shows that the plan touches only what lies inside its buffers. What depends on sizes alone, and holds in the
+    example, becomes a guard; of a half of a joint graph, whose guards may be in use already, it stays open."""
+    env = env_of(to_compile.graph)
+    if env is None:
+        return bounds.show(plan)
+    shown = bounds.show(plan, bounds.Known(lambda d: env.known(Relation("<=", 0, d)) is True, env.not_negative()))
+
+    def guarded(access: bounds.Unproved) -> bool:
+        wanted, symbols = Relation("<=", 0, access.missing), free_symbols(access.missing)
+        of_sizes = env_of(graph) is env and bool(symbols) and symbols <= env.symbols.keys()
+        return of_sizes and env.hint(access.missing) >= 0 and env.settle(wanted)
+
+    return replace(shown, unproved=tuple(access for access in shown.unproved if not guarded(access)))
 
 
 def _scheduled(

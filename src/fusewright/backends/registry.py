@@ -23,7 +23,7 @@ import torch.fx
 from torch.fx.node import map_aggregate
 
 from fusewright.base.errors import BackendError, OptionError, near_misses
-from fusewright.base.options import Settings
+from fusewright.base.options import CAPTURE_OPTIONS, Settings
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.rewrites import Rewrites
 from fusewright.capture.frame import Backward
@@ -167,6 +167,7 @@ class Backend:
     dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
     own_random: takes dropout as a function of a seed and positions (record/draws.py), unless the option
     `fallback_random` says no.
+    takes_options, takes_mode: whether it is given those of `compile`; else they are refused, but for capture's options.
     """
 
     name: str
@@ -176,6 +177,8 @@ class Backend:
     trains: bool = False
     dynamic: bool = True
     own_random: bool = False
+    takes_options: bool = False
+    takes_mode: bool = False
 
 
 _backends: dict[str, Backend] = {}
@@ -210,23 +213,27 @@ def register_backend(compiler: Any = None, name: str | None = None) -> Any:
     return compiler
 
 
-def _accepts_options(function: Callable[..., Any]) -> bool:
+def _accepts(function: Callable[..., Any], name: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a callable without a readable signature, e.g. a C function: call it the plain way
         return False
-    return "options" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True) -> Backend:
     """A Backend that calls `function(gm, example_inputs)`; what it raises reaches the user as BackendError naming the
     backend."""
 
+    takes_options, takes_mode = _accepts(function, "options"), _accepts(function, "mode")
+
     def compile_graph(to_compile: GraphToCompile) -> Callable[..., Any]:
-        options = to_compile.settings.backend_options
-        keywords = {"options": options} if options is not None and _accepts_options(function) else {}
-        if options is not None and not keywords:
-            raise OptionError(f"backend {name!r} takes no options, got {sorted(options)}")
+        settings = to_compile.settings
+        keywords: dict[str, Any] = {}
+        if takes_options and settings.backend_options is not None:
+            keywords["options"] = settings.backend_options
+        if takes_mode and settings.mode != "default":
+            keywords["mode"] = settings.mode
         module = to_compile.module()
         try:
             compiled = function(module, to_compile.real_inputs(), **keywords)
@@ -241,7 +248,17 @@ def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True)
             )
         return as_tuple(compiled)
 
-    return Backend(name, "torch", compile_graph, dynamic=dynamic)
+    return Backend(name, "torch", compile_graph, dynamic=dynamic, takes_options=takes_options, takes_mode=takes_mode)
+
+
+def check_arguments(backend: Backend, settings: Settings) -> None:
+    """Raises OptionError for a mode or options that `backend` would not look at."""
+    if settings.mode != "default" and not backend.takes_mode:
+        raise OptionError(f"backend {backend.name!r} takes no mode, got {settings.mode!r}")
+    unknown = sorted(set(settings.backend_options or ()) - CAPTURE_OPTIONS)
+    if unknown and not backend.takes_options:
+        choices = ", ".join(sorted(CAPTURE_OPTIONS))
+        raise OptionError(f"backend {backend.name!r} takes no options, got {unknown} (those of capture: {choices})")
 
 
 def below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,11 +289,11 @@ def _entry_points() -> dict[str, Any]:
     }
 
 
-def required(backend: str, modules: dict[str, str]) -> None:
+def required(what: str, modules: dict[str, str]) -> None:
     """Raises OptionError unless all `modules` (name → what to install) are there."""
     missing = [package for module, package in modules.items() if find_spec(module) is None]
     if missing:
-        raise OptionError(f"backend {backend!r} needs packages that are not installed: pip install {' '.join(missing)}")
+        raise OptionError(f"{what} needs packages that are not installed: pip install {' '.join(missing)}")
 
 
 def list_backends() -> list[str]:

@@ -14,7 +14,7 @@ import torch.fx
 
 from fusewright.backends.registry import from_callable, required
 
-required("xla", {"torch_xla": "torch_xla"})
+required("backend 'xla'", {"torch_xla": "torch_xla"})
 
 
 def _compile(module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:

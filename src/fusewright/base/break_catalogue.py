@@ -51,6 +51,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "a call that cannot be traced",
         "wrap it with torch.library.custom_op if it works on tensors; otherwise " + _MOVE_OUT,
     ),
+    "cached-function": (
+        "a function that keeps its results (functools.lru_cache) is called with a tensor or a container",
+        "call the function that it wraps (f.__wrapped__), or drop the cache: a compiled function needs none",
+    ),
     "disabled-function": ("a function marked with disable is called", "remove the marker if it should be compiled"),
     "explicit-graph-break": ("graph_break() was called", "remove the call"),
     "numpy-call": (
@@ -68,7 +72,7 @@ BREAKS: dict[str, tuple[str, str]] = {
     ),
     "operator-failed": (
         "an operator could not be traced",
-        "run the function eagerly to see whether it is an error of the program",
+        "if the program fails without the compiler too, the error is its own; otherwise " + _MOVE_OUT,
     ),
     "inline-depth": ("calls are nested too deeply", "turn deep recursion into a loop"),
     "autograd-function": (
@@ -93,13 +97,14 @@ BREAKS: dict[str, tuple[str, str]] = {
         "read it before the call and pass it in, or time around the compiled function: inside, the graph is cut, and "
         "only a part of the work would be timed",
     ),
-    "python-random": (
-        "a random number is drawn from NumPy or Python",
-        "draw it with torch (torch.rand, torch.randn, torch.randint), which is compiled, or pass it in as an argument",
-    ),
     "random-state": (
         "the random generator is seeded, or its state read or set",
         "seed before calling the compiled function",
+    ),
+    "host-random": (
+        "Python's or NumPy's random generator is used for more than a float or an array (an int, a choice, a seed, a "
+        "generator of the program's own)",
+        "draw it before the compiled function and pass it, or draw a tensor with torch.rand or torch.randint",
     ),
     "inference-mode": (
         "inference_mode is entered inside",

@@ -75,6 +75,10 @@ class RecompileLimitWarning(UserWarning):
     """A function was compiled as often as `recompile_limit` allows; new cases now run eagerly."""
 
 
+class OptionWarning(UserWarning):
+    """An option has no effect here: it is for another kind of device, or another compiler's."""
+
+
 class CacheWarning(UserWarning):
     """The disk cache cannot be used, or an entry of it was damaged; what it would have given is compiled again."""
 

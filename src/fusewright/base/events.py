@@ -150,6 +150,14 @@ class KernelMade(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanLoaded(Event):
+    """A call plan is ready to run: its description (codegen.call_plan_types.CallPlan), and the native object."""
+
+    call_plan: Any
+    plan: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Compiled(Event):
     """A frame is ready: seconds in all."""
 

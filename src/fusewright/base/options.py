@@ -6,8 +6,9 @@ type is an `OptionError` that names the value and the near misses.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ def _wrong_buckets(value: dict[Any, Any]) -> str:
             return f"the sizes of {name!r} do not ascend: {sizes!r}"
     return ""
 
+
+TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
+"""Processors that code is generated for: this one, levels of x86-64, any AArch64."""
 
 OPTIONS: dict[str, Option] = {
     "max_autotune": Option(
@@ -99,6 +103,13 @@ OPTIONS: dict[str, Option] = {
     "fusion": Option(
         bool, True, "fuse loops; False gives one kernel an operator, to find out which fusion is at fault"
     ),
+    "target": Option(
+        str,
+        "native",
+        "the kind of processor to generate code for: this one, or a lesser one whose code runs here too (x86-64-v2, "
+        "x86-64-v3, x86-64-v4, aarch64)",
+        wrong=lambda value: "" if value in TARGETS else f"unknown target {value!r}: {near_misses(value, TARGETS)}",
+    ),
     "stop_after_rewrites": Option(
         int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"
     ),
@@ -117,7 +128,61 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
 
-STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
+STANCES = (
+    "default",
+    "force_eager",
+    "eager_on_recompile",
+    "fail_on_recompile",
+    "eager_then_compile",
+    "aot_eager_then_compile",
+)
+
+CAPTURE_OPTIONS = frozenset(
+    {
+        "capture_dynamic_output_shape_ops",
+        "capture_scalar_outputs",
+        "instruction_limit",
+        "background",
+        "trace.enabled",
+    }
+)
+"""Options of capture: they count under every backend."""
+
+_AUTOTUNE, _SIZES = "'max_autotune' measures candidates", "compile(dynamic=) and fusewright.mark_dynamic say so"
+_ALWAYS = "fusewright does this always"
+PEER_OPTIONS: dict[str, str] = {
+    "epilogue_fusion": f"{_ALWAYS}; 'fusion': False switches fusion off",
+    "prologue_fusion": _ALWAYS,
+    "aggressive_fusion": _ALWAYS,
+    "combo_kernels": _ALWAYS,
+    "pattern_matcher": _ALWAYS,
+    "split_reductions": _ALWAYS,
+    "memory_planning": _ALWAYS,
+    "cpp_wrapper": "no Python runs between kernels in any case",
+    "max_autotune_gemm": _AUTOTUNE,
+    "max_autotune_pointwise": _AUTOTUNE,
+    "max_autotune_gemm_backends": _AUTOTUNE,
+    "coordinate_descent_tuning": _AUTOTUNE,
+    "freezing": "'pack_weights', which is on, prepares weights for inference",
+    "layout_optimization": "use 'layout'",
+    "force_disable_caches": "use 'disk_cache': False",
+    "fx_graph_cache": "use 'disk_cache'",
+    "trace.graph_diagram": "'trace.enabled' writes every stage as text, and fusewright.report draws a page",
+    "triton.cudagraph_trees": "use 'triton.cudagraphs'",
+    "triton.unique_kernel_names": "kernels have names of their own",
+    "cpp.threads": "torch.set_num_threads says how many",
+    "compile_threads": "no compiler process is started",
+    "dynamic_shapes": _SIZES,
+    "automatic_dynamic_shapes": _SIZES,
+    "assume_static_by_default": _SIZES,
+    "recompile_limit": "it is an argument: compile(recompile_limit=)",
+    "cache_size_limit": "it is an argument: compile(recompile_limit=)",
+    "suppress_errors": "what cannot be compiled runs eagerly, unless fullgraph=True",
+    "guard_filter_fn": "guards cannot be left out: a check that is missing gives wrong results, and all of them take "
+    "less than a microsecond",
+    "use_aoti": "fusewright.export makes programs that run elsewhere",
+}
+"""Options of other compilers, and what to use here."""
 
 
 def _flag(text: str) -> bool:
@@ -141,7 +206,9 @@ class Variable:
 
 
 VARIABLES: dict[str, Variable] = {
-    "FUSEWRIGHT_LOGS": Variable(str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles"),
+    "FUSEWRIGHT_LOGS": Variable(
+        str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles; help lists them"
+    ),
     "FUSEWRIGHT_DEBUG": Variable(
         _flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/<version>/"
     ),
@@ -155,6 +222,7 @@ VARIABLES: dict[str, Variable] = {
     ),
     "FUSEWRIGHT_CACHE_MIB": Variable(_positive, 2048, "the disk cache's largest size, in MiB; a positive number"),
     "FUSEWRIGHT_BACKEND": Variable(str, "", "the backend to use where the program does not name one"),
+    "FUSEWRIGHT_REPLACE_TORCH_COMPILE": Variable(_flag, False, "1 replaces torch.compile, as fusewright.patch() does"),
 }
 
 
@@ -169,6 +237,16 @@ def environment(name: str) -> Any:
         raise OptionError(
             f"the environment variable {name} is {text!r}, which it cannot be ({variable.meaning})"
         ) from None
+
+
+def replace_torch_compile() -> None:
+    """Sets FUSEWRIGHT_REPLACE_TORCH_COMPILE for the processes that this one starts."""
+    os.environ["FUSEWRIGHT_REPLACE_TORCH_COMPILE"] = "1"
+
+
+def given_variables() -> dict[str, str]:
+    """The environment variables of ours that are set, known ones and others, with their texts."""
+    return {name: text for name, text in sorted(os.environ.items()) if name.startswith("FUSEWRIGHT_")}
 
 
 def cache_folder() -> Path:
@@ -207,6 +285,8 @@ class Settings:
 
 def _checked(key: str, value: Any) -> Any:
     row = OPTIONS.get(key)
+    if row is None and key in PEER_OPTIONS:
+        raise OptionError(f"option {key!r} is another compiler's: {PEER_OPTIONS[key]}")
     if row is None:
         raise OptionError(f"unknown option {key!r}: {near_misses(key, OPTIONS)}")
     if row.type is float and type(value) is int:
@@ -225,6 +305,69 @@ def _checked(key: str, value: Any) -> Any:
     return value
 
 
+class Config:
+    """Defaults of later `compile` calls, as attributes: `dynamic`, `recompile_limit`, and every option, with `_` for
+    `.` in its name. What is compiled already keeps its settings.
+
+    `config.patch(name=value)` changes them for a with-block or a decorated function. A mode, an option or an argument
+    that `compile` is given counts more. Raises OptionError for an unknown name or a wrong value.
+    """
+
+    dynamic: bool | None
+    recompile_limit: int
+
+    def __init__(self) -> None:
+        self.__dict__.update({key.replace(".", "_"): row.default for key, row in OPTIONS.items()})
+        self.__dict__.update(dynamic=None, recompile_limit=8)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "dynamic":
+            right = value is None or type(value) is bool
+        elif name == "recompile_limit":
+            right = type(value) is int and value > 0
+        elif name in _BY_ATTRIBUTE:
+            value, right = _checked(_BY_ATTRIBUTE[name], value), True
+        elif name in PEER_OPTIONS:
+            raise OptionError(f"fusewright.config.{name} is another compiler's: {PEER_OPTIONS[name]}")
+        else:
+            raise OptionError(f"fusewright.config has no {name!r}: {near_misses(name, self.__dict__)}")
+        if not right:
+            raise OptionError(f"fusewright.config.{name} cannot be {value!r}")
+        self.__dict__[name] = value
+
+    def given(self) -> dict[str, Any]:
+        """The options, by their own names."""
+        return {key: self.__dict__[name] for name, key in _BY_ATTRIBUTE.items()}
+
+    @contextlib.contextmanager
+    def patch(self, changes: Mapping[str, Any] | str | None = None, value: Any = None, **more: Any) -> Iterator[None]:
+        """`patch(name=value)`, `patch({"name": value})` or `patch("name", value)`."""
+        wanted = ({changes: value} if isinstance(changes, str) else dict(changes or {})) | more
+        before = dict(self.__dict__)
+        try:
+            for name, new in wanted.items():
+                setattr(self, name.replace(".", "_"), new)
+            yield
+        finally:
+            self.__dict__.update(before)
+
+
+_BY_ATTRIBUTE = {key.replace(".", "_"): key for key in OPTIONS}
+config = Config()
+_default_backend: Any = None
+
+
+def default_backend() -> Any:
+    """The backend where none is named: what set_default_backend has set, else FUSEWRIGHT_BACKEND, else "native"."""
+    return _default_backend if _default_backend is not None else environment("FUSEWRIGHT_BACKEND") or "native"
+
+
+def set_default_backend(backend: Any) -> None:
+    """Sets what `default_backend` gives; None undoes that."""
+    global _default_backend
+    _default_backend = backend
+
+
 def settings(
     *,
     fullgraph: bool = False,
@@ -237,21 +380,21 @@ def settings(
 ) -> Settings:
     """Checks the arguments of `compile` and merges mode and options (options refine the mode).
 
-    Raises OptionError naming the wrong value and the choices. Options of a backend other than "native" are passed to it
-        unchecked.
+    Raises OptionError naming the wrong value and the choices. Modes and options of a backend other than "native" are
+    checked when it is known (backends.registry.check_arguments), but for those of capture.
     """
     if type(fullgraph) is not bool:
         raise OptionError(f"fullgraph takes True or False, got {fullgraph!r}")
     if dynamic not in (None, True, False) or type(dynamic) not in (bool, type(None)):
         raise OptionError(f"dynamic takes None, True or False, got {dynamic!r}")
-    if mode is not None and mode not in MODES:
+    backend = backend if backend is not None else default_backend()
+    if mode is not None and mode not in MODES and (backend == "native" or not callable(backend)):
         raise OptionError(f"unknown mode {mode!r}: {near_misses(str(mode), MODES)}")
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"options takes a dict, got {type(options).__name__}")
     if recompile_limit is not None and (type(recompile_limit) is not int or recompile_limit < 1):
         raise OptionError(f"recompile_limit takes a positive int, got {recompile_limit!r}")
-    backend = backend if backend is not None else environment("FUSEWRIGHT_BACKEND") or "native"
-    merged = {key: row.default for key, row in OPTIONS.items()} | MODES[mode or "default"]
+    merged = {key: row.default for key, row in OPTIONS.items()} | config.given() | MODES.get(mode or "default", {})
     backend_options = None
     if dynamic is False and options and backend == "native" and options.get("bucket"):
         raise OptionError("option 'bucket' needs sizes that change, and dynamic=False rules them out")
@@ -259,13 +402,14 @@ def settings(
         merged |= {key: _checked(key, value) for key, value in (options or {}).items()}
     else:
         backend_options = dict(options) if options else None
+        merged |= {key: _checked(key, value) for key, value in (options or {}).items() if key in CAPTURE_OPTIONS}
     return Settings(
         fullgraph=fullgraph,
-        dynamic=dynamic,
+        dynamic=config.dynamic if dynamic is None else dynamic,
         backend=backend,
         mode=mode or "default",
         options=merged,
         backend_options=backend_options,
         name=name,
-        recompile_limit=recompile_limit if recompile_limit is not None else 8,
+        recompile_limit=recompile_limit if recompile_limit is not None else config.recompile_limit,
     )

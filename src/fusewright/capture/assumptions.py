@@ -22,6 +22,7 @@ class Assumptions:
     replays           a call of a module may be replayed where a call of another module of its class did the same
     unknown_shapes    nobody asks for a shape that depends on data, so the operators that give one may be recorded
     data_sizes        no gradient is taken through a size that depends on data, so such sizes may be symbols
+    inference         inference mode that is entered inside is left inside, and no other tensor escapes than its own
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
         none)
@@ -31,6 +32,7 @@ class Assumptions:
     replays: bool = True
     unknown_shapes: bool = True
     data_sizes: bool = True
+    inference: bool = True
     guarded: frozenset[types.CodeType] = frozenset()
     broken: GraphBreak | None = None
     stop_at: int = -1

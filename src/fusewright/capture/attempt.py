@@ -159,6 +159,7 @@ class _Attempt:
             env.float_of = functools.partial(float_of_size, tracer.recorder, env)
         tracer.world = World(tracer)
         tracer.world.repeats.enabled = assumptions.replays
+        tracer.world.may_infer = assumptions.inference
 
     def run(self) -> CapturedFrame:
         world = self.tracer.world
@@ -203,6 +204,8 @@ class _Attempt:
         example_inputs = tuple(value for _, value in recorder.inputs) if needed else ()
         before = finish.visible(tracer, continuation) if recorder.custom_gradients else None
         wants_gradients = _wants_gradients(recorder, finished.outputs)
+        if world.infers and (wants_gradients or not all(map(_made_by_inference, finished.outputs))):
+            raise Retry(inference=False)
         tracer.ways.check(finished.outputs, wants_gradients or world.tensors_compared)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
@@ -234,6 +237,7 @@ class _Attempt:
             effects=finished.effects,
             later_guards=_later_guards(recorder.env),
             shown=shown,
+            inference=world.infers,
         )
 
     def _differentiated(
@@ -249,6 +253,14 @@ class _Attempt:
         if options.differentiate is None:
             return None, outputs, "the backend has no backward"
         return options.differentiate(recorder, outputs)
+
+
+def _made_by_inference(value: object) -> bool:
+    """Whether running all of the graph under inference mode gives the kind of tensor that eager gives."""
+    if not isinstance(value, TracedTensor):
+        return True
+    root = memory_root(value)
+    return root.is_input or root.is_inference()
 
 
 def _wants_gradients(recorder: Recorder, outputs: tuple[object, ...]) -> bool:

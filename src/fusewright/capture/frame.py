@@ -108,6 +108,7 @@ class CapturedFrame:
     replayed  the calls that are made after the graph (prints, log records), as text with their lines
     effects   what `finish` changes that existed before, besides tensors, as text
     repeats    calls of modules that were replayed from others alike (capture/border/memoise.py)
+    inference  the graph is to run under inference mode, which the frame enters and leaves
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 
@@ -127,3 +128,4 @@ class CapturedFrame:
     replayed: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
     repeats: int = 0
+    inference: bool = False

@@ -38,3 +38,14 @@ def takes_numbers(compiled: Callable[..., Any], positions: tuple[int, ...]) -> C
         return compiled(*given)
 
     return run
+
+
+def under_inference_mode(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled`, to run under inference mode, which the captured frame enters by itself."""
+    mode = torch._C._InferenceMode
+
+    def run(*inputs: Any) -> Any:
+        with mode(True):
+            return compiled(*inputs)
+
+    return run

@@ -43,6 +43,7 @@ class CaptureOptions:
     data_numbers    an integer that is read from a tensor (item()) is recorded as such a size
     ones            sizes of 1 that would be symbolic were they larger are so, as if they were
         (capture/border/dynamic.py)
+    exporting       the program is captured whole, to run elsewhere: is_exporting() answers True
     bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded
         to
     """
@@ -62,6 +63,7 @@ class CaptureOptions:
     data_shapes: bool = False
     data_numbers: bool = False
     ones: bool = False
+    exporting: bool = False
     bucket: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

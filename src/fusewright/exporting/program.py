@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -264,12 +264,16 @@ class ProgramModule(torch.nn.Module):
             _set(self, name, value, signature.buffers.get(name, True))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        results = self.fusewright_run(self.fusewright_checked(args, kwargs))
+        return pytree.tree_unflatten(results, self.fusewright_gives)
+
+    def fusewright_run(self, leaves: Sequence[Any]) -> list[Any]:
+        """The flat results for flat arguments that are as the signature says."""
         signature = self.fusewright_signature
-        leaves = self._checked(args, kwargs)
         values: list[Any] = []
         for kind, target in self.fusewright_inputs:
             if kind == "user":
-                values.append(_laid_out(leaves[target], signature.leaves[target]["order"]))
+                values.append(laid_out(leaves[target], signature.leaves[target]["order"]))
             else:
                 values.append(self.fusewright_constants[target] if kind == "constant" else self._state(target))
         for function, arguments, keywords in self.fusewright_steps:
@@ -295,7 +299,7 @@ class ProgramModule(torch.nn.Module):
             else:
                 known: Any = {"state": self._state, "constant": self.fusewright_constants.get}.get(kind)
                 results.append(target if known is None else known(target))
-        return pytree.tree_unflatten(results, self.fusewright_gives)
+        return results
 
     def _state(self, name: str) -> Any:
         module: Any = self
@@ -304,7 +308,7 @@ class ProgramModule(torch.nn.Module):
             module = module._modules[part]
         return module._parameters[last] if last in module._parameters else module._buffers[last]
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def fusewright_checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flat arguments. Raises ProgramInputError for what the program does not hold for."""
         signature = self.fusewright_signature
         names = self.fusewright_takes.children()[1].context
@@ -368,7 +372,7 @@ def _check_tensor(record: dict[str, Any], leaf: Any) -> None:
         )
 
 
-def _laid_out(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
+def laid_out(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
     """`tensor`, in memory as the program was captured for."""
     if order == list(range(tensor.dim())):
         return tensor.contiguous()

@@ -21,7 +21,7 @@ class _Size(int):
 
 
 def flat_results(
-    frame: CapturedFrame, model: Any, arguments: tuple[Any, Any]
+    frame: CapturedFrame, model: Any, arguments: tuple[Any, ...]
 ) -> tuple[list[tuple[str, Any]], pytree.TreeSpec]:
     """One (kind, target) a leaf of the result: ("output", position among the graph's), ("tensor", a tensor from
     outside), ("value", a number, a string or None); and the containers."""

@@ -8,28 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
 from fusewright.base.errors import ExportError
 from fusewright.base.location import Location, users_line
 from fusewright.base.records import dataclass, field
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards.sources import TensorSize
-from fusewright.exporting.dims import Declared, Dim
+from fusewright.exporting.dims import Dim
+from fusewright.exporting.request import Request
 from fusewright.sizes.expressions import Expr, Relation, Symbol, free_symbols, substitute, symbol
 from fusewright.sizes.shape_env import ShapeEnv
-
-
-@dataclass(slots=True)
-class Request:
-    """One export: the model, the flat arguments, their containers and names, and the sizes that may change."""
-
-    model: Any
-    leaves: list[Any]
-    spec: pytree.TreeSpec
-    names: list[str]
-    dims: Declared
-    roots: dict[str, int] = field(default_factory=dict)  # the example's value of each named size
 
 
 @dataclass(slots=True)
@@ -56,6 +43,13 @@ class Symbols:
     labels: dict[Symbol, str] = field(default_factory=dict)
     where: dict[Symbol, str] = field(default_factory=dict)
 
+    def of_roots(self, fact: Relation) -> tuple[Relation, bool]:
+        """A fact as one about the roots, and whether it follows from their ranges."""
+        ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in self.ranges.items()}
+        said = Relation(fact.op, substitute(fact.left, self.equal), substitute(fact.right, self.equal))
+        within = Relation(fact.op, substitute(said.left, ranged), substitute(said.right, ranged))
+        return said, ShapeEnv().known(within) is True
+
 
 def line_of(stack: tuple[Location, ...]) -> str:
     return str(users_line(stack) or "an operator of the program")
@@ -63,6 +57,32 @@ def line_of(stack: tuple[Location, ...]) -> str:
 
 def symbols_of(request: Request, captured: Captured) -> Symbols:
     """Raises ExportError for a declared size that the program does not leave free."""
+    made, env = located(request, captured), captured.env
+    if env is None:
+        return made
+    # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
+    nothing = ShapeEnv()
+    for asked, stack in zip(env.guards, env.asked_at, strict=True):
+        fact, follows = made.of_roots(asked)
+        if follows:
+            continue
+        names = {one for side in (fact.left, fact.right) for one in free_symbols(side)}
+        named = [one for one in names if one in made.labels and "." not in made.labels[one]]
+        where = line_of(stack)
+        larger: dict[Expr, Any] = {
+            one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()
+        }
+        if nothing.known(Relation(fact.op, substitute(fact.left, larger), substitute(fact.right, larger))):
+            made.ones |= names
+            continue
+        if named or any(_is_dynamic(request, made, one) for one in names):
+            raise ExportError(_narrowed(request, made, fact, where))
+        made.facts.append((fact, where))
+    return made
+
+
+def located(request: Request, captured: Captured) -> Symbols:
+    """The symbols of a capture, without facts."""
     made, env = Symbols(), captured.env
     if env is None:
         return made
@@ -94,25 +114,6 @@ def symbols_of(request: Request, captured: Captured) -> Symbols:
         else:
             made.labels[one], made.where[one] = f"{request.names[leaf]}.size({dim})", "Dim.AUTO"
             made.ranges[one] = (1, None)
-    # Every asked fact is said of the roots: it follows from their ranges, or it is a constraint.
-    nothing = ShapeEnv()
-    ranged: dict[Expr, Any] = {one: symbol(f"{one}_r", *bounds) for one, bounds in made.ranges.items()}
-    for fact, stack in zip(env.guards, env.asked_at, strict=True):
-        left, right = substitute(fact.left, made.equal), substitute(fact.right, made.equal)
-        if nothing.known(Relation(fact.op, substitute(left, ranged), substitute(right, ranged))):
-            continue
-        names = {one for side in (left, right) for one in free_symbols(side)}
-        named = [one for one in names if one in made.labels and "." not in made.labels[one]]
-        where = line_of(stack)
-        larger: dict[Expr, Any] = {
-            one: symbol(f"{one}_r", max(2, low), high) for one, (low, high) in made.ranges.items()
-        }
-        if nothing.known(Relation(fact.op, substitute(left, larger), substitute(right, larger))):
-            made.ones |= names
-            continue
-        if named or any(_is_dynamic(request, made, one) for one in names):
-            raise ExportError(_narrowed(request, made, Relation(fact.op, left, right), where))
-        made.facts.append((Relation(fact.op, left, right), where))
     return made
 
 

@@ -7,14 +7,19 @@ Always holds: named sizes keep their names and ranges.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError
 from fusewright.exporting.dims import Dim, Hint
-from fusewright.exporting.program import ExportedProgram
+from fusewright.exporting.program import RELATIONS, ExportedProgram, Signature, size_value
+
+SIZES = (5, 7, 11, 13, 17, 3, 2)
+"""What a size of 1 is taken to be: seldom another size of a program."""
 
 
 def is_torch_program(model: Any) -> bool:
@@ -51,9 +56,7 @@ def _dim(size: Any, bounds: dict[str, tuple[int, Any]]) -> Dim | Hint:
 
 def to_torch(program: ExportedProgram) -> Any:
     """PyTorch's exported program of ours, by PyTorch's exporter."""
-    if program.example_inputs is None:
-        raise ExportError("a program that was loaded has no example inputs: give to_torch some")
-    args, kwargs = program.example_inputs
+    args, kwargs = _examples(program)
     exporter = importlib.import_module("torch.export")
     dims = _torch_shapes(program, exporter.Dim)
     shapes = pytree.tree_unflatten(dims, program.in_spec)
@@ -61,6 +64,47 @@ def to_torch(program: ExportedProgram) -> Any:
     module.fusewright_checks = False  # PyTorch's program has its own
     named = {**({"args": shapes[0]} if args else {}), **shapes[1]}
     return exporter.export(module, args, kwargs, dynamic_shapes=named if any(dims) else None, strict=False)
+
+
+def _examples(program: ExportedProgram) -> Any:
+    """(args, kwargs) for PyTorch's exporter, which would fix a size of 1: the program's own, and zeros in place of
+    tensors that have such a size, and of all where the program was loaded."""
+    signature = program.graph_signature
+    own = [] if program.example_inputs is None else pytree.tree_leaves(program.example_inputs)
+    sizes = _example_sizes(signature, own)
+    leaves: list[Any] = []
+    for place, leaf in enumerate(signature.leaves):
+        if leaf["kind"] != "tensor":
+            leaves.append(leaf["value"])
+            continue
+        shape, order = [size_value(size, sizes) for size in leaf["shape"]], leaf["order"]
+        if own and list(own[place].shape) == shape:
+            leaves.append(own[place])
+            continue
+        made = torch.zeros([shape[dim] for dim in order], dtype=getattr(torch, leaf["dtype"]), device=leaf["device"])
+        leaves.append(made.permute([order.index(dim) for dim in range(len(shape))]))
+    return pytree.tree_unflatten(leaves, program.in_spec)
+
+
+def _example_sizes(signature: Signature, own: list[Any]) -> dict[str, int]:
+    """A value above 1 for each size that may change, such that all constraints hold."""
+    choices = []
+    for known in signature.symbols.values():
+        example = own[known["leaf"]].shape[known["dim"]] if own else 0
+        least, most = known["min"], known["max"]
+        choices.append([
+            one
+            for one in (example, *SIZES, *range(max(2, least), max(2, least) + 64))
+            if one >= max(2, least) and (most is None or one <= most)
+        ])  # fmt: skip
+    for values in itertools.islice(itertools.product(*choices), 100_000):
+        sizes = dict(zip(signature.symbols, values))
+        if all(
+            RELATIONS[fact["op"]](size_value(fact["left"], sizes), size_value(fact["right"], sizes))
+            for fact in signature.constraints
+        ):
+            return sizes
+    raise ExportError("no sizes above 1 were found for which the program's constraints hold")
 
 
 def _torch_shapes(program: ExportedProgram, kind: Any) -> list[Any]:

@@ -14,18 +14,18 @@ from typing import Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from fusewright.base import marks
 from fusewright.base.errors import CannotFunctionalise, ExportError, GraphBreakError, describe_break
 from fusewright.base.signals import GraphBreak, SkipFrame
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.settings import CaptureOptions
 from fusewright.exporting import results
-from fusewright.exporting.dims import Dim, Hint, bound_arguments, declared
+from fusewright.exporting.dims import Dim, Hint
 from fusewright.exporting.lift import Input, Lifted, lift
 from fusewright.exporting.program import ExportedProgram, Signature
+from fusewright.exporting.request import Request, memory_order, request_of, stand_in
 from fusewright.exporting.spec import container
-from fusewright.exporting.symbols import Captured, Request, Symbols, line_of, symbols_of, unread_root
+from fusewright.exporting.symbols import Captured, Symbols, line_of, symbols_of, unread_root
 from fusewright.exporting.torch_programs import is_torch_program, parts_of
 from fusewright.graph.builder import env_of
 from fusewright.graph.passes import run_passes
@@ -41,8 +41,6 @@ PASSES = [
     (specialise, "Writes sizes that guards have fixed as what they equal."),
     (dce, "Removes what nothing uses."),
 ]
-STAND_INS = (5, 7, 11, 13, 17, 3, 2)
-"""What an example's size of 1 is taken to be: seldom another size of a program."""
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 
@@ -66,8 +64,8 @@ def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = N
 def _export(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, flat: list[Any] | None
 ) -> ExportedProgram:
-    request = _request(model, args, kwargs, dynamic_shapes, flat)
-    with _alone():
+    request = request_of(model, args, kwargs, dynamic_shapes, flat)
+    with alone():
         captured = _capture(request, {})
         symbols = symbols_of(request, captured)
         _refuse_effects(captured.frame)
@@ -87,16 +85,17 @@ def decomposed(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -
     module.fusewright_steps = [(table.get(target, target), *rest) for target, *rest in module.fusewright_steps]
     module.fusewright_checks = False
     args, kwargs = program.example_inputs
-    dims = _sizes_again(program)
+    dims = sizes_again(program)
     return _export(module, args, kwargs, None, dims)
 
 
-def _sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
-    """For each leaf the sizes that it was exported with."""
+def sizes_again(program: ExportedProgram, every: bool = False) -> list[dict[int, Dim | Hint]]:
+    """For each leaf the sizes that it was exported with. `every`: those of Dim.AUTO are named, with their ranges."""
     symbols, named = program.graph_signature.symbols, {}
     for name, known in symbols.items():
-        if known["label"].isidentifier():
-            named[name] = Dim(known["label"], min=known["min"], max=known["max"])
+        if known["label"].isidentifier() or every:
+            label = known["label"] if known["label"].isidentifier() else name
+            named[name] = Dim(label, min=known["min"], max=known["max"])
             named[name].where = known["where"].removeprefix("Dim at ")
 
     def again(size: Any) -> Dim | Hint:
@@ -116,7 +115,7 @@ def _sizes_again(program: ExportedProgram) -> list[dict[int, Dim | Hint]]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """One capture at a time, and none that torch.compile watches."""
     with PROCESS.lock:
         watcher = _set_eval_frame(None)
@@ -126,122 +125,12 @@ def _alone() -> Iterator[None]:
             _set_eval_frame(watcher)
 
 
-def _request(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, flat: Any) -> Request:
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    # One tensor in two places is two inputs.
-    apart = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    own_args, own_kwargs = pytree.tree_unflatten(apart, spec)
-    positions = {id(leaf): place for place, leaf in enumerate(apart)}
-    dims = declared(model, own_args, own_kwargs, shapes, positions)
-    if flat is not None:
-        dims = {(leaf, dim): size for leaf, sizes in enumerate(flat) for dim, size in sizes.items()}
-    names = [""] * len(leaves)
-    for path, leaf in pytree.tree_flatten_with_path(bound_arguments(model, own_args, own_kwargs))[0]:
-        if isinstance(leaf, torch.Tensor):
-            names[positions[id(leaf)]] = str(cast(Any, path[0]).key) + pytree.keystr(path[1:])
-    paths = pytree.tree_flatten_with_path((args, kwargs))[0]
-    names = [name or f"args{pytree.keystr(path[1:])}" for name, (path, _) in zip(names, paths, strict=True)]
-    for name, leaf in zip(names, leaves, strict=True):
-        if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
-            raise ExportError(
-                f"{name} is a {type(leaf).__name__}: arguments are tensors, numbers, strings and None, in containers "
-                "that torch.utils._pytree knows"
-            )
-    request = Request(model, leaves, spec, names, dims)
-    _choose_roots(request)
-    return request
-
-
-def _choose_roots(request: Request) -> None:
-    """The sizes that the capture takes for its examples: the example's own, but for 1."""
-    taken = {size for leaf in request.leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape}
-    named: dict[str, Dim] = {}
-    for (leaf, dim), size in request.dims.items():
-        if isinstance(size, Hint):
-            continue
-        known = named.setdefault(size.name, size)
-        if (known.min, known.max) != (size.min, size.max):
-            raise ExportError(f"there are two sizes of the name {size.name!r}, with other ranges")
-        example = request.leaves[leaf].shape[dim]
-        root, rest = divmod(example - size.offset, size.scale)
-        what = f"dimension {dim} of {request.names[leaf]} is {size!r}"
-        if rest or root < 0 or request.roots.setdefault(size.name, root) != root:
-            raise ExportError(f"{what}, but the example has {example} there ({size.where})")
-        if root < size.min or (size.max is not None and root > size.max):
-            raise ExportError(
-                f"{what} with {size.min} <= {size.name}"
-                + ("" if size.max is None else f" <= {size.max}")
-                + f", but the example has {example} there ({size.where})"
-            )
-    for name, size in named.items():
-        if not any(
-            isinstance(one, Dim) and one.name == name and (one.scale, one.offset) == (1, 0)
-            for one in request.dims.values()
-        ):
-            raise ExportError(f"{size.name!r} is the size of no dimension by itself ({size.where})")
-        if request.roots[name] < 2:
-            top = size.max
-            fits = [one for one in STAND_INS if one >= size.min and (top is None or one <= top)]
-            fits = [one for one in fits if one not in taken] or fits or [max(2, size.min)]
-            if top is not None and fits[0] > top:
-                raise ExportError(f"{size.name!r} has no size above 1 in its range ({size.where}): leave it fixed")
-            request.roots[name] = fits[0]
-            taken.add(fits[0])
-
-
-def _stand_in(request: Request, leaf: int, fixed: dict[str, int]) -> Any:
-    """A tensor of the sizes of the capture: its values are not looked at. `fixed`: named sizes that it has as they
-    are."""
-    real = request.leaves[leaf]
-    if not isinstance(real, torch.Tensor):
-        return real
-    sizes, static, dynamic = list(real.shape), [], []
-    for dim in range(real.dim()):
-        size = request.dims.get((leaf, dim))
-        label = size.name if isinstance(size, Dim) else f"{leaf}.{dim}"
-        if size is None or label in fixed:
-            static.append(dim)
-            sizes[dim] = (
-                sizes[dim] if size is None else size.of(fixed[label]) if isinstance(size, Dim) else fixed[label]
-            )
-        else:
-            dynamic.append(dim)
-            sizes[dim] = size.of(request.roots[label]) if isinstance(size, Dim) else _at_least_two(sizes[dim])
-    order = memory_order(real)
-    made = torch.zeros([sizes[dim] for dim in order], dtype=real.dtype, device=real.device)
-    made = made.permute([order.index(dim) for dim in range(real.dim())]).detach()
-    if real.requires_grad:
-        made.requires_grad_()
-    setattr(made, marks.STATIC, set(static))
-    setattr(made, marks.MAYBE_DYNAMIC, set(dynamic))
-    ranges = set()
-    for dim in dynamic:
-        size = request.dims[leaf, dim]
-        if isinstance(size, Dim):
-            ranges.add(marks.DimRange(dim, size.of(size.min), None if size.max is None else size.of(size.max)))
-        else:
-            ranges.add(marks.DimRange(dim, 1, None))
-    setattr(made, marks.RANGES, ranges)
-    return made
-
-
-def _at_least_two(size: int) -> int:
-    return size if size >= 2 else STAND_INS[0]
-
-
-def memory_order(tensor: torch.Tensor) -> list[int]:
-    """The dimensions from the outermost in memory to the innermost."""
-    if tensor.is_contiguous():
-        return list(range(tensor.dim()))
-    strides = tensor.stride()
-    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
-
-
 def _capture(request: Request, fixed: dict[str, int]) -> Captured:
-    stand_ins = [_stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
+    stand_ins = [stand_in(request, leaf, fixed) for leaf in range(len(request.leaves))]
     args, kwargs = pytree.tree_unflatten(stand_ins, request.spec)
     try:
-        frame = capture_frame(cast(Any, _call), (request.model, args, kwargs), CaptureOptions(fullgraph=True))
+        options = CaptureOptions(fullgraph=True, exporting=True)
+        frame = capture_frame(cast(Any, _call), (request.model, args, kwargs), options)
     except (GraphBreak, SkipFrame) as signal:
         report = describe_break(signal.code, signal.detail, signal.stack)
         raise GraphBreakError(f"export captures a program whole, and this one breaks.\n{report}", signal.code) from None

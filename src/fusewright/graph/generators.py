@@ -6,10 +6,12 @@ there is one (an operator on a GPU may draw from it); a state is given back to t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 
@@ -44,8 +46,13 @@ def generator_of(device: torch.device) -> torch.Generator:
 @dataclass(frozen=True, slots=True)
 class States:
     kept: tuple[tuple[torch.device, torch.Tensor], ...]
+    hosts: tuple[Any, Any] | None = None
+    """Of the modules `random` and `numpy.random` (operators/host_draws.py)."""
 
     def restore(self) -> None:
+        if self.hosts is not None:
+            random.setstate(self.hosts[0])
+            np.random.set_state(self.hosts[1])
         for device, state in self.kept:
             generator_of(device).set_state(state)
 
@@ -53,7 +60,7 @@ class States:
     def again(self) -> Iterator[None]:
         """Draws inside are those that followed when the states were kept; what is drawn afterwards is what it would
         have been."""
-        now = States(tuple((device, generator_of(device).get_state()) for device, _ in self.kept))
+        now = _now([device for device, _ in self.kept])
         self.restore()
         try:
             yield
@@ -66,4 +73,9 @@ def states_of(devices: Sequence[torch.device]) -> States | None:
     here."""
     if any(device.type == "cuda" for device in devices) and torch.cuda.is_current_stream_capturing():
         return None
-    return States(tuple((device, generator_of(device).get_state()) for device in devices))
+    return _now(devices) if devices else States(())
+
+
+def _now(devices: Sequence[torch.device]) -> States:
+    kept = tuple((device, generator_of(device).get_state()) for device in devices)
+    return States(kept, (random.getstate(), np.random.get_state()))

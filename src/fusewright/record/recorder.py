@@ -37,7 +37,7 @@ from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
 from fusewright.record.torch_level import TorchLevel
-from fusewright.record.traced_tensor import DATA_METHODS, NonLeaf, TracedTensor, make_traced
+from fusewright.record.traced_tensor import DATA_METHODS, NonLeaf, TracedTensor, make_traced, make_view
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, Symbol
 from fusewright.sizes.shape_env import ShapeEnv
@@ -551,11 +551,9 @@ class Recorder:
                 return argument(func, args, kwargs, alias[1])
             if not isinstance(result_type, TensorType):
                 return self._plain_result(result_type)
-            traced = make_traced(self, node, result_type)
-            if alias is not None:
-                traced.viewed = argument(func, args, kwargs, alias[1])  # type: ignore[assignment]
-                traced.input_storage = traced.viewed.input_storage  # type: ignore[union-attr]
-            return traced
+            if alias is None:
+                return make_traced(self, node, result_type)
+            return make_view(self, node, result_type, argument(func, args, kwargs, alias[1]))  # type: ignore[arg-type]
         assert isinstance(result_type, tuple)
         results: list[object] = []
         for index, item in enumerate(result_type):
@@ -563,12 +561,13 @@ class Recorder:
             if alias is not None and alias[0] == "same":
                 results.append(argument(func, args, kwargs, alias[1]))
             elif isinstance(item, TensorType):
-                traced = make_traced(self, None if node is None else self._getitem(node, index, item), item)
+                part = None if node is None else self._getitem(node, index, item)
                 if known.parts_of is not None or (alias is not None and alias[0] == "view"):
                     place = known.parts_of if known.parts_of is not None else alias[1]  # type: ignore[index]
-                    traced.viewed = argument(func, args, kwargs, place)  # type: ignore[assignment]
-                    traced.input_storage = traced.viewed.input_storage  # type: ignore[union-attr]
-                results.append(traced)
+                    viewed = argument(func, args, kwargs, place)
+                    results.append(make_view(self, part, item, viewed))  # type: ignore[arg-type]
+                else:
+                    results.append(make_traced(self, part, item))
             else:
                 results.append(self._plain_result(item))
         return results if len(returned) == 1 else tuple(results)

@@ -162,10 +162,33 @@ _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
 }
 
 
+def _default_generator(
+    form: OpOverload,
+) -> Callable[[Recorder, tuple[object, ...], dict[str, object]], object]:
+    """An overload with a generator that is given none draws from the default one, as the overload without it does."""
+
+    def draw(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if kwargs.get("generator") is not None:
+            return NotImplemented
+        return recorder.dispatch(form, args, {name: value for name, value in kwargs.items() if name != "generator"})
+
+    return draw
+
+
+_WITH_GENERATOR = (
+    (aten.rand.generator, aten.rand.default),
+    (aten.randn.generator, aten.randn.default),
+    (aten.randint.generator, aten.randint.default),
+    (aten.randint.low_generator, aten.randint.low),
+    (aten.randperm.generator, aten.randperm.default),
+)
+
+
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
     **decompositions.OPERATORS,
     **{func: _view_in_place(func, form) for func, form in _IN_PLACE_VIEWS.items()},
+    **{func: _default_generator(form) for func, form in _WITH_GENERATOR},
     aten.lift_fresh.default: _lift_fresh,
     # Zeros without memory (the gradient of sgn): kernels read memory.
     aten._efficientzerotensor.default: lambda recorder, args, kwargs: recorder.dispatch(

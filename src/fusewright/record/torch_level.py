@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.fx
 
@@ -99,6 +100,8 @@ class TorchLevel:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":  # operators take it as the number
+            return value.item()
         # a node: a higher-order operator's body
         if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):
             raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")

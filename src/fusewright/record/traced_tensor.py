@@ -120,6 +120,18 @@ def make_traced(
     return traced
 
 
+def make_view(recorder: Recorder, node: torch.fx.Node | None, type_: TensorType, viewed: TracedTensor) -> TracedTensor:
+    """A traced tensor that is a view of `viewed`. As in eager, it is an inference tensor if and only if that is one,
+    whatever the present mode is: PyTorch keeps a version counter for both or for neither."""
+    if torch.is_inference_mode_enabled() and not viewed.is_inference():
+        with torch.inference_mode(False):
+            traced = make_traced(recorder, node, type_)
+    else:
+        traced = make_traced(recorder, node, type_)
+    traced.viewed, traced.input_storage = viewed, viewed.input_storage
+    return traced
+
+
 def prepare(traced: TracedTensor, recorder: Recorder, node: torch.fx.Node | None, type_: TensorType) -> None:
     """Makes a fresh wrapper stand for `node`."""
     traced.recorder = recorder

@@ -143,6 +143,8 @@ class DiskCache:
         self.limit = limit
         self._writes = 0
         self._warned: set[str] = set()
+        self.used: set[str] = set()
+        """Keys that this process has read or written."""
 
     # --- entries -----------------------------------------------------------------------------------------------------
 
@@ -165,11 +167,15 @@ class DiskCache:
             self._remove(path)
             return None
         touch(path)
+        self.used.add(key)
         return body
 
     def put(self, key: str, label: str, body: bytes) -> bool:
         """Stores `body` under `key`; False, with a CacheWarning, when the folder cannot be written."""
-        return self._write(self._path(key), pack(key, label, body))
+        written = self._write(self._path(key), pack(key, label, body))
+        if written:
+            self.used.add(key)
+        return written
 
     def put_kernel(self, name: str, data: bytes) -> bool:
         """Stores the file of a GPU kernel, which `unpack_kernel` accepts under this name; False, with a CacheWarning,

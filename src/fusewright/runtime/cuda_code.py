@@ -131,7 +131,7 @@ class Compiler:
                 self.owner = os.getpid()
                 self.asked.clear()
                 self.unread = b""
-                count = len(os.sched_getaffinity(0))
+                count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
                 command = [sys.executable, str(_PROGRAM), str(count)]
                 # In a process group of its own: Ctrl-C at a terminal is for the program. It ends when its input does.
                 self.process = subprocess.Popen(

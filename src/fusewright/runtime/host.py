@@ -1,12 +1,14 @@
-"""The machine and the installation that compiled code is for, and the disk cache that the environment names."""
+"""The machine and the installation that compiled code is for, which targets' code runs here, and the disk cache that
+the environment names."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +17,22 @@ import torch
 from fusewright.base.options import cache_folder, environment
 from fusewright.runtime.cache import DiskCache
 
+_V2 = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm")
+_V3 = (*_V2, "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "x86-64-v4": ("x86_64", _V4),
+    "x86-64-v3": ("x86_64", _V3),
+    "x86-64-v2": ("x86_64", _V2),
+    "aarch64": ("aarch64", ()),
+}
+"""What a target's code needs: the machine, and flags of /proc/cpuinfo. The best stands first."""
+_INSTRUCTIONS = re.compile(
+    "3dnowprefetch|abm|adx|aes|amx|apx|avx|bmi|cl(flushopt|wb|zero)|cmpccxadd|cx16|f16c|fma|fsgsbase|gfni|invpcid|"
+    "lahf_lm|lwp|mov(be|dir)|mwaitx|pclmul|pku|pni|popcnt|prefetchi|rdp|rdrand|rdseed|rtm|s?sse|serialize|sha|sm[34]|"
+    "tbm|vaes|vpclmul|waitpkg|xop|xsave"
+)
+"""Flags of x86-64 that code for one processor may rely on."""
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
 
 
@@ -42,16 +60,41 @@ def _code_below(folder: str) -> Iterator[str]:
 
 
 @cache
-def _processor() -> str:
-    """What tells this kind of processor from another: its model, and the instructions that it has."""
+def _cpu_info() -> dict[str, str]:
+    """What the system says of the first processor; nothing where it does not."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
-        return f"{platform.machine()} {platform.processor()} {platform.platform()}"
+        return {}
     fields = (line.partition(":") for line in first.splitlines())
-    return f"{platform.machine()} " + "; ".join(
-        value.strip() for name, _, value in fields if name.strip() in _CPU_FIELDS
-    )
+    return {name.strip(): value.strip() for name, _, value in fields}
+
+
+def _processor() -> str:
+    """What tells this kind of processor from another: its model, and the instructions that it has."""
+    info = _cpu_info()
+    if not info:
+        return f"{platform.machine()} {platform.processor()} {platform.platform()}"
+    return f"{platform.machine()} " + "; ".join(value for name, value in info.items() if name in _CPU_FIELDS)
+
+
+def cpu_flags() -> frozenset[str]:
+    """The flags of this processor."""
+    info = _cpu_info()
+    return frozenset((info.get("flags") or info.get("Features") or "").split())
+
+
+def needs(target: str) -> tuple[str, tuple[str, ...]]:
+    """What a target's code needs of the machine that runs it: the machine's name, and flags of its processor."""
+    if target in _NEEDS:
+        return _NEEDS[target]
+    machine = platform.machine()
+    return machine, tuple(sorted(flag for flag in cpu_flags() if machine != "x86_64" or _INSTRUCTIONS.match(flag)))
+
+
+def runs_here(machine: str, flags: Iterable[str]) -> bool:
+    """Whether code that needs these runs on this machine. Where the system does not tell flags, other code does not."""
+    return machine == platform.machine() and cpu_flags().issuperset(flags)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Loads a call plan: resolves its names to addresses and operators, and makes the native object.
 
-Takes a `CallPlan` and the addresses of its kernels by key; gives a `fusewright._native.Plan`, callable with the graph's
-inputs.
+Takes a `CallPlan` and the addresses of its kernels by key, or its machine code; gives a `fusewright._native.Plan`,
+callable with the graph's inputs.
 Always holds: a C function that this PyTorch does not export is an error here, at load time, never at run time.
 """
 
@@ -33,8 +33,11 @@ from fusewright.codegen.call_plan_types import (
     SlotSpec,
     SlotStep,
     StepSpec,
+    kernel_calls,
 )
+from fusewright.codegen.kernel_code import symbol_of
 from fusewright.runtime import torch_c
+from fusewright.runtime.machine_code import load_code
 
 
 class LoadError(RuntimeError):
@@ -64,6 +67,8 @@ def device_key(key: str, device: int) -> str:
 
 
 Addresses = Mapping[str, "int | DeviceFunction"]
+NOTHING: Addresses = {}
+
 Labels = Callable[[], Mapping[str, str]]
 """The user's lines by the names of kernels and library calls; asked for once, when a profiler first sees the plan."""
 
@@ -118,6 +123,22 @@ def _step_labels(names: tuple[tuple[tuple[str, str], ...], ...], labels: Labels 
         return f"{name} [{lines[origin]}]" if lines.get(origin) else name
 
     return tuple(" + ".join(text(*one) for one in step) for step in names)
+
+
+def load_with_code(
+    plan: CallPlan,
+    code: bytes,
+    *,
+    more: Addresses = NOTHING,
+    arena_limit: int = ARENA_LIMIT,
+    labels: Labels | None = None,
+) -> Any:
+    """The native plan over the object file of its CPU kernels, which it keeps in memory. `more`: addresses of others.
+    Raises LoadError or ValueError."""
+    keys = {call.key for call in kernel_calls(plan)}
+    loaded = load_code(code, map(symbol_of, keys))
+    addresses = {**more, **{key: loaded.addresses[symbol_of(key)] for key in keys}}
+    return load(plan, addresses, owner=loaded.owner, arena_limit=arena_limit, labels=labels)
 
 
 def _dtype_code(dtype: torch.dtype) -> int:

@@ -7,7 +7,7 @@ Takes a `LoopProgram`; gives one in which such a reduction became two. Always ho
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -24,6 +24,10 @@ from fusewright.sizes.tensor_type import contiguous_strides
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "xor_sum"})
 ELEMENTARY = frozenset({"exp", "expm1", "log", "log1p", "erf", "erfc", "tanh", "sin", "cos", "sigmoid", "pow"})
 """Functions of some ten instructions and more."""
+MOST_ROWS = 1 << 14
+"""Partial results that one pass of a single block adds up without delay."""
+LEAST_CHUNKS = 3
+"""Chunks on a GPU below which another pass over the partial results costs more than more parallelism brings."""
 LONG_COLUMN = 1024
 """Rows of a chunk from which more chunks are better than longer ones."""
 SHORT_RUN = 128
@@ -78,13 +82,41 @@ def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
     if options.lanes > 1:
         loops = [operation for operation in program.operations if isinstance(operation, Pointwise)]
         made = {store.buffer: store.value for loop in loops for store in loop.stores}
+    rows = _rows(program, options)
     for operation in program.operations:
         if isinstance(operation, Reduction) and _splittable(operation):
             dear = options.lanes > 1 and _is_dear(operation, made)
             cut, space = _cut(operation, options, dear), _space(operation, options)
             if cut is not None:
+                cut = _cut_to_rows(operation, rows) or cut
                 found[space] = max(found.get(space, cut), cut, key=_count)
     return found
+
+
+def _rows(program: LoopProgram, options: ScheduleOptions) -> set[tuple[Dim, Dim]]:
+    """(number of rows, their length) of the reductions that stay whole, on a GPU."""
+    found: set[tuple[Dim, Dim]] = set()
+    if options.lanes > 1:
+        for operation in program.operations:
+            if isinstance(operation, Reduction) and _cut(operation, options) is None:
+                found.add((_extent(operation.axes), _extent(operation.reduced)))
+    return found
+
+
+def _cut_to_rows(operation: Reduction, rows: set[tuple[Dim, Dim]]) -> Cut | None:
+    """A cut into rows that other reductions walk, so that they may become one kernel (a loss over a batch, and the
+    softmax of its rows)."""
+    for count in range(1, len(operation.reduced)):
+        outside = operation.reduced[:count]
+        number, length = _extent((*operation.axes, *outside)), _extent(operation.reduced[count:])
+        extents = [axis.extent for axis in outside]
+        if (number, length) in rows and isinstance(number, int) and number <= MOST_ROWS:
+            return tuple((k, extent) for k, extent in enumerate(extents) if isinstance(extent, int))
+    return None
+
+
+def _extent(axes: Sequence[Axis]) -> Dim:
+    return product(axis.extent for axis in axes)
 
 
 def _count(cut: Cut) -> int:
@@ -137,7 +169,8 @@ def _cut(operation: Reduction, options: ScheduleOptions, dear: bool = False) -> 
                 best = ((k, count),)
     if options.lanes > 1 and 2 * _count(best) < wanted:
         best = max(best, _cut_outermost(operation, wanted), key=_count)
-    return best if _count(best) > 1 and _count(best) * 4 >= min(wanted, 16) else None
+    least = LEAST_CHUNKS if options.lanes > 1 else 2
+    return best if _count(best) >= least and _count(best) * 4 >= min(wanted, 16) else None
 
 
 def _is_dear(operation: Reduction, made: Mapping[str, ir.Expression]) -> bool:

@@ -98,19 +98,22 @@ def with_generated_gemm(
     takes: Callable[[Linear], bool],
     few_rows: Callable[[Linear], int] = most_rows,
     examples: Mapping[Expr, int] = NO_EXAMPLES,
+    target: Target | None = None,
 ) -> Plan:
     """The plan with kernels of ours for the products for which `takes` says so, and beside those over any number of
-    rows for as many as `few_rows` says. examples: of the symbols of its sizes."""
-    chosen = _of_known_rows(plan, takes)
+    rows for as many as `few_rows` says. examples: of the symbols of its sizes; target: the processor, this one by
+    default."""
+    target = target or host_target()
+    chosen = _of_known_rows(plan, takes, target)
     plan = replacement.replaced(plan, chosen) if chosen else plan
-    beside = _of_any_rows(plan, few_rows, examples)
+    beside = _of_any_rows(plan, few_rows, examples, target)
     return skinny_gemm.beside(plan, beside) if beside else plan
 
 
-def with_generated_attention(plan: Plan) -> Plan:
+def with_generated_attention(plan: Plan, target: Target | None = None) -> Plan:
     """The plan with kernels of ours in place of the library's attention of many queries, and beside it over sizes that
     are not known."""
-    target = host_target()
+    target = target or host_target()
     many = [
         site for site in attention.find(plan) if site.is_known and is_quick_block(site.kernel, site.attention, target)
     ]
@@ -128,7 +131,7 @@ def is_quick_block(kernel: Kernel, attention: Attention, target: Target) -> bool
 
 
 def _of_any_rows(
-    plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int]
+    plan: Plan, few_rows: Callable[[Linear], int], examples: Mapping[Expr, int], target: Target
 ) -> list[tuple[Site, Kernel]]:
     claimed: set[int] = set()
     chosen = []
@@ -141,13 +144,13 @@ def _of_any_rows(
             site = sites.alone(site)
             variant = variants.plain(plan, site)
         product = variant.product.product
-        if site.most > 0 and product is not None and is_supported(product, variant.product.outer, host_target()):
+        if site.most > 0 and product is not None and is_supported(product, variant.product.outer, target):
             claimed.add(site.following)
             chosen.append((site, variant.product))
     return chosen
 
 
-def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacement]:
+def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool], target: Target) -> list[Replacement]:
     claimed: set[int] = set()
     chosen = []
     for site in reversed(sites.find(plan)):  # the last product that a kernel reads takes it over
@@ -163,7 +166,7 @@ def _of_known_rows(plan: Plan, takes: Callable[[Linear], bool]) -> list[Replacem
             site = sites.alone(site)
             variant = variants.plain(plan, site)
         product = variant.product.product
-        if product is not None and is_supported(product, variant.product.outer, host_target()):
+        if product is not None and is_supported(product, variant.product.outer, target):
             claimed.add(site.following)
             chosen.append(variants.of_variant(site, variant))
     return chosen

@@ -29,6 +29,7 @@ from fusewright.base.thresholds import (
     MUCH,
     MULTIPLICATIONS_A_SECOND,
 )
+from fusewright.codegen.llvm.emit.target import Target
 from fusewright.graph.passes.library.linear_paths import (
     CONVOLUTION,
     MKL,
@@ -59,21 +60,29 @@ _winners: dict[tuple[object, ...], str] = {}
 
 class Chooser:
     """The choices of one compile. `store`: whether the disk may be used; `budget`: seconds; `races`: whether a kernel
-    of ours must win against the library's ways (else a rule says for which shapes it is taken)."""
+    of ours must win against the library's ways (else a rule says for which shapes it is taken); `target`: the processor
+    that is compiled for, None for this one."""
 
     def __init__(
-        self, store: bool = True, budget: float = BUDGET, longest: float = LONGEST, races: bool = False
+        self,
+        store: bool = True,
+        budget: float = BUDGET,
+        longest: float = LONGEST,
+        races: bool = False,
+        *,
+        target: Target | None = None,
     ) -> None:
         self.store = store
         self.left = budget
         self.longest = longest
         self.races = races
+        self.target = target
 
     def takes_own(self, linear: Linear) -> bool:
         """Whether a kernel of ours is to compute a product of the plan: because it won, or by the rule where there was
         no race."""
         winner = _winners.get(_product(linear)) if self.races else None
-        return generated_gemm.is_likely_quick(linear) if winner is None else winner == OWN
+        return generated_gemm.is_likely_quick(linear, self.target) if winner is None else winner == OWN
 
     def has_quick_onednn(self) -> bool:
         """Whether oneDNN's products in float32 are much quicker than those of eager's library here. Measured once for a
@@ -97,17 +106,17 @@ class Chooser:
 
     def few_rows(self, linear: Linear) -> int:
         """For how many rows a kernel of ours is to be beside the way that is chosen, where any number may come."""
-        return generated_gemm.most_rows(linear)
+        return generated_gemm.most_rows(linear, self.target)
 
     def __call__(self, linear: Linear, ways: Sequence[str]) -> str:
-        own = generated_gemm.is_possible_for(linear)
-        if own and not self.races and generated_gemm.is_likely_quick(linear):
+        own = generated_gemm.is_possible_for(linear, self.target)
+        if own and not self.races and generated_gemm.is_likely_quick(linear, self.target):
             return OWN
         default = likely(linear, ways, ONEDNN in ways and linear.dtype is torch.float32 and self.has_quick_onednn())
         if linear.rows is None or (len(ways) < 2 and not (own and self.races)):
             return default
         if linear.work < LEAST_MEASURED_WORK:
-            return OWN if own and generated_gemm.is_likely_quick(linear) else PLAIN
+            return OWN if own and generated_gemm.is_likely_quick(linear, self.target) else PLAIN
         if own and self.races:
             ways = (*ways, OWN)
         name = (linear, torch.get_num_threads(), tuple(ways))

@@ -243,6 +243,15 @@ class ShapeEnv:
             return True
         return False if self._certainly_not_negative(slack - 1 - difference) else None
 
+    def not_negative(self) -> tuple[Dim, ...]:
+        """What the guards, and what is checked of sizes that depend on data, say to be at least 0."""
+        found: dict[Dim, None] = {}
+        for fact in (*self.guards, *self.asserted):
+            difference = self.simplify(fact.right - fact.left)
+            signs = {"<=": (difference,), "<": (difference - 1,), "==": (difference, -difference), "!=": ()}[fact.op]
+            found.update((d, None) for d in signs if not isinstance(d, int))
+        return tuple(found)
+
     def guard(self, relation: Relation) -> bool:
         """Whether the relation holds: from what is known, else in the example, and then the answer becomes a guard."""
         answer = self.generally(relation)

@@ -6,6 +6,7 @@ before is used), and its result is what the function returns.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from fusewright.base import events
 from fusewright.base.errors import BreakReport
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
+from fusewright.tools import page
+from fusewright.tools.report import framed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Report:
     hints            what keeps the program from being faster
     errors           tracebacks of defects of fusewright, met on the way
     result           what the function returned
+    record           every event with its time, which the page of a notebook is made of (tools/page.py)
     """
 
     graphs: list[torch.fx.Graph] = field(default_factory=list)
@@ -61,6 +65,7 @@ class Report:
     hints: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     result: Any = None
+    record: list[tuple[float, events.Event]] = field(default_factory=list)
 
     @property
     def graph_count(self) -> int:
@@ -76,9 +81,13 @@ class Report:
 
     def listen(self, event: events.Event) -> None:
         """Takes in one event of the compile."""
+        self.record.append((time.perf_counter(), event))
         handler = HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
+
+    def _repr_html_(self) -> str:
+        return framed(page.render(self.record))
 
     def __str__(self) -> str:
         by_graph = (

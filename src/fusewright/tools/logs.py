@@ -8,6 +8,7 @@ artifact that is off costs nothing
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ ARTIFACTS: dict[str, str] = {
     "guards": "the guards of every captured frame",
     "graph": "the captured graph and the generated code that runs after it",
     "aot_graphs": "the ATen graph after the passes (the joint graph when gradients are wanted), then its forward and "
-                  "backward",
+    "backward",
     "loops": "the loop program",
     "fusion": "the operators of every kernel, and the lines that they come from",
     "schedule": "kernels in order, with the memory plan",
@@ -142,7 +143,13 @@ def set_logs(**artifacts: Any) -> None:
 
 
 def set_logs_from_environment() -> None:
-    """Applies FUSEWRIGHT_LOGS ("graph_breaks,recompiles"). Raises OptionError for an unknown artifact."""
+    """Applies FUSEWRIGHT_LOGS ("graph_breaks,recompiles"; "help" prints what there is). Raises OptionError for an
+    unknown artifact."""
     names = [name.strip() for name in environment("FUSEWRIGHT_LOGS").split(",") if name.strip()]
+    if "help" in names:
+        names.remove("help")
+        width = max(map(len, ARTIFACTS))
+        rows = [f"  {name.ljust(width)}  {meaning}" for name, meaning in ARTIFACTS.items()]
+        print("FUSEWRIGHT_LOGS takes these names, with commas between:", *rows, sep="\n", file=sys.stderr)
     if names:
         set_logs(**dict.fromkeys(names, True))

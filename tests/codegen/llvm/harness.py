@@ -6,7 +6,7 @@ import ctypes
 import functools
 import itertools
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,10 +84,16 @@ def elementwise(op: str, arguments: Sequence[torch.Tensor], result: torch.dtype,
 
 
 def run_plan(
-    plan: Plan, inputs: Sequence[Any], parts: int = 3, without: frozenset[str] = frozenset()
+    plan: Plan,
+    inputs: Sequence[Any],
+    parts: int = 3,
+    without: frozenset[str] = frozenset(),
+    target: str = "native",
+    run: Callable[..., int] = run_code,
 ) -> tuple[list[Any], int]:
-    """What the plan returns with its kernels compiled (externs by the reference interpreter), and the or of all statuses."""
-    module = compile_kernels(list(plan.kernels.values()), without)
+    """What the plan returns with its kernels compiled (externs by the reference interpreter), and the or of all statuses. `run` runs one
+    kernel of code for `target`."""
+    module = compile_kernels(list(plan.kernels.values()), without, target)
     memory = loops.prepare(plan, inputs)
     arena = torch.full((memory.size(plan.arena_size),), 0xA5, dtype=torch.uint8)
     for name, place in plan.placements.items():
@@ -97,7 +103,7 @@ def run_plan(
     status = 0
     for number, step in enumerate(plan.steps):
         if isinstance(step, RunKernel):
-            status |= run_code(module, module.codes[step.kernel], memory.buffers, memory.sizes, parts)
+            status |= run(module, module.codes[step.kernel], memory.buffers, memory.sizes, parts)
         else:
             loops.run_extern(memory, step.extern)
         for name, last in plan.last_use.items():

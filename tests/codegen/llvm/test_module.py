@@ -9,10 +9,13 @@ import sys
 import pytest
 import torch
 
+import fusewright
 from fusewright.base.location import Location
-from fusewright.codegen.llvm import compile_kernels, load_object
+from fusewright.base.options import TARGETS
+from fusewright.codegen.llvm import compile_kernels, load_object, target_of
 from fusewright.codegen.signature import signature
 from fusewright.loops.ir import Axis, Store, apply, constant, load, local_value
+from fusewright.runtime import host
 from fusewright.schedule.plan import Kernel, Reduce, Stage
 from fusewright.sizes.expressions import evaluate, loop_symbol, symbol
 from tests.codegen.llvm.harness import kernel_of, loaded
@@ -100,3 +103,42 @@ def test_an_address_is_one_number_to_llvms_loop_passes() -> None:
         (counter,) = re.findall(r"(%\w+) = phi i64", block)
         bases = re.findall(rf"getelementptr float, ptr (%\w+), i64 {counter}\b", block)
         assert len(set(bases)) == 2 and all(f"{base} = freeze ptr" in "\n".join(blocks) for base in bases), block
+
+
+MACHINES = {"native": None, "x86-64-v2": 62, "x86-64-v3": 62, "x86-64-v4": 62, "aarch64": 183}
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_code_for_a_target(target):
+    """An object file for the target's machine (ELF's number), whether it runs here or not."""
+    assert set(MACHINES) == set(TARGETS)
+    module = compile_kernels([scaled("k0", "a", "b")], target=target)
+    machine = int.from_bytes(module.object[18:20], "little")
+    assert MACHINES[target] in (None, machine) and f'target triple = "{target_of(target).triple}"' in module.ir
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_a_compile_for_a_target(target):
+    """A lesser target gives eager's answer; code that does not run here is never loaded."""
+
+    def f(x):
+        return torch.softmax(x, -1).exp() + x.sum()
+
+    x = torch.randn(33, 65)
+    compiled = fusewright.compile(f, options={"target": target, "disk_cache": False})
+    if host.runs_here(*host.needs(target)):
+        torch.testing.assert_close(compiled(x), f(x))
+    else:
+        with pytest.raises(fusewright.OptionError, match="does not run on this machine"):
+            compiled(x)
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_a_target_needs_what_its_code_uses(target, monkeypatch):
+    machine, flags = host.needs(target)
+    monkeypatch.setattr(host.platform, "machine", lambda: machine)
+    monkeypatch.setattr(host, "cpu_flags", lambda: frozenset(flags))
+    assert host.runs_here(machine, flags) and not host.runs_here("another", flags)
+    for flag in flags:
+        monkeypatch.setattr(host, "cpu_flags", lambda flag=flag: frozenset(flags) - {flag})
+        assert not host.runs_here(machine, flags)

@@ -56,6 +56,10 @@ class World(Protocol):
     module_sources: set[Source]
     wrappers: list[Any]
     uses_arrays: bool
+    settings_changed: bool
+    may_infer: bool
+    infers: bool
+    inference_guards: list[Any]
     reads_arrays: bool
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]
@@ -133,6 +137,8 @@ class World(Protocol):
     def next(self, iterator: Any) -> Any: ...
 
     def note_inside_class(self, cls: type) -> None: ...
+
+    def note_inside_function(self, function: types.FunctionType) -> None: ...
 
     def number_stand_in(self, real: object, source: Source, value: object) -> None: ...
 

@@ -230,7 +230,7 @@ class Repeats:
             raise Refused
         if world.uses_arrays or recorder.has_floats or tracer.is_handling():
             raise Refused
-        state, gradients = context.snapshot(), recorder.user_gradients
+        state, gradients = context.snapshot(world.settings_changed), recorder.user_gradients
         if state.function_modes or torch._C._functorch.peek_interpreter_stack() is not None:
             raise Refused  # they may keep a state of their own
         return _Here(
@@ -272,7 +272,7 @@ class Repeats:
                 self.calls.append(_Call(function, (), {}, result, None, ()))
                 return
             recorder = self.world.recorder
-            settings = context.snapshot(), recorder.recompute
+            settings = context.snapshot(self.world.settings_changed), recorder.recompute
             self.calls.append(
                 _Call(function, mapped(args, _same), mapped(kwargs, _same), result, settings, recorder.location())
             )

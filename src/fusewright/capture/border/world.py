@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fusewright.base.signals import GraphBreak, UserException
+from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import formatting, imports, protocols, torch_function
 from fusewright.capture.border.aliasing import alias_guards
 from fusewright.capture.border.attributes import BASE_DELATTRS, BASE_GETATTRS, BASE_SETATTRS, GETATTRS, NATIVE_TYPES
@@ -64,9 +64,11 @@ class World:
         self.wrappers: list[wrapper.Wrapped] = []  # tensors that are made of others
         self.uses_arrays = self.reads_arrays = False  # NumPy arrays are traced; some are inputs
         self.tensor_attributes: dict[int, dict[str, object]] = {}
-        self.numbers: dict[
-            Source, tuple[Any, Any]
-        ] = {}  # of floats and ints that change: what stands for them, and their OutsideFloat
+        # of floats and ints that change: what stands for them, and their OutsideFloat
+        self.numbers: dict[Source, tuple[Any, Any]] = {}
+        # inference mode may be entered inside; it has been; what is open of it
+        self.may_infer, self.infers, self.inference_guards = True, False, []
+        self.settings_changed = False  # the program has called what sets one of context.SETTINGS
         self.global_hooks_checked = False
         self.tensors_compared = False
         self.abstract_checks = AbstractChecks()
@@ -84,9 +86,8 @@ class World:
         self._by_value: dict[int, Outside] = {}
         self._alive: list[object] = []
         self._inside_classes: set[int] = set()
-        self.looked_up: dict[
-            tuple[type, str], Any
-        ] = {}  # guarded look-ups in classes, as long as the program stores to none
+        # guarded look-ups in classes, as long as the program stores to none
+        self.looked_up: dict[tuple[type, str], Any] = {}
         self.dict_kinds: dict[type, tuple[bool, bool]] = {}  # see values/object.py
         self._inside_functions: dict[int, types.FunctionType] = {}
         self._constants: dict[int, Constant] = {}
@@ -167,8 +168,7 @@ class World:
         it)."""
         lazy = self._by_real[id(real)]
         self._alive.append(lazy.value)
-        # a proxy's stand-in reads from the dict behind it, and stands for the proxy
-        record = Outside(real, lazy.source, value)
+        record = Outside(real, lazy.source, value)  # a proxy's reads from the dict behind it, and stands for the proxy
         self._by_real[id(real)] = record
         self._by_value[id(value)] = record
 
@@ -318,14 +318,8 @@ class World:
                     bound = Relation("<=", known.symbol.lower, known.symbol)
                     sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
                 if known.symbol.upper is not None:
-                    sizes.append(
-                        Guard(
-                            "SIZE",
-                            known.source,
-                            (Relation("<=", known.symbol, known.symbol.upper), sources),
-                            "marked range",
-                        )
-                    )
+                    bound = Relation("<=", known.symbol, known.symbol.upper)
+                    sizes.append(Guard("SIZE", known.source, (bound, sources), "marked range"))
             for relation, stack in zip(env.guards, env.asked_at, strict=True):
                 sizes.append(
                     Guard(
@@ -573,13 +567,17 @@ class World:
     def final_state(self) -> context.TorchState:
         """The settings of PyTorch now; contexts that cannot be left open at this point are a graph break."""
         wrapper.check_unchanged(self)
-        now = context.snapshot()
-        if now.function_modes != self.state.function_modes or now.inference_mode != self.state.inference_mode:
+        if self.inference_guards:
+            raise Retry(inference=False)
+        now, then = context.snapshot(), self.state
+        if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
         return now
 
     def close(self) -> None:
         """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
+        while self.inference_guards:
+            self.inference_guards.pop().__exit__(None, None, None)
         while len(context.snapshot().function_modes) > len(self.state.function_modes):
             torch.overrides._pop_mode()
         context.restore(self.state)

@@ -20,6 +20,7 @@ import re
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from fusewright.capture.border.values.dict import OutsideDict, callback
 from fusewright.capture.border.values.symbolic import concrete
 from fusewright.capture.call import classes as call_classes
 from fusewright.capture.call.ordering import extreme, sorted_row
-from fusewright.capture.call.output import print_row, warn_row
+from fusewright.capture.call.output import WARNING_ROWS, print_row, warn_row
 from fusewright.capture.call.support import drain, native_callback, native_iterable
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute
@@ -509,6 +510,14 @@ def plain_data(tracer: Tracer, value: Any) -> Any:
     return MISSING
 
 
+def _weak_reference(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """Of an object that existed before: it outlives the call."""
+    world = tracer.world
+    if len(args) != 1 or kwargs or not world.is_raw(args[0]):
+        raise GraphBreak("untraceable-call", "a weak reference with a callback, or to what was made inside")
+    return native(weakref.ref, args[0])
+
+
 def _thread_identity(tracer: Tracer, args: Args, kwargs: Kwargs) -> int:
     """For the recursion checks of `repr`, which look it up in a set of their own; anywhere else its value could outlive
     the thread."""
@@ -565,7 +574,7 @@ ROWS: list[tuple[Any, Row]] = [
     (math.floor, _rounding(math.floor, "__floor__")),
     (math.ceil, _rounding(math.ceil, "__ceil__")), (math.trunc, _rounding(math.trunc, "__trunc__")), (divmod, _divmod),
     (pow, _pow),
-    (print, print_row), (warnings.warn, warn_row),
+    (print, print_row), (warnings.warn, warn_row), *WARNING_ROWS,
     *((row.function, _binary_row(symbol)) for symbol, row in BINARY.items()),
     *((row.inplace_function, _binary_row(symbol, True)) for symbol, row in BINARY.items()),
     *((row.function, _compare_row(symbol)) for symbol, row in COMPARE.items()),
@@ -579,5 +588,5 @@ ROWS: list[tuple[Any, Row]] = [
     (dataclasses.fields, _of_class(dataclasses.fields)), (inspect.signature, _signature),
     *((fn, _constants_only(fn)) for fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.findall,
                                            re.finditer, re.split, re.escape, json.dumps, json.loads)),
-    (threading.get_ident, _thread_identity),
+    (threading.get_ident, _thread_identity), (weakref.ref, _weak_reference),
 ]  # fmt: skip

@@ -36,6 +36,8 @@ _BUILTIN_BASES = (dict, list, set, tuple, frozenset, collections.deque, str, int
 def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """`cls(*args, **kwargs)`."""
     world = tracer.world
+    if cls is torch.Tensor or cls in call_torch.LEGACY_TENSOR_TYPES:
+        return _legacy_tensor(tracer, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
     if cls in call_torch.NATIVE_CLASSES or cls in call_support.PURE_CLASSES:
@@ -47,7 +49,8 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, np.generic) and all(isinstance(value, (int, float, complex, str, np.generic)) for value in args):
         return native(cls, *args, **kwargs)
     if cls in call_support.VALUE_CLASSES and all(
-        is_constant(value) or type(value) in FROZEN_TYPES for value in (*args, *kwargs.values())
+        is_constant(value) or type(value) in FROZEN_TYPES or isinstance(value, type)
+        for value in (*args, *kwargs.values())
     ):
         return native(cls, *args, **kwargs)
     meta = type(cls)
@@ -60,6 +63,33 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(custom, type):  # a class is not bound (`dict`, for typed dictionaries)
             return tracer.call(custom, args, kwargs)
     return construct(tracer, cls, args, kwargs)
+
+
+def _legacy_tensor(tracer: Tracer, cls: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.Tensor([1.0, 2.0])`, `torch.LongTensor(2, 3)`: numbers, or the sizes of a tensor that is not filled."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if not kwargs and not name.startswith("torch.cuda.") and (cls is torch.Tensor or name in _DTYPES):
+        dtype = torch.get_default_dtype() if cls is torch.Tensor else _DTYPES[name]
+        if len(args) == 1 and type(args[0]) in (list, tuple) and _holds_numbers(args[0]):
+            return tracer.call(torch.tensor, args, {"dtype": dtype, "device": "cpu"})
+        sizes = args or (0,)
+        if all(type(size) in (int, torch.SymInt) for size in sizes) or (len(args) == 1 and type(args[0]) is torch.Size):
+            return tracer.call(torch.empty, sizes, {"dtype": dtype, "device": "cpu"})
+    raise GraphBreak("tensor-construction", f"a call of the class {name} with other things than numbers or sizes")
+
+
+def _holds_numbers(values: Any) -> bool:
+    return all(
+        _holds_numbers(value) if type(value) in (list, tuple) else type(value) in (int, float, bool) for value in values
+    )
+
+
+_DTYPES = {
+    "torch.FloatTensor": torch.float32, "torch.DoubleTensor": torch.float64, "torch.HalfTensor": torch.float16,
+    "torch.BFloat16Tensor": torch.bfloat16, "torch.LongTensor": torch.int64, "torch.IntTensor": torch.int32,
+    "torch.ShortTensor": torch.int16, "torch.CharTensor": torch.int8, "torch.ByteTensor": torch.uint8,
+    "torch.BoolTensor": torch.bool,
+}  # fmt: skip
 
 
 def _call_enum(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
@@ -150,7 +180,8 @@ def is_instance(tracer: Tracer, obj: Any, cls: Any) -> bool:
         return f"torch.{cls.__name__}" == obj.type().replace("torch.cuda.", "torch.")
     if getattr(cls, "_is_protocol", False):
         members = [
-            _is_member(tracer, obj, cls, name) for name in sorted(typing._get_protocol_attrs(cls))  # type: ignore
+            _is_member(tracer, obj, cls, name)
+            for name in sorted(typing._get_protocol_attrs(cls))  # type: ignore
         ]
     if kind is type(obj):
         answer = native(isinstance, obj, cls)

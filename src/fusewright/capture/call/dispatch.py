@@ -29,8 +29,10 @@ from fusewright.capture.call import (
     builtins as call_builtins,
     classes as call_classes,
     higher_order as call_higher_order,
+    host_random,
     marked as call_marked,
     methods as call_methods,
+    of_constants,
     optimizers,
     polyfills,
     support as call_support,
@@ -93,7 +95,7 @@ def checked(function: Any, row: Row) -> Row:
 
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
-_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS)
+_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS)
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
 NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **call_higher_order.ROWS}
@@ -176,6 +178,8 @@ BY_CODE: dict[types.CodeType, Any] = {
 
 
 def _call_method(tracer: Tracer, fn: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(fn.__self__, host_random.OWNERS) and type(fn.__func__) is not types.FunctionType:
+        return host_random.call_method(tracer, fn.__func__.__name__, fn.__self__, args, kwargs)
     return call(tracer, fn.__func__, (fn.__self__, *args), kwargs)
 
 
@@ -196,6 +200,8 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """
     world = tracer.world
     args, kwargs = tuple(map(concrete, args)), {name: concrete(value) for name, value in kwargs.items()}
+    if world.outside(fn) is None:
+        return native(fn, *args, **kwargs)  # made inside: its cache is a part of this capture
     values = (*args, *kwargs.values())
     library = isinstance(fn.__wrapped__, types.FunctionType) and is_library(fn.__wrapped__)
     known = (is_constant(value) or isinstance(value, (type, types.FunctionType)) for value in values)
@@ -208,10 +214,7 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
             world.guard_answer(functools.partial(fn, **kwargs) if kwargs else fn, args, value, identical=True)
         return world.load(value, world.constant(value, getattr(fn, "__name__", "cached")))
     if not library:
-        raise GraphBreak(
-            "untraceable-call",
-            f"{describe(fn)}, which keeps its results by functools.lru_cache, of a tensor or a container",
-        )
+        raise GraphBreak("cached-function", f"{describe(fn)} of a tensor or a container")
     before = len(world.effects.calls)
     result = call(tracer, world.load(fn.__wrapped__, world.constant(fn.__wrapped__, "wrapped")), args, kwargs)
     if result is None and len(world.effects.calls) > before:
@@ -223,6 +226,8 @@ def _call_cached(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_reference(tracer: Tracer, fn: weakref.ref[Any], args: Args, kwargs: Kwargs) -> Any:
     """A weak reference from outside: what it refers to now (its class is guarded when it is loaded)."""
     source = tracer.world.source_of(fn)
+    if source is None and type(fn) is weakref.ref and not (args or kwargs):
+        return fn()  # made inside, to an object that existed before
     if source is None or args or kwargs or type(fn).__call__ is not weakref.ref.__call__:
         return refuse(tracer, fn, args, kwargs)
     return tracer.world.load(fn(), Referent(source))

@@ -33,6 +33,7 @@ from fusewright.capture.call import (
     autograd as call_autograd,
     builtins as call_builtins,
     classes as call_classes,
+    host_random,
     ordering,
     support as call_support,
     torch as call_torch,
@@ -55,6 +56,7 @@ _TENSOR_QUERIES = frozenset({
 
 _LAYOUT_QUERIES = frozenset({"stride", "is_contiguous"})
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -105,6 +107,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         if special is not None:
             return special(tracer, fn, owner, args, kwargs)
         return _native_method(tracer, fn, owner, args, kwargs)
+    if isinstance(owner, host_random.OWNERS):
+        return host_random.call_method(tracer, name, owner, args, kwargs)
     if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")
     holds_constant = defined_by in CONTENTS and defined_by is not tuple and isinstance(owner, defined_by)
@@ -226,6 +230,9 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
         return tensors.storage_offset(tracer.world, owner)
     if name in _LAYOUT_QUERIES:
         return asked(tracer.recorder, getattr(torch.Tensor, name), (owner, *args), kwargs)
+    if name == "copy_" and args and type(args[0]) in (bool, int, float):  # no operator takes a number
+        number = tracer.call(torch.tensor, args[:1], {"dtype": _NUMBERS[type(args[0])], "device": "cpu"})
+        args = (number, *args[1:])
     if name in _TENSOR_QUERIES or (name == "type" and not args and not kwargs):
         return native(getattr(torch.Tensor, name), owner, *args, **kwargs)
     return tracer.world.torch_call(getattr(torch.Tensor, name), (owner, *args), kwargs)

@@ -34,6 +34,7 @@ def warn_at(message: str, category: type[Warning], file: str, line: int, module:
 def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     """Held back as output is, with the place that `stacklevel` means; beyond the captured frames the caller's frames
     tell it."""
+    _refuse_if_read(tracer)
     given = dict(zip(("message", "category", "stacklevel"), args)) | kwargs
     message, category, level = given.get("message"), given.get("category") or UserWarning, given.get("stacklevel", 1)
     frame = tracer.frame
@@ -50,4 +51,35 @@ def warn_row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
     defer_output(tracer, warn_at, (message, category, place.file, place.line, module), {})
 
 
-# Operators as functions.
+def _refuse_if_read(tracer: Tracer) -> None:
+    """The list that `warnings.catch_warnings(record=True)` fills must hold a warning as soon as it is given."""
+    seen = getattr(warnings._showwarnmsg_impl, "__self__", None)  # type: ignore[attr-defined]
+    if type(seen) is list and (
+        tracer.world.known_stand_in(seen) is not None or any(value is seen for value in tracer.locals)
+    ):
+        raise GraphBreak("untraceable-call", "a warning that the function records")
+
+
+def _later(function: Any) -> Any:
+    """A row: the call takes its place among warnings, after the graph."""
+
+    def row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
+        if args and isinstance(args[0], warnings.catch_warnings):
+            if tracer.world.outside(args[0]) is not None or tracer.world.getattr(args[0], "_record"):
+                raise GraphBreak("untraceable-call", "warnings.catch_warnings that records, or was made outside")
+        tracer.world.effects.defer(function, args, kwargs)
+
+    return row
+
+
+# What warnings are shown is decided when they are, so filters wait for their turn as warnings do.
+WARNING_ROWS = [
+    (function, _later(function))
+    for function in (
+        warnings.catch_warnings.__enter__,
+        warnings.catch_warnings.__exit__,
+        warnings.simplefilter,
+        warnings.filterwarnings,
+        warnings.resetwarnings,
+    )
+]

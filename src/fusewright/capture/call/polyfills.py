@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import types
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.border.values.tuple import tuple_like
+from fusewright.capture.call.builtins import plain_data
+from fusewright.capture.call.support import native_callback
+from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -166,4 +171,29 @@ def _rebuild(tracer: Tracer, value: Any, convert: Any, memo: dict[int, Any] | No
     return made
 
 
-ROWS = [(copy.copy, copy_shallow), (copy.deepcopy, copy_deep)]
+def named_tuple(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """`collections.namedtuple(...)`: a class of this capture, as if a class statement had made it."""
+    ready = [plain_data(tracer, value) for value in args]
+    keywords = {name: plain_data(tracer, value) for name, value in kwargs.items()}
+    if any(value is MISSING for value in (*ready, *keywords.values())):
+        raise GraphBreak("class-creation", "a collections.namedtuple whose fields or defaults are no constants")
+    if keywords.get("module") is None and tracer.frame is not None:
+        keywords["module"] = tracer.frame.function.__globals__.get("__name__", "__main__")
+    made = unwatched(collections.namedtuple, *ready, **keywords)
+    tracer.world.note_inside_class(made)
+    for found in vars(made).values():
+        function = getattr(found, "__func__", found)
+        if isinstance(function, types.FunctionType):
+            tracer.world.note_inside_function(function)
+    return made
+
+
+def cached(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """What `functools.lru_cache` makes of a function: its cache lives as long as this capture, and calls back."""
+    return native(functools._lru_cache_wrapper, native_callback(tracer, args[0]), *args[1:], **kwargs)
+
+
+ROWS = [
+    (copy.copy, copy_shallow), (copy.deepcopy, copy_deep), (collections.namedtuple, named_tuple),
+    (functools._lru_cache_wrapper, cached),
+]  # fmt: skip

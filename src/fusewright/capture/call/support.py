@@ -19,6 +19,8 @@ import types
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.native import Trampoline, TrampolineIterator, native
 from fusewright.capture.border.native_ready import PLAIN, for_native
@@ -39,7 +41,7 @@ PURE_CLASSES: frozenset[type] = frozenset({
 # Classes of immutable values, which constants determine.
 VALUE_CLASSES: frozenset[type] = frozenset({
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal, uuid.UUID,
-    pathlib.PurePosixPath, struct.Struct,
+    pathlib.PurePosixPath, struct.Struct, np.dtype,
 })  # fmt: skip
 
 
@@ -93,4 +95,4 @@ def break_code(fn: Any, otherwise: str) -> str:
     if origins[0] == "time" or (origins[1] == "datetime" and getattr(fn, "__name__", "") in _CLOCKS):
         return "clock"
     drawn = issubclass(kind, random.Random) or any(origin.startswith("numpy.random") for origin in origins)
-    return "python-random" if drawn else otherwise
+    return "host-random" if drawn else otherwise

@@ -6,6 +6,7 @@ has a row here; a C function without a row is a graph break.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -19,7 +20,7 @@ import torch
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native
-from fusewright.capture.border.values import module as modules, tensor as tensors
+from fusewright.capture.border.values import context, module as modules, tensor as tensors
 from fusewright.capture.call import (
     attention as call_attention,
     autograd as call_autograd,
@@ -193,7 +194,7 @@ _ANSWERS = frozenset({
     "is_scripting",
     "is_autocast_available", "_is_autocast_available", "_cuda_isInBadFork", "_cuda_getDeviceCount", "_cuda_isBuilt",
     "_has_mkldnn",
-    "_get_privateuse1_backend_name", "_mps_is_available", "_is_key_in_tls",
+    "_get_privateuse1_backend_name", "_mps_is_available", "_is_key_in_tls", "_are_functorch_transforms_active",
 })  # fmt: skip
 
 # C functions that answer from other settings: a guard asks them again.
@@ -203,6 +204,7 @@ _ASKED_AGAIN = frozenset({
     "_get_cudnn_allow_tf32", "_get_cublas_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic",
     "_get_flash_sdp_enabled",
     "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_sdp_priority_order",
+    "_get_overrideable_sdp_enabled",
     "_get_overlap_policy",
     "_jit_get_profiling_executor",
 })  # fmt: skip
@@ -215,6 +217,7 @@ _SETTERS = frozenset({
     "clear_autocast_cache",
     "set_autocast_cache_enabled", "set_autocast_cpu_enabled", "set_autocast_cpu_dtype", "set_autocast_gpu_dtype",
 })  # fmt: skip
+_OF_PROCESS = frozenset(write.__name__ for _, write in context.SETTINGS)
 
 # Operators whose answer is not a tensor and that are no part of a graph.
 _QUERIES = frozenset({
@@ -230,9 +233,10 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
     name = fn.__name__
     if origin in _OPERATOR_MODULES:
         return call_operator(tracer, fn, args, kwargs)
-    if name in _SETTERS:
+    if name in _SETTERS or name in _OF_PROCESS:
         if name == "_set_grad_enabled" and args[0]:
             tracer.world.requires_grad_matters = True
+        tracer.world.settings_changed |= name in _OF_PROCESS
         # At torch level the settings are nodes of the graph; at ATen level their effect is in what is recorded.
         return (
             tracer.world.torch_call(fn, args, kwargs)
@@ -245,6 +249,8 @@ def call_c_function(tracer: Tracer, fn: Any, origin: str, args: Args, kwargs: Kw
         answer = native(fn)
         tracer.world.guard_answer(fn, (), answer)
         return answer
+    if args and type(args[0]) is torch._C._InferenceMode:
+        return inference_guard(tracer, name, args[0], args[1:])
     raise GraphBreak("untraceable-call", f"{origin}.{name}")
 
 
@@ -261,11 +267,36 @@ def _always(answer: object) -> Row:
     return lambda tracer, args, kwargs: answer
 
 
+def _is_exporting(tracer: Tracer, args: Args, kwargs: Kwargs) -> bool:
+    return tracer.options.exporting
+
+
 def _state_context(code: str, what: str) -> Row:
     def refused(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak(code, what)
 
     return refused
+
+
+def _inference_mode(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """What `with torch.inference_mode()` enters. The compiled code runs under it as a whole, which is right where only
+    its own tensors escape (attempt.py looks)."""
+    if not tracer.world.may_infer or len(args) != 1 or args[0] is not True or kwargs:
+        raise GraphBreak("inference-mode", "torch.inference_mode inside compiled code")
+    return native(torch._C._InferenceMode, True)
+
+
+def inference_guard(tracer: Tracer, name: str, guard: Any, args: Args) -> Any:
+    """A method of that object."""
+    world = tracer.world
+    if name == "__enter__":
+        world.inference_guards.append(guard)
+        world.infers = True
+    elif name == "__exit__" and world.inference_guards and world.inference_guards[-1] is guard:
+        world.inference_guards.pop()
+    else:
+        raise GraphBreak("inference-mode", f"{name} of an inference mode")
+    return native(getattr(guard, name), *((None, None, None) if args else ()))
 
 
 def _query(fn: Callable[..., Any]) -> Row:
@@ -338,11 +369,9 @@ def _check_is_size(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return None
 
 
-def _interpreted(find: Callable[[Any], types.FunctionType]) -> Row:
+def _interpreted(find: Callable[[Any], types.FunctionType], module: str = "torch.distributed.distributed_c10d") -> Row:
     """A function of a module whose other functions are refused."""
-    return lambda tracer, args, kwargs: tracer.inline(
-        find(sys.modules["torch.distributed.distributed_c10d"]), args, kwargs
-    )
+    return lambda tracer, args, kwargs: tracer.inline(find(sys.modules[module]), args, kwargs)
 
 
 def _checking(fn: Any) -> Row:
@@ -371,6 +400,16 @@ def _call_compiled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     return modules.call_module(tracer.world, inside, args[1:], kwargs)
 
 
+def _call_optimized_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A module that torch.compile has compiled: the module that it was made from."""
+    return tracer.call(tracer.world.getattr(args[0], "_orig_mod"), args[1:], kwargs)
+
+
+def _nothing(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A context manager that does nothing."""
+    return tracer.call(contextlib.nullcontext, ())
+
+
 def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     module, reason = args[0]._fusewright_original, args[0]._fusewright_reason
     raise GraphBreak(
@@ -388,7 +427,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     **call_autograd.NAMED_ROWS,
     ("torch.compiler", "is_compiling"): _always(True),
     ("torch.compiler", "is_dynamo_compiling"): _always(True),
-    ("torch.compiler", "is_exporting"): _always(False),
+    ("torch.compiler", "is_exporting"): _is_exporting,
     ("torch._dynamo.external_utils", "is_compiling"): _always(True),
     ("torch._dynamo", "is_compiling"): _always(True),
     ("torch._utils_internal", "is_compiling"): _always(True),
@@ -405,6 +444,8 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
     ("torch._library.custom_ops", "CustomOpDef.__call__"): _call_custom_op,
     ("fusewright.decorators", "is_compiling"): _always(True),
+    ("fusewright.decorators", "is_exporting"): _is_exporting,
+    ("fusewright.decorators", "cudagraph_mark_step_begin"): _always(None),
     ("fusewright.decorators", "graph_break"): _graph_break,
     ("fusewright.module", "CompiledModuleBase.__call__"): _call_compiled_module,
     ("fusewright.module", "DisabledModuleBase.__call__"): _call_disabled_module,
@@ -415,6 +456,13 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.jit._trace", "is_tracing"): _always(False),
     ("torch.jit._script", "is_scripting"): _always(False),
     **call_attention.NAMED_ROWS,
+    # Settings of torch.compile say nothing about what a program computes.
+    ("torch._dynamo.decorators", "error_on_graph_break"): _nothing,
+    ("torch._dynamo.decorators", "patch_dynamo_config"): _nothing,
+    ("torch._dynamo.eval_frame", "OptimizedModule.__call__"): _call_optimized_module,
+    ("torch._dynamo.eval_frame", "OptimizedModule.__getattr__"): _interpreted(
+        lambda module: module.OptimizedModule.__getattr__, "torch._dynamo.eval_frame"
+    ),
     ("torch._VF", "VFModule.__getattr__"): lambda tracer, args, kwargs: native(
         getattr, torch._C._VariableFunctions, args[1]
     ),
@@ -516,7 +564,7 @@ ROWS: list[tuple[Any, Row]] = [
     *((fn, _written_out(row)) for fn, row in decompositions.INTERPRETED.items()),
     (torch.nn.functional.gaussian_nll_loss, _checking(torch.nn.functional.gaussian_nll_loss)),
     (torch.Size.numel, lambda tracer, args, kwargs: native(torch.Size.numel, *args)),
-    (torch._C._InferenceMode, _state_context("inference-mode", "torch.inference_mode inside compiled code")),
+    (torch._C._InferenceMode, _inference_mode),
     # Methods of symbolic numbers are written in Python, and part of the border.
     *(
         (method, _query(method))

@@ -6,6 +6,6 @@ of operations). `capabilities` is pure data for lowering.
 """
 
 from fusewright.codegen.llvm.capabilities import supports
-from fusewright.codegen.llvm.module import CompiledModule, compile_kernels, load_object
+from fusewright.codegen.llvm.module import CompiledModule, compile_kernels, load_object, target_of
 
-__all__ = ["CompiledModule", "compile_kernels", "load_object", "supports"]
+__all__ = ["CompiledModule", "compile_kernels", "load_object", "supports", "target_of"]

@@ -20,7 +20,7 @@ import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import tree_size, values_of
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
-from fusewright.codegen.llvm.emit.target import Target, describe
+from fusewright.codegen.llvm.emit.target import LEVELS, Target, describe
 from fusewright.codegen.llvm.emitter import KernelText
 from fusewright.codegen.llvm.kernel import emit_kernel
 from fusewright.codegen.llvm.templates.attention import emit_attention
@@ -49,7 +49,7 @@ class CompiledModule:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """LLVM's handles for the host."""
+    """LLVM's handles for one target."""
 
     binding: Any
     target_machine: Any
@@ -59,17 +59,26 @@ class _Machine:
 
 
 @cache
-def _machine(without: frozenset[str] = frozenset()) -> _Machine:
-    """The host, or (to test code for lesser processors on it) the host without some of LLVM's feature names."""
+def _machine(without: frozenset[str] = frozenset(), name: str = "native") -> _Machine:
+    """The host, another target of LEVELS, or (to test code for lesser processors on it) the host without some of LLVM's
+    feature names."""
     import llvmlite.binding as llvm  # lazy: 0.16 s, and not needed where everything comes from a cache or runs on a GPU
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    if name == "native":
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
     library = _libtorch()
     if library is not None:
         llvm.load_library_permanently(str(library))
-    features = {name: on and name not in without for name, on in llvm.get_host_cpu_features().items()}
-    triple, cpu = llvm.get_process_triple(), "generic" if without else llvm.get_host_cpu_name()
+    if name == "native":
+        features = {name: on and name not in without for name, on in llvm.get_host_cpu_features().items()}
+        triple, cpu = llvm.get_process_triple(), "generic" if without else llvm.get_host_cpu_name()
+    else:
+        level = LEVELS[name]
+        triple, cpu, features = level.triple, level.cpu, dict.fromkeys(level.features, True)
     target = describe(triple, cpu, features, _exported_symbols(library))
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=target.features, opt=2, reloc="pic", codemodel="small"
@@ -108,17 +117,25 @@ def _exported_symbols(library: Path | None) -> Any:
     return exported
 
 
+def target_of(name: str) -> Target:
+    """A processor that `compile_kernels` generates for: "native" is this one, the others are in LEVELS."""
+    return _machine(name=name).target
+
+
 def host_target() -> Target:
-    """The processor that `compile_kernels` generates for."""
-    return _machine().target
+    """This processor."""
+    return target_of("native")
 
 
-def compile_kernels(kernels: Sequence[Kernel], without: frozenset[str] = frozenset()) -> CompiledModule:
-    """Compiles `kernels`; equal ones share one function. `without`: processor features not to use.
+def compile_kernels(
+    kernels: Sequence[Kernel], without: frozenset[str] = frozenset(), target: str = "native"
+) -> CompiledModule:
+    """Compiles `kernels`; equal ones share one function. `target`: this processor, or one of LEVELS; `without`:
+    features of this one not to use.
 
     Raises ValueError for an operation that `capabilities.supports` denies.
     """
-    machine = _machine(without)
+    machine = _machine(without, target)
     declarations: dict[str, str] = {}
     functions: dict[str, str] = {}
     codes: dict[str, KernelCode] = {}

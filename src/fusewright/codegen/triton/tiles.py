@@ -120,7 +120,24 @@ def _pointwise(shape: Shape, processor: Processor) -> Tile:
     while block > 128 and total // block < 2 * processor.units:
         block //= 2
     block = min(block, power_of_two(total))
-    return Tile("flat", block, 1, _clamp(block // (32 * 4), 1, 4), tuple(shape.outer))
+    return Tile("flat", block, 1, _clamp(block // (32 * 4), 1, 4), _in_memory_order(shape))
+
+
+def _in_memory_order(shape: Shape) -> tuple[Axis, ...]:
+    """The outer axes as the access that walks most of them lies in memory. (A store at places that are read from an
+    index does not say.)"""
+
+    def walked(access: Access) -> tuple[int, bool]:
+        return points(a for a in shape.outer if sizes.coefficient(access.index, a.symbol) != 0), access.store
+
+    known = [access for view in shape.views for access in view.accesses if not access.bound]
+    main = max(known, key=walked, default=None)
+    if main is None or not any(access.bound and access.store for view in shape.views for access in view.accesses):
+        return tuple(shape.outer)
+    strides = {axis.symbol: sizes.coefficient(main.index, axis.symbol) for axis in shape.outer}
+    if any(stride is None for stride in strides.values()):
+        return tuple(shape.outer)
+    return tuple(sorted(shape.outer, key=lambda axis: -abs(estimate(strides[axis.symbol] or 0))))
 
 
 def _crossing_axes(shape: Shape) -> tuple[Axis, Axis] | None:

@@ -48,6 +48,7 @@ from fusewright.loops.lower.questions import (
     memory_of,
     merge_locations,
     tensors_in,
+    types_in,
 )
 from fusewright.loops.lower.registry import Fallback
 from fusewright.loops.lower.values import (
@@ -183,7 +184,7 @@ class Lowering:
     ) -> Any:
         """The result of an operator on resolved arguments: by its row, or else by the operator itself."""
         row = registry.find(target)
-        if row is not None and (row.view or (self.computable(args, kwargs, kind) and not for_floats(target, args))):
+        if row is not None and (row.view or self.computed_here(target, args, kwargs, kind)):
             try:
                 result = row.function(Call(self, target, kind, in_memory, written), *args, **kwargs)
             except Fallback:
@@ -202,15 +203,29 @@ class Lowering:
             self.realize(value)
         return value
 
-    def computable(self, args: Any, kwargs: Any, kind: Any) -> bool:
-        """Whether loops can express the call at all: known dtypes, one device, no tensor that is certainly empty."""
-        results = [t for t in (kind if isinstance(kind, (tuple, list)) else (kind,)) if isinstance(t, TensorType)]
+    def computable(self, args: Any, kwargs: Any, kind: Any, pointwise: bool = False) -> bool:
+        """Whether loops can express the call at all: known dtypes, one device, no tensor that is certainly empty. A
+        pointwise operator on a GPU may take numbers in tensors on the CPU."""
+        results = types_in(kind)
         arguments = [value.type for value in tensors_in((args, kwargs))]
-        return (
-            bool(results)
-            and all(t.dtype in COMPUTABLE and t.device == results[0].device for t in (*results, *arguments))
-            and not any(is_empty(t.shape) for t in (results[0], *arguments))
-        )
+        if not results or any(is_empty(t.shape) for t in (results[0], *arguments)):
+            return False
+        here = [t for t in arguments if not (pointwise and t.ndim == 0 and t.device.type == "cpu")]
+        known = all(t.dtype in COMPUTABLE for t in (*results, *arguments))
+        return known and all(t.device == results[0].device for t in (*results, *here))
+
+    def computed_here(self, target: Any, args: Any, kwargs: Any, kind: Any) -> bool:
+        """Whether loops compute the operator. A number on the CPU, which a kernel on a GPU takes by value, then has
+        memory of its own."""
+        if not self.computable(args, kwargs, kind, torch.Tag.pointwise in target.tags) or for_floats(target, args):
+            return False
+        home = types_in(kind)[0].device
+        for value in tensors_in((args, kwargs)):
+            if value.type.device != home:
+                ref = window(value)
+                if ref is None or any(size != 1 for size in self.program.buffers[ref.buffer].shape):
+                    self.realize(value)
+        return True
 
     def resolve(self, arg: Any) -> Any:
         if isinstance(arg, Node):

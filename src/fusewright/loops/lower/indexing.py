@@ -228,6 +228,9 @@ def scattered(
     low = call.lowering
     if mode == "add" and target.dtype in ex.HALF:
         raise Fallback("accumulation in half precision")
+    on_gpu = target.type.device.type == "cuda"
+    if mode == "add" and on_gpu and target.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
+        raise Fallback("sums whose order is left open")
     copied = Value(call.type, low.at(target, axis_symbols(target.shape)), low.locations)
     axes = axes_of(axis_symbols(shape), shape)
 
@@ -339,6 +342,23 @@ def index_add(call: Call, self: Value, dim: int, index: Value, source: Value, *,
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         value = ex.mul(value, alpha)
     return scattered(call, self, shape, place, value, bindings, "add")
+
+
+@lowers("embedding_dense_backward")
+def embedding_backward(
+    call: Call, gradient: Value, indices: Value, rows: int, padding: int, scale_by_frequency: bool
+) -> Value:
+    """On a GPU: the rows of the gradient are added where the indices say. A CPU's library does that on all cores."""
+    if scale_by_frequency or gradient.type.device.type == "cpu":
+        raise Fallback("the library's own")
+    low, symbols = call.lowering, axis_symbols(gradient.shape)
+    row, bindings = indirect(low, indices, symbols[:-1], call.type.shape[0], wrap=False)
+    value = low.read(gradient, symbols, ex.compute_dtype(gradient.dtype))
+    if padding >= 0:
+        index = low.read(indices, symbols[:-1], torch.int64)
+        value = ex.where(ex.eq(index, padding), 0, value)
+    zeros = Value(call.type, ir.constant(0, call.type.dtype), low.locations)
+    return scattered(call, zeros, gradient.shape, [row, symbols[-1]], value, bindings, "add")
 
 
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")

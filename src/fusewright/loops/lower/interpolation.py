@@ -118,7 +118,7 @@ def source_of(axis: Dim, size: int, out: Dim, align_corners: bool, scale: float 
 
 def neighbours(low: Lowering, axis: Dim, size: int, real: Expression) -> tuple[list[Bound], list[Expression]]:
     """The two source indices around a position, and their weights."""
-    below = ex.minimum(ir.cast(real, torch.int64), size - 1)
+    below = ex.minimum(ex.maximum(ir.cast(real, torch.int64), 0), size - 1)  # a scale may give any position
     above = ex.minimum(ex.add(below, 1), size - 1)
     share = ex.minimum(ex.maximum(ex.sub(real, ir.cast(below, torch.float32)), 0), 1)
     indices: list[Bound] = []

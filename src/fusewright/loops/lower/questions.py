@@ -20,6 +20,7 @@ from fusewright.loops.lower.values import (
     Value,
 )
 from fusewright.operators.schema import facts, list_of_views
+from fusewright.sizes.tensor_type import TensorType
 
 CHEAP_WORK = 4
 """An expression with at most one load and this much work is recomputed by each of its readers."""
@@ -98,6 +99,11 @@ def tensors_in(tree: Any) -> list[Value]:
     if isinstance(tree, dict):
         return tensors_in(tuple(tree.values()))
     return []
+
+
+def types_in(kind: Any) -> list[TensorType]:
+    """The types of the tensors among an operator's results."""
+    return [t for t in (kind if isinstance(kind, (tuple, list)) else (kind,)) if isinstance(t, TensorType)]
 
 
 def locations_of(node: Node) -> tuple[Location, ...]:

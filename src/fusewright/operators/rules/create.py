@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusewright.base.records import replace
+from fusewright.operators.host_draws import DRAWS, HOST_DRAW
 from fusewright.operators.philox import BERNOULLI
 from fusewright.operators.rules.common import (
     Rule,
@@ -169,6 +170,10 @@ def _draw(self: TensorType, p: object, *, generator: None = None) -> TensorType:
     return TensorType(self.shape, contiguous_strides(self.shape), self.dtype, self.device)
 
 
+def _sample(self: TensorType, generator: None = None) -> TensorType:
+    return TensorType(self.shape, contiguous_strides(self.shape), self.dtype, self.device)
+
+
 def _dropout(input: TensorType, p: float, train: bool | None) -> object:
     if not input.dtype.is_floating_point:
         return NotImplemented
@@ -205,7 +210,12 @@ RULES: dict[OpOverload, Rule] = {
     aten.lift_fresh_copy.default: _clone,
     aten._to_copy.default: _to_copy,
     aten.bernoulli.p: _draw,
+    aten._sample_dirichlet.default: _sample,
+    aten._standard_gamma.default: _sample,
     aten.native_dropout.default: _dropout,
+    HOST_DRAW: lambda name, parameters, size: TensorType(
+        tuple(size or ()), contiguous_strides(tuple(size or ())), DRAWS[name].dtype, torch.device("cpu")
+    ),
     BERNOULLI: lambda seed, draw, p, size: TensorType(
         tuple(size), contiguous_strides(tuple(size)), torch.bool, seed.device
     ),

@@ -27,7 +27,7 @@ DTYPES: dict[torch.dtype, type[np.generic]] = {
     torch.int16: np.int16,
     torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_,
 }  # fmt: skip
-_TORCH_DTYPES = {np.dtype(kind): dtype for dtype, kind in DTYPES.items()}
+TORCH_DTYPES = {np.dtype(kind): dtype for dtype, kind in DTYPES.items()}
 _WEAK = (bool, int, float)  # Python numbers adapt to the array's dtype
 
 
@@ -130,7 +130,7 @@ def result(world: World, tensor: torch.Tensor) -> TracedArray:
 
 def is_traceable(real: np.ndarray) -> bool:
     """Whether `torch.from_numpy` takes an array as it is, and its dtype is known here."""
-    plain = real.dtype in _TORCH_DTYPES and real.dtype.isnative and real.flags.writeable and real.flags.aligned
+    plain = real.dtype in TORCH_DTYPES and real.dtype.isnative and real.flags.writeable and real.flags.aligned
     return plain and all(step >= 0 and step % real.itemsize == 0 for step in real.strides)
 
 
@@ -174,7 +174,7 @@ def _dtype_of(value: Any) -> Any:
         return value.dtype
     if type(value) in _WEAK:
         return value
-    if isinstance(value, np.generic) and value.dtype in _TORCH_DTYPES:
+    if isinstance(value, np.generic) and value.dtype in TORCH_DTYPES:
         return value.dtype
     _refuse(f"an array with a {type(value).__name__}")
 
@@ -185,7 +185,7 @@ def _common(values: Any) -> np.dtype:
         dtype = np.result_type(*(_dtype_of(value) for value in values))
     except (TypeError, OverflowError) as error:
         raise GraphBreak("numpy-call", str(error)) from error
-    if dtype not in _TORCH_DTYPES:
+    if dtype not in TORCH_DTYPES:
         _refuse(f"a result of dtype {dtype}")
     if dtype.kind in "iu" and any(
         type(value) is int and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max for value in values
@@ -203,7 +203,7 @@ def _elementwise(function: Callable[..., Any], kinds: str, to_float: bool = Fals
             dtype = np.dtype(np.float64)
         if dtype.kind not in kinds:
             _refuse(f"{getattr(function, '__name__', function)} of {dtype}")
-        common = _TORCH_DTYPES[dtype]
+        common = TORCH_DTYPES[dtype]
         operands = [_cast(world, value, common) for value in values]
         if not isinstance(operands[0], torch.Tensor):
             operands[0] = world.torch_call(torch.tensor, (operands[0],), {"dtype": common})
@@ -236,7 +236,7 @@ _BINARY: dict[str, Callable[..., Any]] = {
 
 def binary(world: World, op: str, left: Any, right: Any, inplace: bool = False) -> Any:
     """`left op right` where a side is a traced array."""
-    row = _BINARY.get(op)
+    row = _power if op == "**" else _BINARY.get(op)
     if op == "@" and not inplace:
         return _matmul(world, left, right)
     if row is None or isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
@@ -341,7 +341,7 @@ def _transpose(world: World, array: Any, *axes: Any) -> TracedArray:
 
 
 def _astype(world: World, array: Any, dtype: Any) -> TracedArray:
-    wanted = _TORCH_DTYPES.get(np.dtype(dtype))
+    wanted = TORCH_DTYPES.get(np.dtype(dtype))
     if wanted is None or (array.dtype.kind == "f" and np.dtype(dtype).kind in "biu"):
         _refuse("astype to a dtype that is not traced, or from floats to integers")
     return TracedArray(world, world.torch_call(torch.Tensor.to, (array.tensor, wanted), {"copy": True}), array.scalar)
@@ -357,7 +357,7 @@ def _where(world: World, condition: Any, chosen: Any, other: Any) -> TracedArray
     dtype = _common((chosen, other))
     if type(condition) is not TracedArray or condition.tensor.dtype is not torch.bool:
         _refuse("where with a condition that is no array of bools")
-    common = _TORCH_DTYPES[dtype]
+    common = TORCH_DTYPES[dtype]
     sides = [_cast(world, value, common) for value in (chosen, other)]
     sides = [
         side if isinstance(side, torch.Tensor) else world.torch_call(torch.tensor, (side,), {"dtype": common})
@@ -387,11 +387,120 @@ def _unary(function: Callable[..., Any], kinds: str = "f") -> Callable[..., Any]
     return call
 
 
+def _as_array(world: World, array: Any, dtype: Any = None, copy: bool = True) -> TracedArray:
+    """np.array and np.asarray of an array; of a scalar, an array without dimensions is no scalar."""
+    if type(array) is not TracedArray or array.scalar or type(copy) is not bool:
+        _refuse("an array of other things than one array")
+    if copy and not array.tensor.is_contiguous():
+        _refuse("a copy of an array that is not contiguous")
+    if dtype is not None and np.dtype(dtype) != array.dtype:
+        return _astype(world, array, dtype)
+    return _copy(world, array) if copy else array
+
+
+def _truths(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(world: World, array: Any, axis: Any = None, keepdims: bool = False) -> TracedArray:
+        if type(array) is not TracedArray or array.dtype == np.uint8 or (axis is None and keepdims):
+            _refuse("any or all of bytes, or with keepdims over all axes")
+        if not (axis is None or type(axis) is int):
+            _refuse("any or all over several axes")
+        return array.made(function) if axis is None else array.made(function, axis, keepdim=keepdims)
+
+    return call
+
+
+def _places(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(world: World, array: Any, axis: Any = None) -> TracedArray:
+        if type(array) is not TracedArray or array.dtype.kind not in "fi" or not array.tensor.numel():
+            _refuse("argmax or argmin of bools, or of nothing")
+        return array.made(function, axis)
+
+    return call
+
+
+def _deviation(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(world: World, array: Any, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> TracedArray:
+        if type(array) is not TracedArray or array.dtype.kind != "f" or not array.tensor.dim():
+            _refuse("std or var of other things than an array of floats")
+        if not (axis is None or type(axis) is int) or array.tensor.numel() == 0 or ddof not in (0, 1):
+            _refuse("std or var of nothing, or over several axes")
+        if ddof and 1 in (array.tensor.shape if axis is None else array.tensor.shape[axis : axis + 1 or None]):
+            _refuse("std or var of one element")
+        return array.made(function, axis, correction=ddof, keepdim=keepdims)
+
+    return call
+
+
+def _cumsum(world: World, array: Any, axis: Any = None) -> TracedArray:
+    if type(array) is not TracedArray or array.dtype not in (np.float32, np.float64, np.int64):
+        _refuse("cumsum of other things than an array of floats or int64")
+    return array.made(torch.cumsum, axis) if axis is not None else array.made(torch.ravel).made(torch.cumsum, 0)
+
+
+def _norm(world: World, array: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> TracedArray:
+    floats = type(array) is TracedArray and array.dtype.kind == "f"
+    if not floats or ord is not None or not (axis is None or type(axis) is int) or not array.tensor.dim():
+        _refuse("linalg.norm with an order, over several axes, or of other things than floats")
+    return array.made(torch.linalg.vector_norm, 2, axis, keepdim=keepdims)
+
+
+def _clip(world: World, array: Any, low: Any = None, high: Any = None) -> TracedArray:
+    if type(array) is not TracedArray or array.dtype.kind != "f" or (low is None and high is None):
+        _refuse("clip of other things than an array of floats")
+    for bound, function in ((low, torch.maximum), (high, torch.minimum)):
+        array = array if bound is None else _elementwise(function, "f")(world, array, bound)
+    return array
+
+
+def _power(world: World, left: Any, right: Any) -> TracedArray:
+    if _common((left, right)).kind != "f":
+        _refuse("a power of integers")
+    return _elementwise(torch.pow, "f")(world, left, right)
+
+
+def _dot(world: World, left: Any, right: Any) -> TracedArray:
+    if any(type(side) is not TracedArray or side.tensor.dim() not in (1, 2) for side in (left, right)):
+        _refuse("dot of other things than vectors and matrices")
+    return _matmul(world, left, right)
+
+
+def _outer(world: World, left: Any, right: Any) -> TracedArray:
+    sides = (left, right)
+    if any(type(side) is not TracedArray or side.tensor.dim() != 1 or side.dtype != left.dtype for side in sides):
+        _refuse("outer of other things than two vectors of one dtype")
+    return result(world, world.torch_call(torch.outer, (left.tensor, right.tensor), {}))
+
+
+def _meshgrid(world: World, *arrays: Any, indexing: str = "xy") -> Any:
+    if len(arrays) < 2 or any(type(one) is not TracedArray or one.tensor.dim() != 1 for one in arrays):
+        _refuse("meshgrid of other things than two or more vectors")
+    if indexing not in ("xy", "ij"):
+        _refuse("meshgrid with another indexing")
+    grids = world.torch_call(torch.meshgrid, tuple(one.tensor for one in arrays), {"indexing": indexing})
+    made = (_copy(world, TracedArray(world, grid)) for grid in grids)
+    return tuple(made) if isinstance(np.meshgrid(0, 0), tuple) else list(made)
+
+
+def _flattened(world: World, array: Any) -> TracedArray:
+    if type(array) is not TracedArray or array.scalar or not array.tensor.is_contiguous():
+        _refuse("an array that is not contiguous is flattened")
+    return TracedArray(world, world.torch_call(torch.Tensor.view, (array.tensor, -1), {}))
+
+
+def _listed(world: World, array: TracedArray) -> Any:
+    known = world.recorder.known_value(array.tensor)
+    if known is None:
+        raise GraphBreak("data-dependent-scalar", "ndarray.tolist()")
+    return known.tolist()
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "sum": _mean_or_sum_of_any(torch.sum, torch.int64), "mean": _mean_or_sum_of_any(torch.mean, torch.float64),
     "max": _reduction(torch.amax), "min": _reduction(torch.amin), "reshape": _reshape, "transpose": _transpose,
     "astype": _astype,
-    "copy": _copy,
+    "copy": _copy, "any": _truths(torch.any), "all": _truths(torch.all), "argmax": _places(torch.argmax),
+    "argmin": _places(torch.argmin), "std": _deviation(torch.std), "var": _deviation(torch.var), "cumsum": _cumsum,
+    "clip": _clip, "dot": _dot, "tolist": _listed, "ravel": _flattened,
 }  # fmt: skip
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -408,7 +517,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.mean: METHODS["mean"],
     np.max: METHODS["max"], np.min: METHODS["min"], np.where: _where, np.concatenate: _joined(torch.cat),
     np.stack: _joined(torch.stack),
-    np.reshape: _reshape, np.transpose: _transpose,
+    np.reshape: _reshape, np.transpose: _transpose, np.array: _as_array,
+    np.asarray: lambda world, array, dtype=None: _as_array(world, array, dtype, False), np.copy: _as_array,
+    np.power: _power, np.linalg.norm: _norm, np.dot: _dot, np.outer: _outer, np.meshgrid: _meshgrid,
+    **{getattr(np, name): METHODS[name] for name in ("any", "all", "argmax", "argmin", "std", "var", "cumsum", "clip")},
 }  # fmt: skip
 _BY_ID = {id(function): row for function, row in FUNCTIONS.items()}
 

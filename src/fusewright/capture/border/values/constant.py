@@ -23,6 +23,7 @@ import uuid
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fusewright.capture.border.values import number
@@ -50,6 +51,9 @@ FROZEN_TYPES: frozenset[type] = frozenset({
     types.GetSetDescriptorType, types.MemberDescriptorType,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, property,
     functools.cached_property,
+    *(type(np.dtype(code)) for code in np.typecodes["All"]),
+    # enumerations that PyTorch defines in C++ (torch.nn.attention.SDPBackend)
+    *(found for found in vars(torch._C).values() if isinstance(found, type) and hasattr(found, "__members__")),
 })  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""The interpreter-wide settings of PyTorch: grad mode, autocast, inference mode, default device.
+"""The interpreter-wide settings of PyTorch: grad mode, autocast, inference mode, default device and dtype,
+the choice among attention kernels.
 
 Takes nothing; gives a snapshot, restores one, and lists the calls that lead from one to another. While a frame is
 captured its context managers change the real settings, so that what is recorded is what eager would do; `World`
@@ -28,6 +29,18 @@ class TorchState:
     autocast_nesting: int
     inference_mode: bool
     function_modes: tuple[object, ...]
+    settings: tuple[object, ...]
+
+
+SETTINGS: tuple[tuple[Callable[[], object], Callable[..., object]], ...] = (
+    (torch.get_default_dtype, torch._C._set_default_dtype),
+    *(
+        (getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{name}"))
+        for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+    ),
+    (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
+)
+"""Settings of the whole process: what reads one, and what sets it to the value read."""
 
 
 def autocast_devices() -> tuple[str, ...]:
@@ -35,8 +48,8 @@ def autocast_devices() -> tuple[str, ...]:
     return AUTOCAST_DEVICES
 
 
-def snapshot() -> TorchState:
-    """The settings now."""
+def snapshot(whole: bool = True) -> TorchState:
+    """The settings now; without `whole`, those of the process are left out (reading them takes a while)."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return TorchState(
@@ -49,6 +62,7 @@ def snapshot() -> TorchState:
         nesting,
         torch.is_inference_mode_enabled(),
         tuple(_get_current_function_mode_stack()),
+        tuple([read() for read, _ in SETTINGS]) if whole else (),
     )
 
 
@@ -69,6 +83,10 @@ def changes(before: TorchState, after: TorchState) -> list[tuple[Callable[..., o
         else torch.autocast_decrement_nesting
     )
     steps += [(step, ())] * abs(after.autocast_nesting - before.autocast_nesting)
+    if before.settings and after.settings and before.settings != after.settings:
+        for (_, write), was, now in zip(SETTINGS, before.settings, after.settings, strict=True):
+            if was != now:
+                steps.append((write, (now,)))
     if before.grad_enabled != after.grad_enabled:
         steps.append((torch._C._set_grad_enabled, (after.grad_enabled,)))
     return steps

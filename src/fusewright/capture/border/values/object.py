@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
 
 
-# Attributes of these belong to a thread, or to another object: neither has a path.
-_ELUSIVE = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+# Attributes of these belong to another object, to which there is no path.
+_ELUSIVE = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def load_object(world: World, real: object, source: Source) -> object:
@@ -65,6 +65,8 @@ def load_derived(world: World, real: object, source: Source) -> object:
 def instance_dict(world: World, obj: object) -> Any:
     """The object's instance dictionary: real when it was made inside, a stand-in otherwise, None when it has none."""
     kind = type(obj)
+    if isinstance(obj, threading.local):
+        return _of_thread(world, obj)
     if kind.__dictoffset__ == 0 and not issubclass(kind, types.ModuleType):
         return None
     record = world.outside(obj)
@@ -81,6 +83,13 @@ def instance_dict(world: World, obj: object) -> Any:
         return namespace
     known = world.known_stand_in(namespace)
     return world.dict_stand_in(namespace, InstanceDict(record.source, hooked)) if known is None else known
+
+
+def _of_thread(world: World, obj: threading.local) -> Any:
+    """The attributes of a `threading.local` in this thread; guards ask for those of the thread that calls."""
+    record = world.outside(obj)
+    namespace = threading.local.__getattribute__(obj, "__dict__")
+    return namespace if record is None else world.dict_stand_in(namespace, Attribute(record.source, "__dict__"))
 
 
 def _shadowed(kind: type) -> tuple[str, ...]:

@@ -30,6 +30,26 @@ class Target:
         return self.vector_bits // (8 * size)
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A kind of processor by name: LLVM's words for it, and its features."""
+
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+
+
+_V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+LEVELS: dict[str, Level] = {
+    "x86-64-v2": Level("x86_64-unknown-linux-gnu", "x86-64-v2", _V2),
+    "x86-64-v3": Level("x86_64-unknown-linux-gnu", "x86-64-v3", _V3),
+    "x86-64-v4": Level("x86_64-unknown-linux-gnu", "x86-64-v4", _V4),
+    "aarch64": Level("aarch64-unknown-linux-gnu", "generic", ("neon",)),
+}
+
+
 def describe(triple: str, cpu: str, features: Mapping[str, bool], has_symbol: Callable[[str], bool]) -> Target:
     """The target of a host whose LLVM feature map is `features`, in a process that exports what `has_symbol` says."""
     x86 = triple.startswith(("x86_64", "i686"))

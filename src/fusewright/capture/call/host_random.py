@@ -1,0 +1,74 @@
+"""Calls of the random generators of Python and NumPy: drawn when the compiled code runs.
+
+Takes a call of a method of the modules' own generators; gives a number or an array whose value nobody knows yet. Always
+holds: a draw is an operator of the graph (operators/host_draws.py), so the generator advances as in eager; what cannot
+be one (another generator, a seed, a number that must be an int) is a graph break.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.values import array as arrays
+from fusewright.operators.host_draws import DRAWS, HOST_DRAW
+from fusewright.record import data_sizes
+from fusewright.sizes.symfloat import float_of_tensor
+
+if TYPE_CHECKING:
+    from fusewright.capture.border.interfaces import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]
+_NUMPY: Any = np.random.rand.__self__  # type: ignore[attr-defined]
+OWNERS: tuple[type, ...] = (random.Random, random.SystemRandom, np.random.RandomState, np.random.Generator)
+
+
+def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`owner.name(*args, **kwargs)` of a generator."""
+    module = "random" if owner is _PYTHON else "numpy.random" if owner is _NUMPY else None
+    row = f"{module}.{name}"
+    if row not in DRAWS:
+        raise GraphBreak("host-random", f"{type(owner).__qualname__}.{name}")
+    tracer.world.guard_identity(owner)
+    parameters, size = _given(row, args, kwargs)
+    recorder = tracer.recorder
+    if size is not None:
+        tracer.world.uses_arrays = True
+        return arrays.result(tracer.world, tracer.world.torch_call(HOST_DRAW, (row, parameters, size), {}))
+    whole = DRAWS[row].dtype is torch.int64
+    if recorder.level != "aten" or recorder.env is None or (whole and not recorder.data_numbers):
+        raise GraphBreak("host-random", f"a number drawn by {row}")
+    tensor = tracer.world.torch_call(HOST_DRAW, (row, parameters, None), {})
+    return data_sizes.number_of(recorder, tensor) if whole else float_of_tensor(recorder, tensor)
+
+
+def _given(row: str, args: Args, kwargs: Kwargs) -> tuple[list[Any], list[int] | None]:
+    """(the parameters, the shape of an array): numbers that are known, and that the generator does not refuse."""
+    try:
+        parameters, size = DRAWS[row].signature(*args, **kwargs)
+    except TypeError as error:
+        raise GraphBreak("host-random", f"{row}: {error}") from error
+    size = (size,) if type(size) is int else size
+    known = all(type(value) in (int, float) for value in parameters)
+    shaped = size is None or (
+        type(size) in (tuple, list) and all(type(extent) is int and extent > 0 for extent in size)
+    )
+    if not known or not shaped or size in ((), []) or not _is_allowed(row, parameters):
+        raise GraphBreak("host-random", f"{row} with parameters that are no plain numbers")
+    return list(parameters), None if size is None else list(size)
+
+
+def _is_allowed(row: str, parameters: tuple[Any, ...]) -> bool:
+    if row == "numpy.random.randint":
+        return -(2**63) <= parameters[0] < parameters[1] <= 2**63 and all(type(value) is int for value in parameters)
+    if row == "numpy.random.normal" and not parameters[1] >= 0:
+        return False
+    return all(math.isfinite(value) for value in parameters)

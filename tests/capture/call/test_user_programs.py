@@ -1,0 +1,125 @@
+"""Programs that users write are captured whole, or break where OPEN says so; either way they equal eager in results,
+effects (arguments, output, warnings, the state of every random generator) and exceptions, call after call."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fusewright
+from tests.capture.call import python_programs, torch_programs
+
+PROGRAMS = python_programs.PROGRAMS
+CALLS = 3
+
+# What is not captured whole: on both backends, and on one of them alone.
+OPEN = frozenset(
+    """
+    catch_warnings_read catch_warnings_record data_ptr_of_input data_store data_store_input
+    dict_iterator_argument dict_view_argument dict_views_global enumerate_argument fork_rng generator_argument
+    generator_given inference_inside_then_grad
+    iterator_argument lazy_module
+    lazy_modules lru_cache_of_tensor module_backward_hook np_inverse np_order_statistics np_random_randint
+    np_writes parameter_inside parameter_returned pickled random_branch random_choice random_instance random_randint
+    random_returned register_hook_on_input retain_grad rng_state same_storage saved_tensors_hooks seeded
+    step_adafactor step_asgd step_radam step_radam_loop storage_questions storage_resize tensor_of_sizes_zero
+    thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
+    """.split()
+)
+OPEN_AT_TORCH_LEVEL = frozenset(
+    """
+    beta_sample default_device dirichlet_sample np_random_rand np_tolist_constant random_random random_uniform
+    register_hook_inside step_adam step_nadam
+    """.split()
+)
+OPEN_AT_ATEN_LEVEL = frozenset(["view_dtype"])
+
+
+def described(value: Any) -> Any:
+    """What can be seen of a value, for `same`."""
+    if isinstance(value, torch.Tensor):
+        facts = (type(value), value.requires_grad, value.is_inference(), value.is_leaf and described(value.grad))
+        return ("tensor", facts, value.detach().clone())
+    if isinstance(value, torch.nn.Module):
+        return [(name, described(one)) for name, one in value.named_parameters()]
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *map(described, value))
+    if isinstance(value, dict):
+        return {key: described(one) for key, one in value.items()}
+    if isinstance(value, np.ndarray):
+        return ("array", torch.from_numpy(value.copy()))
+    if isinstance(value, (int, float, str, bytes, type(None), torch.dtype, np.generic)):
+        return (type(value), value)
+    return type(value).__qualname__
+
+
+def same(got: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(got, expected, equal_nan=True)
+    elif isinstance(expected, (list, tuple)):
+        assert type(got) is type(expected) and len(got) == len(expected), (got, expected)
+        for pair in zip(got, expected, strict=True):
+            same(*pair)
+    elif isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        same(list(got.values()), list(expected.values()))
+    elif isinstance(expected, (float, np.floating)):
+        assert got == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    else:
+        assert got == expected
+
+
+def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) -> list[Any]:
+    """What CALLS calls do, each with arguments of its own."""
+    torch.manual_seed(11), random.seed(12), np.random.seed(13)
+    for cached in (python_programs.cached_tensor, python_programs.cached_of_tensor, python_programs.WithCache.of):
+        cached.cache_clear()
+    found: list[Any] = []
+    for _ in range(CALLS):
+        args, output = make(), io.StringIO()
+        result, raised = None, None
+        with contextlib.redirect_stdout(output), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with torch.inference_mode(around):
+                try:
+                    result = function(*args)
+                except (TypeError, ValueError, RuntimeError, IndexError) as error:
+                    if type(error).__module__.startswith("fusewright"):
+                        raise
+                    raised = (type(error).__name__, str(error))
+        before = described(result)
+        first = result[0] if isinstance(result, tuple) else result
+        if isinstance(first, torch.Tensor) and first.requires_grad and first.dim() == 0 and not first.is_leaf:
+            first.backward()
+        found.append((before, described(result), described(args), raised, output.getvalue()))
+        found.append([str(one.message) for one in warned])
+        found.append((torch.get_rng_state(), random.getstate(), [repr(part) for part in np.random.get_state()]))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equals_eager(name: str, backend: str) -> None:
+    fusewright.reset()
+    function, make = PROGRAMS[name]
+    around = name == "inference_around"
+    expected = seen(function, make, around)
+    whole = name not in OPEN | (OPEN_AT_ATEN_LEVEL if backend == "native" else OPEN_AT_TORCH_LEVEL)
+    if not whole:
+        with pytest.raises(fusewright.GraphBreakError):
+            seen(fusewright.compile(function, backend=backend, fullgraph=True), make, around)
+        fusewright.reset()
+    same(seen(fusewright.compile(function, backend=backend, fullgraph=whole), make, around), expected)
+
+
+def test_the_programs_of_both_files_are_run() -> None:
+    assert torch_programs.step in [function for function, _ in PROGRAMS.values()]
+    assert OPEN | OPEN_AT_TORCH_LEVEL <= PROGRAMS.keys()
