@@ -172,9 +172,9 @@ def test_an_exception_of_the_program_is_its_own() -> None:
         (time.perf_counter, "clock", lambda x: x + 1),
         (datetime.datetime.now, "clock", lambda x: x + 1),
         (datetime.date.today, "clock", lambda x: x + 1),
-        (np.random.rand, "python-random", lambda x: x + torch.rand(())),
-        (np.random.default_rng(0).random, "python-random", lambda x: x + torch.rand(())),
-        (random.random, "python-random", lambda x: x + torch.rand(())),
+        (lambda: np.random.choice(3), "host-random", lambda x: x + torch.randint(0, 3, ())),
+        (np.random.default_rng(0).random, "host-random", lambda x: x + torch.rand(())),
+        (lambda: random.randint(0, 9), "host-random", lambda x: x + torch.randint(0, 10, ())),
     ],
 )
 def test_clocks_and_random_numbers_have_a_remedy_that_works(draw: Any, code: str, remedy: Any) -> None:
