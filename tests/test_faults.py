@@ -41,7 +41,7 @@ STAGES = (
     "generalise.serve:serves",
     "generalise.serve:widened", "compiler:_parameters", "compiler:Compiler._entry",
     "generalise.serve:_taken_larger", "compiler:serve", "compiler:Compiler._compile", "compiler:Compiler._finish",
-    "compiler:_is_collector_callback",
+    "frame_policy:_is_collector_callback",
     "capture.attempt:check_history", "capture.attempt:_Attempt.run", "capture.attempt:_Attempt._captured",
     "capture.attempt:_Attempt._cut", "capture.attempt:check_marks", "capture.call.dispatch:call", "capture.breaks.finish:build",
     "capture.breaks.cutting:cut", "capture.border.world:World.load", "capture.border.world:World.load_global", "capture.border.world:World.guards",

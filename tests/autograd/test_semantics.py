@@ -23,7 +23,6 @@ BREAKS: dict[str, set[str]] = {
     "impure_hook": {"autograd-call"},
     "impure_hook_inside_list": {"autograd-call"},
     "hook_prints": {"autograd-call"},
-    "hook_replaced_remove": {"untraceable-call"},
     "custom_raises": {"exception-escapes"},
     "custom_backward_raises": {"autograd-function"},
     "grad_break_middle": {"explicit-graph-break"},

@@ -49,7 +49,11 @@ def interval_product(intervals: Sequence[Interval]) -> Interval:
 
 
 def _bound_product(a: Bound, b: Bound) -> Bound:
-    return 0 if a == 0 or b == 0 else a * b  # 0 * infinity is 0 here: infinity stands for "some large integer"
+    if a == 0 or b == 0:
+        return 0  # 0 * infinity is 0 here: infinity stands for "some large integer"
+    if abs(a) == INFINITY or abs(b) == INFINITY:  # an int may be too large to be multiplied as a float
+        return INFINITY if (a > 0) == (b > 0) else -INFINITY
+    return a * b
 
 
 def floor_corner(a: Bound, b: Bound) -> Bound:

@@ -199,7 +199,7 @@ def combine(d: Expr, facts: tuple[Expr, ...]) -> bool:
         now = heappop(waiting)[2]
         for less in dict.fromkeys(more for fact in facts for more in _without_multiples(now, fact, facts)):
             less = _without_factor(less)
-            if less in seen or (isinstance(less, Expr) and len(less.terms) > len(d.terms) + 2):
+            if less in seen or (isinstance(less, Expr) and len(less.terms) > len(d.terms) + 2) or _is_huge(less):
                 continue
             seen.add(less)
             if _is_plainly(less):
@@ -207,6 +207,12 @@ def combine(d: Expr, facts: tuple[Expr, ...]) -> bool:
             if isinstance(less, Expr):
                 heappush(waiting, (_lack(less), next(order), less))
     return False
+
+
+def _is_huge(d: Dim) -> bool:
+    """Whether a factor has grown beyond what any size has: no proof comes of it."""
+    factors = (d,) if isinstance(d, int) else (d.constant, *(times for _, times in d.terms))
+    return any(abs(factor) >> 96 for factor in factors)
 
 
 def _strongest(facts: tuple[Expr, ...]) -> tuple[Expr, ...]:

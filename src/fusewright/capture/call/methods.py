@@ -107,7 +107,7 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         if special is not None:
             return special(tracer, fn, owner, args, kwargs)
         return _native_method(tracer, fn, owner, args, kwargs)
-    if isinstance(owner, host_random.OWNERS):
+    if issubclass(type(owner), host_random.OWNERS):
         return host_random.call_method(tracer, name, owner, args, kwargs)
     if isinstance(owner, torch._C.Generator) or isinstance(owner, torch._C.ScriptModule):
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name}")

@@ -64,7 +64,7 @@ def _later(function: Any) -> Any:
     """A row: the call takes its place among warnings, after the graph."""
 
     def row(tracer: Tracer, args: Args, kwargs: Kwargs) -> None:
-        if args and isinstance(args[0], warnings.catch_warnings):
+        if args and issubclass(type(args[0]), warnings.catch_warnings):
             if tracer.world.outside(args[0]) is not None or tracer.world.getattr(args[0], "_record"):
                 raise GraphBreak("untraceable-call", "warnings.catch_warnings that records, or was made outside")
         tracer.world.effects.defer(function, args, kwargs)

@@ -217,7 +217,7 @@ def fractions_and_decimals():
     return f, [(x(),), (x(),)]
 
 
-@program("random-state", "untraceable-call", "opaque-object")
+@program("random-state", "host-random", "untraceable-call", "opaque-object")
 def python_random():
     def f(x):
         random.seed(3)
@@ -231,7 +231,7 @@ def python_random():
     return f, [(x(),), (x(),)]
 
 
-@program("untraceable-call", "random-state", "opaque-object")
+@program("host-random", "untraceable-call", "random-state", "opaque-object")
 def python_random_advances():
     random.seed(7)
 

@@ -174,7 +174,7 @@ def _dtype_of(value: Any) -> Any:
         return value.dtype
     if type(value) in _WEAK:
         return value
-    if isinstance(value, np.generic) and value.dtype in TORCH_DTYPES:
+    if issubclass(type(value), np.generic) and value.dtype in TORCH_DTYPES:
         return value.dtype
     _refuse(f"an array with a {type(value).__name__}")
 

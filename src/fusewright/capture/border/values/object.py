@@ -65,8 +65,8 @@ def load_derived(world: World, real: object, source: Source) -> object:
 def instance_dict(world: World, obj: object) -> Any:
     """The object's instance dictionary: real when it was made inside, a stand-in otherwise, None when it has none."""
     kind = type(obj)
-    if isinstance(obj, threading.local):
-        return _of_thread(world, obj)
+    if issubclass(kind, threading.local):
+        return _of_thread(world, obj)  # type: ignore[arg-type]
     if kind.__dictoffset__ == 0 and not issubclass(kind, types.ModuleType):
         return None
     record = world.outside(obj)
