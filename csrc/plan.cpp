@@ -250,9 +250,33 @@ class Call {
     }
 };
 
+// What a profile calls the steps. A defect in there costs the names, not the call.
+void ask_for_labels(Program &p) {
+    if (p.labels == nullptr) return;
+    PyObject *asked = p.labels;
+    p.labels = nullptr;
+    auto made = std::make_unique<std::vector<std::string>>();
+    PyObject *labels = asked == Py_None ? PyTuple_New(0) : PyObject_CallNoArgs(asked);
+    if (labels != nullptr && !PyTuple_Check(labels)) PyErr_SetString(PyExc_TypeError, "the labels of a plan are a tuple");
+    for (Py_ssize_t i = 0; !PyErr_Occurred() && i < PyTuple_GET_SIZE(labels); i++) {
+        const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(labels, i));
+        if (text != nullptr) made->emplace_back(text);
+    }
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(asked);
+    p.step_labels = std::move(made);
+    Py_XDECREF(labels);
+    Py_DECREF(asked);
+}
+
 PyObject *Call::execute(std::vector<int64_t> *nanoseconds) {
     Runner runner(p, *frame_, inputs_, values_);
     runner.nanoseconds = nanoseconds;
+    bool profiled = is_profiled();
+    if (profiled) {
+        ask_for_labels(p);
+        runner.labels = p.step_labels.get();
+    }
+    Range region(profiled ? ("fusewright: " + p.name).c_str() : "");
     {
         BelowAutograd below(p.dispatches);
         if (!runner.run()) return nullptr;

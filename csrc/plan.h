@@ -59,6 +59,9 @@ struct TorchFunctions {
     int32_t (*cuda_guard)(int32_t device, void **guard);
     int32_t (*cuda_guard_set)(void *guard, int32_t device);
     int32_t (*delete_cuda_guard)(void *guard);
+    bool (*has_callbacks)();                            // whether a profiler or a trace listens, on this thread or on all
+    int32_t (*record_start)(const char *name, void *kwargs, void *const *inputs, uint64_t n, void **range);
+    int32_t (*record_end)(void *range);
     int64_t (*version)(Handle);                         // at::TensorBase::_version; throws for an inference tensor
 };
 extern TorchFunctions torch;
@@ -103,6 +106,25 @@ PyObject *wrap_and_delete(Handle handle);
 bool bump_version(PyObject *tensor);
 // Raises fusewright.base.errors.RuntimeFallback.
 void raise_fallback(const std::string &message);
+
+// While alive, a range of the profile. Without a name, or in a PyTorch that lacks the functions, nothing.
+class Range {
+  public:
+    explicit Range(const char *name) {
+        if (*name != 0 && torch.record_start(name, nullptr, nullptr, 0, &range_) != 0) range_ = nullptr;
+    }
+    ~Range() {
+        if (range_ != nullptr) torch.record_end(range_);
+    }
+    Range(const Range &) = delete;
+    Range &operator=(const Range &) = delete;
+
+  private:
+    void *range_ = nullptr;
+};
+inline bool is_profiled() {
+    return torch.has_callbacks != nullptr && torch.record_start != nullptr && torch.record_end != nullptr && torch.has_callbacks();
+}
 
 // While alive, operators run below autograd and autocast with gradients off: what the graph recorded is what runs.
 class BelowAutograd {
@@ -280,6 +302,8 @@ struct Program {
     std::vector<OutputSpec> outputs;
     PyObject *constants = nullptr;
     PyObject *owner = nullptr;  // keeps the machine code of the kernels in memory
+    PyObject *labels = nullptr;  // () -> what a profile calls each step; null once it was asked
+    std::unique_ptr<const std::vector<std::string>> step_labels;  // set once, with the GIL held
     int32_t arena = 0;  // value index of the arena's size
     size_t arena_limit = 0;
     bool single = false, dispatches = false, has_windows = false;
@@ -320,6 +344,7 @@ class Runner {
     // False with an exception. The GIL is held again afterwards.
     bool run();
     std::vector<int64_t> *nanoseconds = nullptr;  // takes what each step took (-1: it was skipped), if it is asked for
+    const std::vector<std::string> *labels = nullptr;  // the steps' ranges in a profile, while one is made
     PyObject *output(const OutputSpec &spec);  // new reference or null
     // Gives back everything that the call left in the frame. GIL held.
     static void clean(const Program &program, Frame &frame);
@@ -346,6 +371,7 @@ class Runner {
     }
     bool step(Step step);
     bool timed(Step step);
+    bool named(size_t number);
     bool kernel(const KernelStep &step);
     bool group(const GroupStep &step);
     bool launch(const LaunchStep &step);

@@ -395,19 +395,20 @@ Program::~Program() {
     for (OutputSpec &output : outputs) Py_XDECREF(output.value);
     Py_XDECREF(constants);
     Py_XDECREF(owner);
+    Py_XDECREF(labels);
 }
 
 std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     static const char *names[] = {"name",  "inputs", "values", "symbols", "instructions", "slots", "steps", "outputs",
-                                  "arena", "constants", "single", "arena_limit", "owner", nullptr};
+                                  "arena", "constants", "single", "arena_limit", "owner", "labels", nullptr};
     const char *name, *kinds;
     Py_ssize_t n_inputs;
     int arena, single;
     unsigned long long arena_limit;
-    PyObject *values, *symbols, *instructions, *slots, *steps, *outputs, *constants, *owner = nullptr;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ss#O!O!O!O!O!O!iO!pK|O", const_cast<char **>(names), &name, &kinds, &n_inputs, &PyTuple_Type, &values,
+    PyObject *values, *symbols, *instructions, *slots, *steps, *outputs, *constants, *owner = nullptr, *labels = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ss#O!O!O!O!O!O!iO!pK|OO", const_cast<char **>(names), &name, &kinds, &n_inputs, &PyTuple_Type, &values,
                                      &PyTuple_Type, &symbols, &PyTuple_Type, &instructions, &PyTuple_Type, &slots, &PyTuple_Type, &steps, &PyTuple_Type,
-                                     &outputs, &arena, &PyTuple_Type, &constants, &single, &arena_limit, &owner))
+                                     &outputs, &arena, &PyTuple_Type, &constants, &single, &arena_limit, &owner, &labels))
         return nullptr;
     if (!config.ready) {
         PyErr_SetString(PyExc_RuntimeError, "call plans are not configured: import fusewright.runtime.torch_c first");
@@ -442,6 +443,8 @@ std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     p->constants = constants;
     Py_XINCREF(owner);
     p->owner = owner;
+    Py_XINCREF(labels);
+    p->labels = labels;
     if (!read_tables(p.get(), symbols, instructions, slots, limits)) return nullptr;
     if (!index_slots(p.get())) return nullptr;
     if (!read_each(steps, [&](PyObject *item) { return read_step(item, limits, p.get()); })) return nullptr;

@@ -91,7 +91,7 @@ void drop_references(std::vector<PyObject *> &objects) {
 bool Runner::run() {
     if (!p.written_inputs.empty() && !check_alignment()) return false;
     for (size_t i = 0; i < p.steps.size(); i++) {
-        if (!(nanoseconds == nullptr ? step(p.steps[i]) : timed(p.steps[i]))) {
+        if (!(nanoseconds != nullptr ? timed(p.steps[i]) : labels != nullptr ? named(i) : step(p.steps[i]))) {
             hold_gil();
             return false;
         }
@@ -111,6 +111,11 @@ bool Runner::timed(Step one) {
     bool done = step(one);
     nanoseconds->push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - started).count());
     return done;
+}
+
+bool Runner::named(size_t number) {
+    Range range(number < labels->size() ? (*labels)[number].c_str() : "");
+    return step(p.steps[number]);
 }
 
 bool Runner::step(Step one) {

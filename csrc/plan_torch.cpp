@@ -30,6 +30,7 @@ const FunctionRow kFunctions[] = {
     ROW(parallel_for, true),  ROW(error_text, false),      ROW(inference_mode, false), ROW(exclude_keys, false), ROW(restore_keys, false),
     ROW(wrap_move, false),    ROW(wrap, false),            ROW(bump_version, false),   ROW(cuda_stream, false),  ROW(cuda_guard, false),
     ROW(cuda_guard_set, false), ROW(delete_cuda_guard, false), ROW(version, false),
+    ROW(has_callbacks, false), ROW(record_start, false),    ROW(record_end, false),
 };
 #undef ROW
 

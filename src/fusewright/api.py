@@ -39,10 +39,12 @@ else:
     compiler, modules = _Lazy("fusewright.compiler"), _Lazy("fusewright.module")
 aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
+minifying = _Lazy("fusewright.tools.minify")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
 packaging, packaged = _Lazy("fusewright.exporting.package"), _Lazy("fusewright.exporting.packaged")
 onnx_programs = _Lazy("fusewright.exporting.onnx_programs")
 logs, served_cases = _Lazy("fusewright.tools.logs"), _Lazy("fusewright.tools.served_cases")
+progress = _Lazy("fusewright.tools.progress")
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -150,12 +152,27 @@ def compile(
 
 @functools.cache
 def _subscribe() -> None:
-    """Honours FUSEWRIGHT_LOGS and FUSEWRIGHT_DEBUG, once in a process."""
+    """Honours FUSEWRIGHT_LOGS, once in a process, and FUSEWRIGHT_DEBUG at each compile."""
     if option_tables.environment("FUSEWRIGHT_LOGS"):
         logs.set_logs_from_environment()
-    if option_tables.environment("FUSEWRIGHT_DEBUG"):
-        STREAM.subscribers.append(debug_folder.of_process())
-        STREAM.subscribers.append(served_cases.listen)
+    if option_tables.environment("FUSEWRIGHT_PROGRESS"):
+        progress.start()
+    PROCESS.before_compile = _follow_debug
+
+
+_debugging: list[Any] = []
+
+
+def _follow_debug() -> None:
+    """Subscribes and unsubscribes as FUSEWRIGHT_DEBUG says now: a running program may set it."""
+    if bool(_debugging) == option_tables.environment("FUSEWRIGHT_DEBUG"):
+        return
+    if _debugging:
+        STREAM.subscribers[:] = [one for one in STREAM.subscribers if one not in _debugging]
+        _debugging.clear()
+    else:
+        _debugging.extend((debug_folder.of_process(), served_cases.listen))
+        STREAM.subscribers.extend(_debugging)
 
 
 def _listener(settings: Any) -> Any:
@@ -337,6 +354,13 @@ def explain(f: Any, *args: Any, **kwargs: Any) -> Any:
     if args or kwargs:
         return explaining.explain(f, args, kwargs)
     return lambda *call_args, **call_kwargs: explaining.explain(f, call_args, call_kwargs)
+
+
+def minify(f: Any, args: Any = (), kwargs: Any = None, *, kind: str = "wrong") -> Any:
+    """What is at fault when compiled `f(*args, **kwargs)` gives a wrong result or raises (kind "wrong"), crashes the
+    process ("crash") or is slow ("slow"): a fusewright.tools.minify.Minified with the culprit and a small program that
+    fails. None where nothing fails."""
+    return minifying.minify(_original(f), args, kwargs, kind=kind)
 
 
 def export(model: Any, args: Any, kwargs: Any = None, *, dynamic_shapes: Any = None) -> Any:

@@ -44,6 +44,7 @@ from fusewright.base.events import (
     Broken,
     Captured,
     Compiled,
+    Ended,
     Event,
     FellBack,
     Hint,
@@ -53,6 +54,7 @@ from fusewright.base.events import (
     Reused,
     Served,
     Skipped,
+    Started,
     Subscriber,
 )
 from fusewright.base.options import Settings
@@ -181,6 +183,7 @@ class Compiler:
                 return entry
         state = PROCESS.states.setdefault(compiled, FunctionState())
         state.stage = "driver"
+        PROCESS.before_compile()
         if state.error is not None:
             error, state.error = state.error, None
             raise error
@@ -219,11 +222,13 @@ class Compiler:
         # A compile makes many objects that live on, and each full collection of cycles walks the whole heap.
         collects = gc.isenabled()
         gc.disable()
+        self.notify(Started(name))
         try:
             made = self._compile(compiled, state, name, function, values)
         finally:
             if collects:
                 gc.enable()
+            self.notify(Ended(name))
         if made is not None:
             compiled.append(made)  # before the lock is free: who waits for it finds the entry
         return made

@@ -35,13 +35,15 @@ class FunctionState:
 
 @dataclass(slots=True)
 class Process:
-    """compiled: every compiled function and frame cache; compilers: who made them; states: by compiled function."""
+    """compiled: every compiled function and frame cache; compilers: who made them; states: by compiled function;
+    before_compile: called when a call has met no version that fits."""
 
     lock: Any = field(default_factory=threading.RLock)
     compiled: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     compilers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     states: weakref.WeakKeyDictionary[Any, FunctionState] = field(default_factory=weakref.WeakKeyDictionary)
     stance: str = "default"
+    before_compile: Callable[[], None] = lambda: None
 
     def reset(self) -> None:
         """Forgets everything compiled in this process."""

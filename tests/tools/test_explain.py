@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import random
 import re
+import time
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,3 +163,23 @@ def test_an_exception_of_the_program_is_its_own() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         fusewright.explain(f)(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("draw", "code", "remedy"),
+    [
+        (time.time, "clock", lambda x: x + 1),
+        (time.perf_counter, "clock", lambda x: x + 1),
+        (datetime.datetime.now, "clock", lambda x: x + 1),
+        (datetime.date.today, "clock", lambda x: x + 1),
+        (lambda: np.random.choice(3), "host-random", lambda x: x + torch.randint(0, 3, ())),
+        (np.random.default_rng(0).random, "host-random", lambda x: x + torch.rand(())),
+        (lambda: random.randint(0, 9), "host-random", lambda x: x + torch.randint(0, 10, ())),
+    ],
+)
+def test_clocks_and_random_numbers_have_a_remedy_that_works(draw: Any, code: str, remedy: Any) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, object]:
+        return x + 1, draw()
+
+    assert code in {one.code for one in fusewright.explain(f)(torch.ones(3)).break_reasons}
+    assert not fusewright.explain(remedy)(torch.ones(3)).break_reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -53,11 +54,20 @@ def test_the_environment_turns_on_logs_and_the_debug_folder(tmp_path: Path) -> N
     assert "graph_break() was called: half way" in done.stderr
     assert "L['x'].size()[0] was 4, is 5" in done.stderr
     (run,) = (tmp_path / "fusewright_debug").iterdir()
-    functions = sorted(folder.name for folder in run.iterdir())
+    functions = sorted(folder.name for folder in run.iterdir() if folder.is_dir())
     assert functions == ["f_string_5"], functions
-    stages = [path.name for path in sorted((run / functions[0]).iterdir())]
-    assert [int(stage[:2]) for stage in stages] == list(range(len(stages)))
-    names = [stage[3:-4] for stage in stages]
+    files = sorted((run / functions[0]).glob("*/*.txt"))
+    versions = {path.parent.name for path in files}
+    assert len(versions) == 4  # two compiles, each of the function and of what goes on behind the break
+    for version in versions:
+        stages = [path.name for path in files if path.parent.name == version]
+        assert [int(stage[:3]) for stage in stages] == list(range(len(stages)))
+        texts = [path.read_text().split("\n# ")[0].strip() for path in files if path.parent.name == version]
+        assert all(one != other for one, other in itertools.pairwise(texts))
+    index = (run / "index.html").read_text()
+    assert all(str(path.relative_to(run)) in index for path in files)
+    assert f"to {run} (index.html)" in done.stderr
+    names = [path.name[4:-4] for path in files]
     for name in (
         "break",
         "graph",
@@ -71,10 +81,24 @@ def test_the_environment_turns_on_logs_and_the_debug_folder(tmp_path: Path) -> N
         "call_plan",
         "recompile",
     ):
-        assert name in names, (name, names)
+        assert name in names or f": {name}: unchanged" in index, (name, names)
     assert any(name.startswith("kernel_fused") for name in names)
-    assert "relu" in (run / functions[0] / stages[names.index("graph")]).read_text()
-    assert "def finish" in (run / functions[0] / stages[names.index("finish")]).read_text()
+    assert "relu" in files[names.index("graph")].read_text()
+    assert "def finish" in files[names.index("finish")].read_text()
+
+
+def test_the_debug_folder_is_turned_on_and_off_in_a_running_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    debug_folder.of_process.cache_clear()
+    compiled = fusewright.compile(lambda x: x.sin() + 1, dynamic=False)
+    seen = []
+    for size, wanted in enumerate(("0", "1", "0"), 2):
+        monkeypatch.setenv("FUSEWRIGHT_DEBUG", wanted)
+        compiled(torch.ones(size))
+        seen.append(len(list(tmp_path.rglob("*.txt"))))
+    assert seen[0] == 0 and 0 < seen[1] == seen[2]
 
 
 def test_every_artifact_of_a_compile_reaches_its_logger(caplog: pytest.LogCaptureFixture) -> None:
@@ -138,8 +162,8 @@ def test_trace_enabled_writes_the_stages_of_this_compile_only(tmp_path: Path, mo
     fusewright.compile(traced, options={"trace.enabled": True}, name="mine")(torch.ones(3))
     fusewright.compile(untraced)(torch.ones(3))
     (run,) = (tmp_path / "fusewright_debug").iterdir()
-    (folder,) = run.iterdir()
+    (folder,) = (path for path in run.iterdir() if path.is_dir())
     assert folder.name.startswith("mine")
     assert "traced" in folder.name and "untraced" not in folder.name
-    texts = [path.read_text() for path in folder.iterdir()]
+    texts = [path.read_text() for path in folder.rglob("*.txt")]
     assert any("sin" in text for text in texts)

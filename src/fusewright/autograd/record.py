@@ -99,12 +99,15 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
                 found: Any = ()
                 if group.inputs:
                     asked = [leaves[position] for position, _ in group.inputs]
+                    recorder.lines.active = True
                     found = recorder.call(torch.autograd.grad, (roots, asked, given), {"allow_unused": True})
             except GraphBreak as signal:
                 if not (recorder.freed and "second time" in signal.detail):
                     raise
                 freed = True
                 break
+            finally:
+                recorder.lines.active = False
             gradients += [(*reached, value) for reached, value in zip(group.inputs, found, strict=True)]
             if _note_effects(recorder.graph, begins, index) and len(group.places) > 1:
                 raise CannotDifferentiate("the backward has effects, and some of its outputs may have no part in it")

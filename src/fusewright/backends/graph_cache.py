@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
@@ -22,7 +22,7 @@ import torch.fx
 from fusewright.backends.registry import GraphToCompile
 from fusewright.base.errors import OptionError
 from fusewright.base.events import CacheUse, Event, Hint, KernelMade, PlanLoaded, Raced, StageDone
-from fusewright.base.location import Location
+from fusewright.base.location import Location, attributed
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, replace
 from fusewright.capture.guards.torch_state import capture_global_state
@@ -39,6 +39,9 @@ from fusewright.runtime.parameters import with_preparation
 from fusewright.runtime.training_graphs import Gpu, Half, TrainingGraphs
 from fusewright.sizes.expressions import Expr, Relation, from_tuples, to_tuples
 from fusewright.sizes.shape_env import ShapeEnv
+
+if TYPE_CHECKING:
+    from fusewright.backends.pipeline import Generated
 
 IRRELEVANT = frozenset(
     {"background", "disk_cache", "trace.enabled", "instruction_limit", "arena_limit_mib", "autotune_seconds"}
@@ -61,8 +64,8 @@ class Lookup:
     plan: Any = None
 
 
-def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
-    """Looks `graph` up, and loads what is found."""
+def find(to_compile: GraphToCompile, graph: torch.fx.Graph, name: str = "") -> Lookup:
+    """Looks `graph` up, and loads what is found, under `name` (by default the function's)."""
     env = env_of(graph)
     known = 0 if env is None else len(env.guards)
     assumed: frozenset[Expr] = frozenset() if env is None else frozenset(env.assumed)
@@ -78,7 +81,9 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
             stored = load_graph(body)
             if not _facts_hold(stored, env):
                 continue
-            plan = load_plan(to_compile, stored, to_compile.function)
+            stacks = [node.meta.get("location", ()) for node in graph.nodes]
+            labels = partial(_stored_labels, stored.kernels, stored.calls, stacks)
+            plan = load_plan(to_compile, stored, name or to_compile.function, labels)
         except (ArtifactError, launch.LoadError, ValueError) as error:
             # The entry is whole (its hash was checked) but this process cannot use it: it is written anew.
             to_compile.notify(CacheUse(to_compile.function, False, candidate, f"not usable here: {error}"))
@@ -86,7 +91,7 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
         _learn_facts(stored, env)
         to_compile.notify(CacheUse(to_compile.function, True, candidate, ""))
         for kernel in stored.kernels:
-            announce_kernel(to_compile, kernel, graph)
+            announce_kernel(to_compile, kernel, stacks)
         for question, winner, times, text in stored.races:
             to_compile.notify(Raced(to_compile.function, question, winner, dict(times), {}, text))
         return Lookup(graph, candidate, known, assumed, plan)
@@ -94,7 +99,7 @@ def find(to_compile: GraphToCompile, graph: torch.fx.Graph) -> Lookup:
 
 
 def save(
-    to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, kernels: Iterable[KernelCode | DeviceKernel]
+    to_compile: GraphToCompile, lookup: Lookup, compiled: CompiledGraph, made: Generated
 ) -> None:
     """Stores what was compiled for the graph of `lookup`, if it can be stored."""
     if lookup.key is None:
@@ -104,18 +109,21 @@ def save(
     larger = () if env is None else tuple(Relation("<=", 2, symbol) for symbol in env.assumed - lookup.assumed)
     facts = tuple((fact.op, to_tuples(fact.left), to_tuples(fact.right)) for fact in (*learnt, *larger))
     places = _places(lookup.graph)
-    described = tuple(kernel_facts(kernel, places) for kernel in kernels)
+    described = tuple(kernel_facts(kernel, places) for kernel in made.kernels)
+    calls = tuple((name, _lines(locations, places)) for name, locations in made.calls.items())
     try:
-        body = dump(replace(compiled, kernels=described, facts=facts))
+        body = dump(replace(compiled, kernels=described, facts=facts, calls=calls))
     except NotSerialisable as error:
         to_compile.notify(CacheUse(to_compile.function, False, lookup.key, f"not stored: it holds {error}"))
         return
     store().put(lookup.key, to_compile.function, body)
 
 
-def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) -> Any:
-    """The native plan, with its machine code in memory, and what prepares its last inputs. Raises LoadError or
-    ValueError."""
+def load_plan(
+    to_compile: GraphToCompile, compiled: CompiledGraph, name: str, labels: launch.Labels | None = None
+) -> Any:
+    """The native plan, with its machine code in memory, and what prepares its last inputs; `labels`: see launch.load.
+    Raises LoadError or ValueError."""
     started = time.perf_counter()
     plan, target = compiled.plan, to_compile.settings["target"]
     if target != "native" and not runs_here(*needs(target)):
@@ -123,7 +131,7 @@ def load_plan(to_compile: GraphToCompile, compiled: CompiledGraph, name: str) ->
     on_gpu = cuda_code.load({(step.key, step.device) for step in plan.steps if isinstance(step, LaunchCall)})
     limit = to_compile.settings["arena_limit_mib"] << 20
     plan = replace(plan, name=name)
-    made = launch.load_with_code(plan, compiled.code, more=on_gpu, arena_limit=limit)
+    made = launch.load_with_code(plan, compiled.code, more=on_gpu, arena_limit=limit, labels=labels)
     if to_compile.settings["triton.cudagraphs"] and any(slot.device == RECORDED for slot in plan.slots):
         made = _recorded(to_compile, made, plan)
     if compiled.preparation is not None:
@@ -227,32 +235,56 @@ def _learn_facts(stored: CompiledGraph, env: ShapeEnv | None) -> None:
 # --- what users are told about kernels --------------------------------------------------------------------------------
 
 
-def _places(graph: torch.fx.Graph) -> dict[Location, tuple[int, int]]:
-    """Where each source line first stands in the graph: (node, level of its stack)."""
-    found: dict[Location, tuple[int, int]] = {}
-    met: set[int] = set()  # by identity: the nodes of a layer share the levels above it
+def _places(graph: torch.fx.Graph) -> dict[Location, int]:
+    """The first node of the graph that is put down to each source line."""
+    found: dict[Location, int] = {}
+    met: set[int] = set()  # by identity: the nodes of a call share its stack
     for position, node in enumerate(graph.nodes):
-        for level, location in enumerate(node.meta.get("location", ())):
-            if id(location) not in met:
-                met.add(id(location))
-                found.setdefault(location, (position, level))
+        stack = node.meta.get("location", ())
+        if id(stack) not in met:
+            met.add(id(stack))
+            line = attributed(stack)
+            if line is not None:
+                found.setdefault(line, position)
     return found
 
 
-def kernel_facts(kernel: KernelCode | DeviceKernel, places: dict[Location, tuple[int, int]]) -> KernelFacts:
-    lines = tuple(places[location] for location in kernel.locations if location in places)
+def _lines(locations: Iterable[Location], places: dict[Location, int]) -> tuple[int, ...]:
+    return tuple(places[location] for location in locations if location in places)
+
+
+def kernel_facts(kernel: KernelCode | DeviceKernel, places: dict[Location, int]) -> KernelFacts:
+    lines = _lines(kernel.locations, places)
     return KernelFacts(kernel.name, kernel.origins, lines, zlib.compress(kernel.source.encode(), 1))
 
 
-def announce_kernel(to_compile: GraphToCompile, kernel: KernelFacts, graph: torch.fx.Graph) -> None:
-    nodes = list(graph.nodes)
-    stacks = (
-        (nodes[position].meta.get("location", ()), level) for position, level in kernel.lines if position < len(nodes)
-    )
-    locations = tuple(stack[level] for stack, level in stacks if level < len(stack))
+def _locations(lines: Iterable[int], stacks: Sequence[Sequence[Location]]) -> tuple[Location, ...]:
+    found = (attributed(stacks[position]) for position in lines if position < len(stacks))
+    return tuple(line for line in found if line is not None)
+
+
+def announce_kernel(to_compile: GraphToCompile, kernel: KernelFacts, stacks: Sequence[Sequence[Location]]) -> None:
+    locations = _locations(kernel.lines, stacks)
     to_compile.notify(
         KernelMade(to_compile.function, kernel.name, locations, kernel.origins, partial(_text, kernel.text))
     )
+
+
+def made_labels(made: Generated) -> dict[str, str]:
+    """What a profile calls the kernels and library calls of a plan that was made."""
+    return _labels({kernel.name: kernel.locations for kernel in made.kernels} | made.calls)
+
+
+def _stored_labels(
+    kernels: Iterable[KernelFacts], calls: Iterable[tuple[str, tuple[int, ...]]], stacks: Sequence[Sequence[Location]]
+) -> dict[str, str]:
+    """The same, of one that was loaded."""
+    rows = [*((kernel.name, kernel.lines) for kernel in kernels), *calls]
+    return _labels({name: _locations(lines, stacks) for name, lines in rows})
+
+
+def _labels(locations: dict[str, tuple[Location, ...]]) -> dict[str, str]:
+    return {name: ", ".join(line.short for line in lines) for name, lines in locations.items()}
 
 
 def _text(compressed: bytes) -> str:

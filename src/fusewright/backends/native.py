@@ -79,8 +79,8 @@ def as_data(to_compile: GraphToCompile) -> CompiledGraph:
         _mark_parameters(to_compile)
     stages = _stages()
     graph, preparation = stages.split_parameters(to_compile, stages.optimise(to_compile, to_compile.graph))
-    plan, code, _, _ = stages.generate(graph, to_compile, to_compile.function)
-    return CompiledGraph(plan, code, (), (), preparation)
+    made = stages.generate(graph, to_compile, to_compile.function)
+    return CompiledGraph(made.plan, made.code, (), (), preparation)
 
 
 def _compile_in_parts(to_compile: GraphToCompile) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def _compile_half(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: 
     recorded = to_compile.settings["triton.cudagraphs"] and to_compile.settings["triton.cudagraphs_training"]
     if direction == "forward" and to_compile.backward is not None and recorded:
         graph, seeds = _stages().seeds_outside(graph, graph_cache.RECORDED)
-    lookup = graph_cache.find(to_compile, graph)
+    lookup = graph_cache.find(to_compile, graph, name)
     plan = lookup.plan
     if plan is None:
         plan = _generate(to_compile, lookup, graph, name, half=direction.split()[0])
@@ -135,7 +135,7 @@ def _generate(
     """The native plan of a functional graph, compiled and stored under the key of `lookup`. `half`: see
     native_stages.generate."""
     try:
-        plan, code, kernels, races = _stages().generate(graph, to_compile, name, half)
+        made = _stages().generate(graph, to_compile, name, half)
     except Unsupported as reason:
         to_compile.notify(
             Hint(to_compile.function, f"the graph runs operator by operator: no kernel can be generated for {reason}")
@@ -146,9 +146,9 @@ def _generate(
             if preparation is None
             else with_preparation(by_operators, preparation, len(to_compile.example_inputs))
         )
-    compiled = CompiledGraph(plan, code, (), (), preparation, races or ())
-    loaded = graph_cache.load_plan(to_compile, compiled, name)
-    for kernel in kernels:
+    compiled = CompiledGraph(made.plan, made.code, (), (), preparation, made.races or ())
+    loaded = graph_cache.load_plan(to_compile, compiled, name, functools.partial(graph_cache.made_labels, made))
+    for kernel in made.kernels:
         to_compile.notify(
             KernelMade(
                 to_compile.function,
@@ -158,8 +158,8 @@ def _generate(
                 functools.partial(str, kernel.source),
             )
         )
-    if races is not None:
-        graph_cache.save(to_compile, lookup, compiled, kernels)
+    if made.races is not None:
+        graph_cache.save(to_compile, lookup, compiled, made)
     return loaded
 
 

@@ -17,7 +17,8 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import GraphToCompile
-from fusewright.base.events import Hint, PassDone, Raced, StageDone
+from fusewright.base.events import Hint, PassDone, Raced, StageDone, Stopped
+from fusewright.base.location import Location
 from fusewright.base.options import environment
 from fusewright.base.records import dataclass, field, replace
 from fusewright.codegen.call_plan import build_call_plan, describe
@@ -37,7 +38,7 @@ from fusewright.loops.lower import lower
 from fusewright.loops.printer import print_program
 from fusewright.runtime import host, launch
 from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
-from fusewright.schedule.plan import Kernel, Plan
+from fusewright.schedule.plan import Kernel, Plan, RunExtern
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
 from fusewright.select import generated_gemm
@@ -131,6 +132,8 @@ def optimise(
             graph = run_stage(
                 to_compile, stage.name, "aot_graphs", print_graph, passes.run_passes, graph, stage.passes, context
             )
+    if to_compile.rewrites.stopped_in:
+        to_compile.notify(Stopped(to_compile.function, to_compile.rewrites.stopped_in, to_compile.rewrites.last))
     return graph
 
 
@@ -278,12 +281,22 @@ PLAN_STAGES = [
 calls, then memory is placed, once."""
 
 
+class Generated(NamedTuple):
+    """plan: the call plan; code: the object file of the CPU kernels; kernels: all of them; calls: of each library call
+    by name, the lines that it is put down to; races: what was measured (see `Selection`)."""
+
+    plan: CallPlan
+    code: bytes
+    kernels: tuple[KernelCode | DeviceKernel, ...]
+    calls: dict[str, tuple[Location, ...]]
+    races: Races | None
+
+
 def generate(
     graph: torch.fx.Graph, to_compile: GraphToCompile, name: str, half: Literal["", "forward", "backward"] = ""
-) -> tuple[CallPlan, bytes, tuple[KernelCode | DeviceKernel, ...], Races | None]:
-    """The call plan of a functional graph, the object file of its CPU kernels, all kernels, and what was measured (see
-    `Selection`). Kernels for a GPU are compiled in the background; loading the plan waits for them. `half`: of a joint
-    graph. Raises Unsupported for a graph that has none."""
+) -> Generated:
+    """The code of a functional graph. Kernels for a GPU are compiled in the background; loading the plan waits for
+    them. `half`: of a joint graph. Raises Unsupported for a graph that has none."""
     run = functools.partial(run_stage, to_compile)
     run_with_grad_mode(graph)
     selection = _scheduled(graph, to_compile, half)
@@ -307,7 +320,8 @@ def generate(
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
-    return call_plan, module.object, tuple(codes.values()), selection.races
+    calls = {step.extern.name: step.extern.locations for step in plan.steps if isinstance(step, RunExtern)}
+    return Generated(call_plan, module.object, tuple(codes.values()), calls, selection.races)
 
 
 def _in_bounds(to_compile: GraphToCompile, graph: torch.fx.Graph, plan: Plan) -> bounds.Shown:
@@ -364,7 +378,7 @@ def _of_bodies(to_compile: GraphToCompile, graph: torch.fx.Graph, options: Sched
     if not _is_on_cpu(program):
         return None
     own = {program.inputs[before]: program.inputs[after] for before, after in short.own.items()}
-    repeat = Repeat(short.body, short.following, own, short.left_out)
+    repeat = Repeat(short.body, short.following, own, short.left_out, bodies.moved_lines(found))
     try:
         return run("schedule", "", plan_text, schedule, program, options, repeat)
     except Irregular:

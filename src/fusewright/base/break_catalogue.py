@@ -92,6 +92,11 @@ BREAKS: dict[str, tuple[str, str]] = {
         "nothing for DistributedDataParallel (the module inside is compiled by itself); else call it between compiled "
         "functions",
     ),
+    "clock": (
+        "the clock is read",
+        "read it before the call and pass it in, or time around the compiled function: inside, the graph is cut, and "
+        "only a part of the work would be timed",
+    ),
     "random-state": (
         "the random generator is seeded, or its state read or set",
         "seed before calling the compiled function",

@@ -24,6 +24,16 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Started(Event):
+    """A call has met no version that fits: a compile begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Event):
+    """The compile that began last is over, whatever came of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Captured(Event):
     """A frame was captured: the graph (fx, or None), what gives its guards as text, inputs, the generated finish text,
     seconds, and the output calls that are made after the graph."""
@@ -119,6 +129,14 @@ class PassDone(Event):
     name: str
     rewrites: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    """Option stop_after_rewrites took effect: the last rewrite that was done, and the pass that did it."""
+
+    name: str
+    rewrite: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,80 @@
 
 from __future__ import annotations
 
-from fusewright.base.records import KeepsHash, dataclass
+import os
+from collections.abc import Sequence
+
+import torch
+
+from fusewright.base.records import KeepsHash, dataclass, field, replace
+
+_OURS, _TORCH = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__))
 
 
 @dataclass(frozen=True, slots=True)
 class Location(KeepsHash):
-    """One level of the user's stack: where an operator, a break or a kernel came from."""
+    """One level of the user's stack: where an operator, a break or a kernel came from. module: the path of the
+    nn.Module whose method this is, as `named_modules` has it. outermost: the program's first line that led here, where
+    that is another one (`attributed` fills it in)."""
 
     file: str
     line: int
     function: str
+    module: str = ""
+    outermost: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        more = [f"module {self.module}"] * bool(self.module) + [f"from {self.outermost}"] * bool(self.outermost)
+        return f"{self.file}:{self.line} in {self.function}" + (f" ({', '.join(more)})" if more else "")
+
+    @property
+    def short(self) -> str:
+        """`layers.0.norm model.py:12`."""
+        return f"{self.module} {os.path.basename(self.file)}:{self.line}".lstrip()
+
+
+def users_line(stack: Sequence[Location]) -> Location | None:
+    """The innermost line that is the user's, else PyTorch's."""
+    outside = _outside(stack)
+    users = [level for level in outside if not level.file.startswith(_TORCH)]
+    return users[-1] if users else outside[-1] if outside else None
+
+
+def attributed(stack: Sequence[Location]) -> Location | None:
+    """To what an operator is put down: the user's innermost line, with the path of the innermost module that ran and
+    the user's outermost line."""
+    line = users_line(stack)
+    if line is None:
+        return None
+    module = next((level.module for level in reversed(stack) if level.module), "")
+    first = next((level for level in stack if not level.file.startswith((_OURS, _TORCH))), line)
+    elsewhere = (first.file, first.line) != (line.file, line.line)
+    outermost = f"{os.path.basename(first.file)}:{first.line}" if elsewhere else ""
+    return replace(line, module=module, outermost=outermost) if module != line.module or outermost else line
+
+
+@dataclass(slots=True)
+class Moved:
+    """A stack below a module's call, as that of an equal module's call: `paths` are theirs, `prefix` is the stack of
+    the latter, and the former's had `depth` levels."""
+
+    prefix: tuple[Location, ...]
+    depth: int
+    paths: tuple[str, str]
+    known: dict[int, Location] = field(default_factory=dict)
+
+    def stack(self, stack: tuple[Location, ...]) -> tuple[Location, ...]:
+        return (*self.prefix, *map(self._level, stack[self.depth :]))
+
+    def _level(self, level: Location) -> Location:
+        old, new = self.paths
+        if not level.module.startswith(old):
+            return level
+        found = self.known.get(id(level))
+        if found is None:
+            found = self.known[id(level)] = replace(level, module=new + level.module[len(old) :])
+        return found
+
+
+def _outside(stack: Sequence[Location]) -> list[Location]:
+    return [level for level in stack if not level.file.startswith(_OURS)]

@@ -210,7 +210,10 @@ VARIABLES: dict[str, Variable] = {
         str, "", "comma-separated log artifacts, e.g. graph_breaks,recompiles; help lists them"
     ),
     "FUSEWRIGHT_DEBUG": Variable(
-        _flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/"
+        _flag, False, "write every stage of every compile to ./fusewright_debug/<run>/<function>/<version>/"
+    ),
+    "FUSEWRIGHT_PROGRESS": Variable(
+        _flag, True, "0: no line on a terminal while a compile takes longer than 3 seconds"
     ),
     "FUSEWRIGHT_DISABLE": Variable(_flag, False, "compile() returns its argument unchanged"),
     "FUSEWRIGHT_CACHE": Variable(_flag, True, "0 turns the disk cache off"),

@@ -7,12 +7,13 @@ from __future__ import annotations
 class Rewrites:
     """Counts rewrites, and refuses them once `limit` are done (-1: never)."""
 
-    __slots__ = ("done", "last", "limit")
+    __slots__ = ("done", "last", "limit", "stopped_in")
 
     def __init__(self, limit: int = -1) -> None:
         self.limit = limit
         self.done = 0
         self.last = ""
+        self.stopped_in = ""  # the pass that did the last one allowed
 
     def allow(self, what: str) -> bool:
         """Whether one more rewrite may be done; `what` describes it."""

@@ -106,12 +106,13 @@ class LaunchCall:
 @dataclass(frozen=True, slots=True)
 class CCall:
     """A library operator through its C function. integers: (kind, payload) in the order of INTEGER_KINDS' meaning; the
-    doubles follow in their own order (the calling conventions keep the two apart)."""
+    doubles follow in their own order (the calling conventions keep the two apart). origin: the name of the extern."""
 
     name: str
     symbol: str
     integers: tuple[tuple[str, int | bytes], ...]
     doubles: tuple[float, ...]
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class PythonCall:
     constants: tuple[Any, ...]
     keywords: tuple[str, ...]
     results: tuple[int, ...]
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

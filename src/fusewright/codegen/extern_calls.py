@@ -252,7 +252,7 @@ def _c_call(extern: Extern, row: ExternRow, places: Places, devices: set[str]) -
     if len(encoding.integers) > MAX_INTEGERS or len(encoding.doubles) > MAX_DOUBLES:
         raise Inexpressible
     name = schema_name(extern.target) or extern.name
-    return [*encoding.before, CCall(name, row.symbol, tuple(encoding.integers), tuple(encoding.doubles))]
+    return [*encoding.before, CCall(name, row.symbol, tuple(encoding.integers), tuple(encoding.doubles), extern.name)]
 
 
 def _on_device(row: ExternRow, devices: set[str]) -> ExternRow | None:
@@ -320,7 +320,8 @@ def _python_call(extern: Extern, places: Places) -> list[StepSpec]:
     else:
         results = tuple(-1 if buffer is None else places.result(buffer) for buffer in extern.outputs)
     name = schema_name(target) or str(getattr(target, "__name__", type(target).__name__))
-    return [PythonCall(name, target, tuple(postfix.program), tuple(postfix.constants), tuple(keywords), results)]
+    program, constants = tuple(postfix.program), tuple(postfix.constants)
+    return [PythonCall(name, target, program, constants, tuple(keywords), results, extern.name)]
 
 
 def encode_extern(

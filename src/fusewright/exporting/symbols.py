@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from fusewright.base.errors import ExportError
-from fusewright.base.location import Location
+from fusewright.base.location import Location, users_line
 from fusewright.base.records import dataclass, field
 from fusewright.capture.frame import CapturedFrame
 from fusewright.capture.guards.sources import TensorSize
 from fusewright.exporting.dims import Dim
 from fusewright.exporting.request import Request
-from fusewright.exporting.text import users_line
 from fusewright.sizes.expressions import Expr, Relation, Symbol, free_symbols, substitute, symbol
 from fusewright.sizes.shape_env import ShapeEnv
 

@@ -19,7 +19,7 @@ import math
 import operator
 import os.path
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from fusewright.base.errors import ExportError, ProgramFileError
-from fusewright.base.location import Location
+from fusewright.base.location import users_line
 from fusewright.graph.nodes import written
 from fusewright.graph.printer import type_text
 
@@ -91,16 +91,6 @@ def location_text(node: torch.fx.Node) -> str:
         return ""
     line = linecache.getline(shown.file, shown.line).strip()
     return f"{os.path.basename(shown.file)}:{shown.line} in {shown.function}" + (f": {line}" if line else "")
-
-
-_OURS, _TORCH = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__))
-
-
-def users_line(stack: Sequence[Location]) -> Location | None:
-    """The innermost line that is the user's, else PyTorch's."""
-    outside = [level for level in stack if not level.file.startswith(_OURS)]
-    users = [level for level in outside if not level.file.startswith(_TORCH)]
-    return users[-1] if users else outside[-1] if outside else None
 
 
 def target_text(target: Any) -> str:

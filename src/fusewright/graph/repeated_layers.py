@@ -19,6 +19,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.base.location import Location, attributed
 from fusewright.base.records import dataclass
 from fusewright.graph.nodes import add_call, add_placeholder
 from fusewright.operators.schema import facts
@@ -276,6 +277,18 @@ def shortened(graph: torch.fx.Graph, bodies: Bodies) -> Short:
     names = list(places)
     own = {numbers[before]: numbers[after] for before, after in bodies.own.items()}
     return Short(new, places, dict(zip(names, names[period:])), own, left_out)
+
+
+def moved_lines(bodies: Bodies) -> tuple[dict[Location, Location], ...]:
+    """For 1, 2, ... bodies that are left out: to what an operator of one of the bodies that are compared, or of the one
+    behind them, is put down so many bodies later."""
+    lines = [attributed(node.meta.get("location", ())) for node in bodies.calls]
+    begin, end = (bodies.first + body * bodies.period for body in (KEPT - 3, KEPT))
+    turns = range(bodies.period, (bodies.count - KEPT + 1) * bodies.period, bodies.period)
+    return tuple(
+        {old: new for old, new in zip(lines[begin:end], lines[begin + turn :]) if old is not None and new is not None}
+        for turn in turns
+    )
 
 
 def _moved(value: Any, copies: dict[Node, Node]) -> Any:

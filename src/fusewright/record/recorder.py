@@ -34,6 +34,7 @@ from fusewright.operators.schema import OperatorFacts, argument, facts
 from fusewright.record import data_sizes, draws, out_tensors, refusals, scalar_operands, traced_tensor
 from fusewright.record.applications import Application, Hook
 from fusewright.record.draws import Draws
+from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
 from fusewright.record.torch_level import TorchLevel
 from fusewright.record.traced_tensor import DATA_METHODS, NonLeaf, TracedTensor, make_traced, make_view
@@ -102,6 +103,7 @@ class Recorder:
         self.has_floats = False  # run-time floats were met: arguments are looked through for them
         self._inferred: Memo = {}
         self.here: tuple[Location, ...] = ()
+        self.lines = ForwardLines()
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
@@ -266,6 +268,8 @@ class Recorder:
         self._depth += 1
         self.here = self.location()
         self._grad_mode = torch.is_grad_enabled()
+        if self._grad_mode:
+            self.lines.note(self.here)
 
     def call(
         self, fn: Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
@@ -317,6 +321,8 @@ class Recorder:
         special = SPECIAL.get(func)
         if special is not None and (found := special(self, args, kwargs)) is not NotImplemented:
             return found
+        if self.lines.active:
+            self.here = self.lines.stack(self.here)
         known = facts(func)
         if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
             with _RecordingMode(self):

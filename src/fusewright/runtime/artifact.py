@@ -35,18 +35,18 @@ from fusewright.graph.freezing import Preparation, Ref, Size, Step
 from fusewright.sizes.tensor_type import TensorType
 
 MAGIC = b"FWCP"
-VERSION = 4
+VERSION = 5
 _HEADER = struct.Struct("<4sHI")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What users can be told about a kernel. lines: places in the graph (node, level of its stack) of the source lines
-    that it came from. text: the generated code, compressed by zlib."""
+    """What users can be told about a kernel. lines: positions of nodes in the graph that are put down to the source
+    lines that it came from. text: the generated code, compressed by zlib."""
 
     name: str
     origins: tuple[str, ...]
-    lines: tuple[tuple[int, int], ...]
+    lines: tuple[int, ...]
     text: bytes
 
 
@@ -55,7 +55,7 @@ class CompiledGraph:
     """One compiled graph. code: the object file of its kernels. facts: (operator, left, right) of each relation between
     sizes that compiling relied on, sides as `sizes.to_tuples` gives them: they are guards of whoever uses the plan.
     preparation: what computes the plan's last inputs from parameters. races: (question, winner, seconds of each
-    candidate, text) of what was measured for it."""
+    candidate, text) of what was measured for it. calls: (name, lines as a kernel's) of each library call."""
 
     plan: CallPlan
     code: bytes
@@ -63,6 +63,7 @@ class CompiledGraph:
     facts: tuple[tuple[str, Any, Any], ...]
     preparation: Preparation | None = None
     races: tuple[tuple[str, str, tuple[tuple[str, float], ...], str], ...] = ()
+    calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 _RECORDS: tuple[type, ...] = (

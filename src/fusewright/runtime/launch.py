@@ -8,6 +8,7 @@ Always holds: a C function that this PyTorch does not export is an error here, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,12 +69,23 @@ def device_key(key: str, device: int) -> str:
 Addresses = Mapping[str, "int | DeviceFunction"]
 NOTHING: Addresses = {}
 
+Labels = Callable[[], Mapping[str, str]]
+"""The user's lines by the names of kernels and library calls; asked for once, when a profiler first sees the plan."""
 
-def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_limit: int = ARENA_LIMIT) -> Any:
+
+def load(
+    plan: CallPlan,
+    addresses: Addresses,
+    *,
+    owner: object = None,
+    arena_limit: int = ARENA_LIMIT,
+    labels: Labels | None = None,
+) -> Any:
     """The native plan. `addresses`: of each kernel's machine function, by `KernelCode.key` or by kernel name (of one on
     a GPU: its `DeviceFunction`, by `device_key`). `owner`: what keeps them valid; the plan holds it. `arena_limit`: a
     call that needs more bytes of temporary memory frees them when it ends; less is kept
     for the next call and shared by all plans. Raises LoadError."""
+    names = tuple(name for step in plan.steps for name in _names(step))
     return _native.Plan(
         name=plan.name,
         inputs=plan.inputs,
@@ -88,16 +100,45 @@ def load(plan: CallPlan, addresses: Addresses, *, owner: object = None, arena_li
         single=plan.single,
         arena_limit=arena_limit,
         owner=owner,
+        labels=partial(_step_labels, names, labels),
     )
 
 
-def load_with_code(plan: CallPlan, code: bytes, *, more: Addresses = NOTHING, arena_limit: int = ARENA_LIMIT) -> Any:
+def _names(step: StepSpec) -> list[tuple[tuple[str, str], ...]]:
+    """(name, origin) of what each native step of `step` computes."""
+    if isinstance(step, Guarded):
+        return [(), *(name for inner in step.steps for name in _names(inner))]
+    if isinstance(step, KernelGroup):
+        return [tuple((call.name, call.name) for call in step.calls)]
+    if isinstance(step, (KernelCall, LaunchCall)):
+        return [((step.name, step.name),)]
+    return [((step.name, step.origin or step.name),)] if isinstance(step, (CCall, PythonCall)) else [()]
+
+
+def _step_labels(names: tuple[tuple[tuple[str, str], ...], ...], labels: Labels | None) -> tuple[str, ...]:
+    """What a profile calls each native step: nothing for one that keeps house."""
+    lines = {} if labels is None else labels()
+
+    def text(name: str, origin: str) -> str:
+        return f"{name} [{lines[origin]}]" if lines.get(origin) else name
+
+    return tuple(" + ".join(text(*one) for one in step) for step in names)
+
+
+def load_with_code(
+    plan: CallPlan,
+    code: bytes,
+    *,
+    more: Addresses = NOTHING,
+    arena_limit: int = ARENA_LIMIT,
+    labels: Labels | None = None,
+) -> Any:
     """The native plan over the object file of its CPU kernels, which it keeps in memory. `more`: addresses of others.
     Raises LoadError or ValueError."""
     keys = {call.key for call in kernel_calls(plan)}
     loaded = load_code(code, map(symbol_of, keys))
     addresses = {**more, **{key: loaded.addresses[symbol_of(key)] for key in keys}}
-    return load(plan, addresses, owner=loaded.owner, arena_limit=arena_limit)
+    return load(plan, addresses, owner=loaded.owner, arena_limit=arena_limit, labels=labels)
 
 
 def _dtype_code(dtype: torch.dtype) -> int:

@@ -51,6 +51,9 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "cuda_guard": ("aoti_torch_create_cuda_guard",),
     "cuda_guard_set": ("aoti_torch_cuda_guard_set_index",),
     "delete_cuda_guard": ("aoti_torch_delete_cuda_guard",),
+    "has_callbacks": ("_ZN2at12hasCallbacksEv",),
+    "record_start": ("aoti_record_function_start",),
+    "record_end": ("aoti_record_function_end",),
     "version": ("_ZNK2at10TensorBase8_versionEv",),
     "bump_version": ("_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",),
 }

@@ -11,9 +11,10 @@ stretch computes from the first one's. Anything else is `Irregular`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fusewright.base.location import Location
 from fusewright.base.records import dataclass, replace
 from fusewright.loops import ir
 from fusewright.loops.ir import Buffer, BufferRef, Expression, Extern, Output, Store
@@ -33,12 +34,14 @@ class Irregular(Exception):
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """body: of a node, the number of its body. following: a node → the same node of the next body. own: the name of an
-    input that one body has of its own → that of the next body. times: how many bodies are to be added."""
+    input that one body has of its own → that of the next body. times: how many bodies are to be added. lines: for each
+    of them, what its operators are put down to in place of the second stretch's lines."""
 
     body: Mapping[str, int]
     following: Mapping[str, str]
     own: Mapping[str, str]
     times: int
+    lines: Sequence[Mapping[Location, Location]] = ()
 
 
 @dataclass(slots=True)
@@ -79,16 +82,15 @@ class _Unroller:
                 new = _numbered(name, turn)
                 buffers[new] = replace(given.buffers[name], name=new)
             for step in given.steps[second:end]:
-                steps.append(
-                    self.renamed(step, lambda name, turn=turn: self.in_turn(name, turn), kernels, turn)  # type: ignore
-                )
+                rename: Rename = lambda name, turn=turn: self.in_turn(name, turn)  # type: ignore  # noqa: E731
+                steps.append(self.renamed(step, rename, kernels, turn, self.lines(turn)))
         rest: set[str] = self.written(end, len(given.steps))
 
         def after(name: str) -> str:
             return name if name in rest else self.behind(name)
 
         for step in given.steps[end:]:
-            steps.append(self.renamed(step, after, kernels, 0))
+            steps.append(self.renamed(step, after, kernels, 0, self.lines(self.repeat.times)))
         return Steps(steps, kernels, buffers, tuple(_moved_output(output, after) for output in given.outputs))
 
     # --- where the bodies are -----------------------------------------------------------------------------------------
@@ -198,16 +200,29 @@ class _Unroller:
             name = self.repeat.own[name]
         return name
 
-    def renamed(self, step: Step, rename: Rename, kernels: dict[str, Kernel], turn: int) -> Step:
+    def lines(self, turn: int) -> Mapping[Location, Location]:
+        return self.repeat.lines[turn - 1] if 0 < turn <= len(self.repeat.lines) else {}
+
+    def renamed(
+        self, step: Step, rename: Rename, kernels: dict[str, Kernel], turn: int, lines: Mapping[Location, Location]
+    ) -> Step:
         """The step on other buffers. Its kernel is a new one in `kernels`, or for turn 0 takes the place of the old
         one."""
         if isinstance(step, RunExtern):
             extern = step.extern
             name = _numbered(extern.name, turn) if turn else extern.name
-            return RunExtern(replace(_renamed_extern(extern, rename), name=name))
+            places = _moved_lines(extern.locations, lines)
+            return RunExtern(replace(_renamed_extern(extern, rename), name=name, locations=places))
         name = _numbered(step.kernel, turn) if turn else step.kernel
-        kernels[name] = _renamed_kernel(self.given.kernels[step.kernel], name, rename)
+        kernel = self.given.kernels[step.kernel]
+        if lines:
+            kernel = replace(kernel, locations=_moved_lines(kernel.locations, lines))
+        kernels[name] = _renamed_kernel(kernel, name, rename)
         return RunKernel(name, step.together)
+
+
+def _moved_lines(locations: tuple[Location, ...], lines: Mapping[Location, Location]) -> tuple[Location, ...]:
+    return tuple(dict.fromkeys(lines.get(location, location) for location in locations))
 
 
 def _numbered(name: str, turn: int) -> str:

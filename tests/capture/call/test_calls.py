@@ -53,7 +53,7 @@ BREAKS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("autograd-call", lambda x: x.sum().backward()),
     ("autograd-function", lambda x: Function.apply(x)),
     ("disabled-function", lambda x: disabled(x)),
-    ("untraceable-call", lambda x: time.time()),
+    ("clock", lambda x: time.time()),
     ("host-random", lambda x: random.randint(0, 9)),
     ("untraceable-call", lambda x: open("/nowhere")),
     ("tensor-construction", lambda x: torch.nn.Parameter(x)),

@@ -23,7 +23,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from fusewright.base.location import Location
+from fusewright.base.location import Location, Moved
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import Retry
 from fusewright.capture.border.aliasing import written_arguments
@@ -44,7 +44,7 @@ from fusewright.capture.border.values.constant import EQUALS_TYPES, FROZEN_TYPES
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.bytecode.instructions import NULL
 from fusewright.capture.guards.check import HOLDS, SourceError, evaluate
-from fusewright.capture.guards.sources import InstanceDict, Source
+from fusewright.capture.guards.sources import InstanceDict, Source, module_path
 from fusewright.capture.guards.types import MISSING, AnswersAgain, Guard, GuardKind
 from fusewright.graph.nodes import add_call, leaves
 from fusewright.record.traced_tensor import TracedTensor, make_traced
@@ -403,11 +403,9 @@ class Repeats:
             ):
                 raise Retry(replays=False)
         self.count += 1
-        return (
-            self._copy_nodes(example, values, here)
-            if example.calls is None
-            else self._repeat_calls(example, values, here)
-        )
+        repeat = self._copy_nodes if example.calls is None else self._repeat_calls
+        paths = module_path(example.source), module_path(source)
+        return repeat(example, values, Moved(here.stack, len(example.start.stack), paths))
 
     def _matched(self, example: _Example, module: torch.nn.Module) -> list[Any]:
         """The object at each path below `module`. Raises Refused unless interpreting would see the same there as the
@@ -474,10 +472,10 @@ class Repeats:
             world.guard("SAME", sources[at], elsewhere if other is None else sources[other])
         return sources
 
-    def _copy_nodes(self, example: _Example, values: dict[int, object], here: _Here) -> object:
+    def _copy_nodes(self, example: _Example, values: dict[int, object], moved: Moved) -> object:
         """The example's nodes once more, over this call's values."""
         recorder = self.world.recorder
-        graph, depth, prefix = recorder.graph, len(example.start.stack), here.stack
+        graph = recorder.graph
         made: dict[torch.fx.Node, torch.fx.Node] = {}
         for old in (*_flat(example.arguments), *(record.value for _, record in example.records)):
             if type(old) is TracedTensor:
@@ -485,26 +483,26 @@ class Repeats:
         copied = Copied(dict(made), {})
         locations: dict[int, tuple[Location, ...]] = {}
 
-        def moved(argument: Any) -> Any:
+        def renamed(argument: Any) -> Any:
             if isinstance(argument, torch.fx.Node):
                 return made.get(argument, argument)
             if isinstance(argument, (list, tuple)):
-                return type(argument)([moved(element) for element in argument])
+                return type(argument)([renamed(element) for element in argument])
             return argument
 
         for node in example.nodes:
             if node.op == "get_attr":
                 continue
-            kwargs = {name: moved(value) for name, value in node.kwargs.items()} if node.kwargs else None
+            kwargs = {name: renamed(value) for name, value in node.kwargs.items()} if node.kwargs else None
             target: Any = node.target
             copy = made[node] = copied.made[node] = add_call(
-                graph, target, tuple([moved(argument) for argument in node.args]), kwargs
+                graph, target, tuple([renamed(argument) for argument in node.args]), kwargs
             )
             copy.meta.update(node.meta)
             where = node.meta["location"]
             location = locations.get(id(where))
             if location is None:
-                location = locations[id(where)] = (*prefix, *where[depth:])
+                location = locations[id(where)] = moved.stack(where)
             copy.meta["location"] = location
         self.copied.append(copied)
         recorder.op_count += example.end.operators - example.start.operators
@@ -528,18 +526,18 @@ class Repeats:
 
         return mapped(example.result, tensor)
 
-    def _repeat_calls(self, example: _Example, values: dict[int, object], here: _Here) -> object:
+    def _repeat_calls(self, example: _Example, values: dict[int, object], moved: Moved) -> object:
         """The example's calls of torch functions once more, on this call's values."""
         world = self.world
 
         def tensor(old: TracedTensor) -> TracedTensor:
             return values.get(id(old), old)  # type: ignore[return-value]
 
-        recorder, depth = world.recorder, len(example.start.stack)
+        recorder = world.recorder
         location = recorder.location
         try:
             for call in example.calls or ():
-                where = (*here.stack, *call.where[depth:])
+                where = moved.stack(call.where)
                 recorder.location = lambda where=where: where  # type: ignore[misc]
                 again = world.torch_call(call.function, mapped(call.args, tensor), mapped(call.kwargs, tensor))
                 _note_results(call.result, again, values)

@@ -35,6 +35,7 @@ from fusewright.capture.call import (
     of_constants,
     optimizers,
     polyfills,
+    support as call_support,
     torch as call_torch,
 )
 from fusewright.capture.guards import MISSING
@@ -131,7 +132,7 @@ def refuse(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     rule = call_marked.by_torch(fn)
     if rule is not None:
         return rule(tracer, fn, args, kwargs)
-    raise GraphBreak("untraceable-call", describe(fn))
+    raise GraphBreak(call_support.break_code(fn, "untraceable-call"), describe(fn))
 
 
 def _call_function(tracer: Tracer, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:

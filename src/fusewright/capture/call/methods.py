@@ -130,7 +130,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
             return native(getattr(owner, name), *args, **kwargs)
         raise GraphBreak("untraceable-call", f"{type(owner).__qualname__}.{name} of something that is no constant")
     if world.is_raw(owner):
-        raise GraphBreak("opaque-object", f"{type(owner).__qualname__}.{name}, which is written in C")
+        code = call_support.break_code(getattr(owner, name, None), "opaque-object")
+        raise GraphBreak(code, f"{type(owner).__qualname__}.{name}, which is written in C")
     base = next((base for base in _CONTAINER_BASES if isinstance(owner, base)), None)
     if base is not None:
         if (
@@ -147,7 +148,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
         )
     if _is_harmless(type(owner)):
         return _native_method(tracer, fn, owner, args, kwargs)
-    raise GraphBreak("untraceable-call", f"{type(owner).__module__}.{type(owner).__qualname__}.{name}")
+    code = call_support.break_code(getattr(owner, name, None), "untraceable-call")
+    raise GraphBreak(code, f"{type(owner).__module__}.{type(owner).__qualname__}.{name}")
 
 
 _KEYED = (dict, set, frozenset, str, bytes, int, float, range)
@@ -404,7 +406,8 @@ def _on_class(tracer: Tracer, fn: Any, name: str, owner: type, args: Args, kwarg
         return native(fn, *args, **kwargs)
     if issubclass(owner, (dict, list, str, int, float)) and all(_known(value) for value in args):
         return native(fn, *args, **kwargs)
-    raise GraphBreak("untraceable-call", f"{owner.__module__}.{owner.__qualname__}.{name}")
+    code = call_support.break_code(getattr(owner, name, None), "untraceable-call")
+    raise GraphBreak(code, f"{owner.__module__}.{owner.__qualname__}.{name}")
 
 
 def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:

@@ -13,6 +13,7 @@ import decimal
 import functools
 import operator
 import pathlib
+import random
 import struct
 import types
 import uuid
@@ -81,3 +82,17 @@ def native_callback(tracer: Tracer, fn: Any) -> Any:
 
 
 _SAFE_CALLBACKS: tuple[Any, ...] = (str.lower, str.upper, str.strip)
+
+
+_CLOCKS = frozenset({"now", "today", "utcnow"})
+
+
+def break_code(fn: Any, otherwise: str) -> str:
+    """The row of the break catalogue for a native callable that nothing is known about."""
+    owner = getattr(fn, "__self__", None)
+    kind = owner if isinstance(owner, type) else type(owner)
+    origins = (getattr(fn, "__module__", None) or "", kind.__module__)
+    if origins[0] == "time" or (origins[1] == "datetime" and getattr(fn, "__name__", "") in _CLOCKS):
+        return "clock"
+    drawn = issubclass(kind, random.Random) or any(origin.startswith("numpy.random") for origin in origins)
+    return "host-random" if drawn else otherwise

@@ -217,3 +217,14 @@ class Closure(Source):
 
     def text(self) -> str:
         return f"__function.__closure__[{self.index}].cell_contents"
+
+
+def module_path(source: Source) -> str:
+    """The path of a module below the compiled one, as `named_modules` has it: "layers.0.norm"."""
+    if type(source) is Local:
+        return "" if source.name == "self" else source.name
+    base = getattr(source, "base", None)
+    path = "" if base is None else module_path(base)
+    if type(source) is not Item or source.key == "_modules":
+        return path
+    return f"{path}.{source.key}" if path else str(source.key)

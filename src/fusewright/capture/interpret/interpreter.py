@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.assumptions import Assumptions
@@ -25,6 +27,7 @@ from fusewright.capture.border.values.list import APPEND, load_to_append
 from fusewright.capture.bytecode.instructions import CO_ASYNC, CO_FAST_KINDS, CO_GENERATOR, NULL, CodeInfo, decoded
 from fusewright.capture.bytecode.liveness import live_slots
 from fusewright.capture.bytecode.resume import LastInstruction, origin_of
+from fusewright.capture.guards.sources import module_path
 from fusewright.capture.interpret.arguments import bind
 from fusewright.capture.interpret.continuation import Continuation, returning
 from fusewright.capture.interpret.generators import InterpretedGenerator
@@ -73,7 +76,7 @@ class Frame:
     """One interpreted frame. `pc` is the next instruction; `namespace` is set in class bodies only."""
 
     __slots__ = (
-        "_callers",
+        "_callers", "_locations", "_module",
         "back",
         "finished",
         "function",
@@ -102,6 +105,8 @@ class Frame:
         self.finished = False
         self.back: Frame | None = None
         self._callers: tuple[Location, ...] | None = None
+        self._module: str | None = None
+        self._locations: dict[int, Location] = {}
 
     def local(self, slot: int) -> Any:
         """What a variable holds (NULL: nothing); an argument is loaded when it is first read."""
@@ -122,12 +127,23 @@ class Frame:
         once."""
         if self._callers is None:
             self._callers = () if self.back is None else self.back.stack_here()
+        if self._module is None:
+            self._module = self._path_of_module()
+            # Where no module is named, all calls of the code share their locations.
+            self._locations = {} if self._module else self.info.locations
         index = self.pc - 1 if self.pc else 0
-        location = self.info.locations.get(index)
+        location = self._locations.get(index)
         if location is None:
             code = self.info.code
-            location = self.info.locations[index] = Location(code.co_filename, self.info.line(index), code.co_qualname)
+            place = code.co_filename, self.info.line(index), code.co_qualname
+            location = self._locations[index] = Location(*place, self._module)
         return (*self._callers, location)
+
+    def _path_of_module(self) -> str:
+        """The path of the module whose method this is, if it is one's."""
+        first = self.locals[0] if self.locals else None
+        source = self.world.source_of(first) if isinstance(first, torch.nn.Module) else None
+        return "" if source is None else module_path(source)
 
     def unwind(self, error: BaseException) -> None:
         """Goes to the handler of the instruction that raised, or raises on."""

@@ -30,6 +30,8 @@ def run_passes(graph: torch.fx.Graph, pipeline: Sequence[tuple[Pass, str]], cont
         start = time.perf_counter()
         graph = function(graph, context)
         seconds = time.perf_counter() - start
+        if rewrites.done != done and rewrites.done == rewrites.limit:
+            rewrites.stopped_in = function.__name__
         if observer is not None and (graph is not verified or rewrites.done != done):
             verify(graph, functional=True)
             verified = graph

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusewright.base.location import Location
+from fusewright.base.location import Location, attributed
 from fusewright.graph.nodes import written
 from fusewright.loops.lower import expressions as ex
 from fusewright.loops.lower.values import (
@@ -107,11 +107,12 @@ def types_in(kind: Any) -> list[TensorType]:
 
 
 def locations_of(node: Node) -> tuple[Location, ...]:
-    """`node.meta["location"]` is one location or a stack, outermost first; the innermost names the line."""
+    """To what the operator is put down; `node.meta["location"]` is one location or a stack, outermost first."""
     found = node.meta.get("location")
-    if found is None:
+    if not found:
         return ()
-    return (found,) if isinstance(found, Location) else tuple(found)[-1:]
+    line = attributed((found,) if isinstance(found, Location) else found)
+    return () if line is None else (line,)
 
 
 def merge_locations(*groups: Iterable[Location]) -> tuple[Location, ...]:

@@ -1,0 +1,369 @@
+"""`fusewright.minify`: which part of the compiler is at fault, and the smallest program that shows it.
+
+Takes a function and its arguments, for which compiled code gives a wrong result, raises, crashes the process or is
+slow; gives a `Minified`: the backend, the rewrite, fusion or kernel at fault, and a program that fails alone. Always
+holds: each program that is tried computes its own expectation by eager PyTorch, so a smaller one fails for its own
+sake; what may crash runs in a child process.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.fx
+
+from fusewright import api
+from fusewright.base import events
+from fusewright.base.records import dataclass, replace
+
+Kind = Literal["wrong", "crash", "slow"]
+SLOW = 1.2
+"""Times eager's time from which on compiled code counts as slow."""
+_SIZES = (1, 2, 3, 4, 8, 16, 32)
+
+
+@dataclass(slots=True, frozen=True)
+class Minified:
+    """backend: the first of eager, aot_eager and native that fails. culprit: the rewrite (with its pass), "fusion" or
+    "kernel", with the operators of the kernels. program: it fails when it is run."""
+
+    kind: Kind
+    backend: str
+    culprit: str
+    program: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: backend {self.backend}, {self.culprit}\n\n{self.program}"
+
+
+@dataclass(slots=True, frozen=True)
+class _Case:
+    """A torch-level graph of one output, with what its placeholders get; seeded: inputs are `torch.randn` of their
+    sizes."""
+
+    graph: torch.fx.Graph
+    inputs: tuple[Any, ...]
+    seeded: bool = False
+
+    def function(self) -> Callable[..., Any]:
+        return torch.fx.GraphModule({}, self.graph).forward
+
+    def source(self) -> str:
+        """The function's text."""
+        code = torch.fx.GraphModule({}, self.graph).graph.python_code("self").src
+        lines = [re.sub(r";\s+\w+ = None.*| *# .*", "", line) for line in code.splitlines() if line.strip()]
+        begin = next(place for place, line in enumerate(lines) if line.startswith("def forward"))
+        names = ", ".join(str(node.target) for node in self.graph.find_nodes(op="placeholder"))
+        return "\n".join([f"def f({names}):", *lines[begin + 1 :]])
+
+    def arguments(self) -> tuple[Any, ...]:
+        if not self.seeded:
+            return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in self.inputs)
+        torch.manual_seed(0)
+        return tuple(map(_seeded_value, self.inputs))
+
+    def program(self, kind: Kind, file: Path | None = None) -> str:
+        """A program that fails. Inputs that are not seeded are read from `file`."""
+        given = f"args = torch.load({str(file)!r})" if file else f"args = {self._texts()}"
+        run = "fusewright.compile(f)(*args)"
+        check = {
+            "wrong": f"torch.testing.assert_close({run}, f(*args), rtol=1e-3, atol=1e-3)",
+            "crash": run,
+            "slow": "from torch.utils.benchmark import Timer; compiled = fusewright.compile(f); compiled(*args)\n"
+            'seconds = [Timer("g(*args)", globals={"g": g, "args": args}).blocked_autorange().median '
+            "for g in (compiled, f)]\n"
+            f"assert seconds[0] < {SLOW} * seconds[1], seconds",
+        }[kind]
+        return f"import torch, fusewright\n\n{self.source()}\n\ntorch.manual_seed(0)\n{given}\n{check}\n"
+
+    def _texts(self) -> str:
+        return "[" + ", ".join(map(_seeded_text, self.inputs)) + "]"
+
+
+def _seeded_value(value: Any) -> Any:
+    """What `_seeded_text` makes."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    make = torch.randn if value.is_floating_point() else torch.zeros
+    return make(tuple(value.shape), dtype=value.dtype)
+
+
+def _seeded_text(value: Any) -> str:
+    """An expression that makes an input like `value`."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    shape = tuple(value.shape)
+    if value.is_floating_point():
+        suffix = "" if value.dtype is torch.float32 else f", dtype={value.dtype}"
+        return f"torch.randn({shape}{suffix})"
+    return f"torch.zeros({shape}, dtype={value.dtype})"
+
+
+def minify(
+    f: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, kind: Kind = "wrong"
+) -> Minified | None:
+    """Finds what is at fault when compiled `f(*args, **kwargs)` is wrong (or raises), crashes or is slow, and a small
+    program that fails. None where nothing fails. A function with graph breaks is taken graph by graph."""
+    for case in collect(f, args, kwargs or {}):
+        found = minify_case(case, kind)
+        if found is not None:
+            return found
+    return None
+
+
+def minify_script(script: Path, kind: Kind = "wrong") -> Minified | None:
+    """The same for what a script compiles by `fusewright.compile`: it is run once, eagerly, to note the graphs."""
+    cases: list[_Case] = []
+    package: Any = sys.modules["fusewright"]
+    original = package.compile
+
+    def noting(model: Any = None, **arguments: Any) -> Any:
+        return original(model, **{**arguments, "backend": collector(cases), "mode": None, "options": None})
+
+    package.compile = noting
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        package.compile = original
+    return next((found for found in (minify_case(case, kind) for case in cases) if found is not None), None)
+
+
+def collect(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Case]:
+    """The graphs of a call, each with its inputs."""
+    cases: list[_Case] = []
+    api.compile(f, backend=collector(cases), dynamic=False)(*args, **kwargs)
+    return cases
+
+
+def collector(cases: list[_Case]) -> Callable[..., Any]:
+    """A backend that notes graphs and runs them eagerly."""
+
+    def note(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph, given = torch.fx.Graph(), [one.detach() if isinstance(one, torch.Tensor) else one for one in inputs]
+        copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        head = None
+        for node in module.graph.nodes:  # a constant becomes one more input
+            constant = node.op == "get_attr"
+            if constant and head is not None:
+                with graph.inserting_after(head):
+                    head = copies[node] = graph.placeholder(str(node.target).replace(".", "_"))
+                given.append(getattr(module, str(node.target)))
+                continue
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            head = copies[node] if node.op == "placeholder" else head
+        cases.append(_Case(graph, tuple(given)))
+        return module.forward
+
+    return note
+
+
+def minify_case(case: _Case, kind: Kind) -> Minified | None:
+    """The same for one graph."""
+
+    def fails(one: _Case, **arguments: Any) -> bool:
+        return _fails(one, kind, arguments)
+
+    if not fails(case):
+        return None
+    for step in (_seeded, _one_output, _shorter, _cut_inputs, _smaller):
+        while (smaller := next(filter(fails, step(case)), None)) is not None:
+            case = smaller
+    backend, culprit = _attributed(case, fails, kind != "crash")
+    file = None
+    if not case.seeded:
+        file = Path(tempfile.mkdtemp(prefix="fusewright-")) / "inputs.pt"
+        torch.save(list(case.inputs), file)
+    return Minified(kind, backend, culprit, case.program(kind, file))
+
+
+# --- does it fail? ----------------------------------------------------------------------------------------------------
+
+
+def _fails(case: _Case, kind: Kind, arguments: dict[str, Any]) -> bool:
+    """Whether a case fails as `kind` says, and eager PyTorch runs it."""
+    if arguments.get("backend", "native") == "native":
+        arguments = {**arguments, "options": {"disk_cache": False, **arguments.get("options", {})}}
+    try:
+        function, inputs = case.function(), case.arguments()
+        with torch.no_grad():
+            expected = function(*case.arguments())
+    except Exception:
+        return False  # no program: its pieces do not fit together
+    if kind == "crash":
+        return _crashes(case, arguments)
+    with torch.no_grad():
+        try:
+            compiled = api.compile(function, **arguments)
+            got = compiled(*inputs)
+            if kind == "slow":
+                return _seconds(compiled, inputs) > SLOW * _seconds(function, inputs)
+            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+        except Exception:
+            return True
+    return False
+
+
+def _crashes(case: _Case, arguments: dict[str, Any]) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        file = None if case.seeded else Path(folder) / "inputs.pt"
+        if file is not None:
+            torch.save(list(case.inputs), file)
+        program = case.program("crash", file).replace("compile(f)", f"compile(f, **{arguments!r})")
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, capture_output=True, check=False, timeout=600).returncode < 0
+
+
+def _seconds(function: Callable[..., Any], inputs: Sequence[Any]) -> float:
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        for _ in range(10):
+            function(*inputs)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+# --- smaller cases ----------------------------------------------------------------------------------------------------
+
+
+def _calls(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    return [node for node in graph.nodes if node.op.startswith("call_")]
+
+
+def _ending(case: _Case, result: int) -> _Case:
+    """The case whose result is that of its call number `result`."""
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph = torch.fx.Graph()
+    wanted = _calls(case.graph)[result]
+    for node in case.graph.nodes:
+        if node.op != "output":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node is wanted:
+            break
+    graph.output(copies[wanted])
+    return _without_unused(replace(case, graph=graph))
+
+
+def _without_unused(case: _Case) -> _Case:
+    graph = case.graph
+    for node in reversed(_calls(graph)):
+        if not node.users and not str(node.target).endswith("_"):
+            graph.erase_node(node)
+    kept = []
+    for node, value in zip(list(graph.find_nodes(op="placeholder")), case.inputs):
+        if node.users:
+            kept.append(value)
+        else:
+            graph.erase_node(node)
+    return replace(case, inputs=tuple(kept))
+
+
+def _seeded(case: _Case) -> Iterator[_Case]:
+    if not case.seeded:
+        yield replace(case, seeded=True)
+
+
+def _one_output(case: _Case) -> Iterator[_Case]:
+    """Each result alone."""
+    (output,) = case.graph.find_nodes(op="output")
+    calls = _calls(case.graph)
+    for node in output.all_input_nodes if not isinstance(output.args[0], torch.fx.Node) else ():
+        if node in calls:
+            yield _ending(case, calls.index(node))
+
+
+def _shorter(case: _Case) -> Iterator[_Case]:
+    """The shortest beginning that fails comes first."""
+    yield from (_ending(case, result) for result in range(len(_calls(case.graph)) - 1))
+
+
+def _cut_inputs(case: _Case) -> Iterator[_Case]:
+    """The ends: what the calls up to one give are inputs, from the longest cut to the shortest; then one call less."""
+    values: dict[torch.fx.Node, Any] = {}
+    calls = _calls(case.graph)
+    with torch.no_grad():
+        for node, value in zip(case.graph.find_nodes(op="placeholder"), case.arguments()):
+            values[node] = value
+        for node in calls:
+            arguments, named = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            own: Any = node.target
+            called = getattr(arguments[0], own) if node.op == "call_method" else own
+            values[node] = called(*(arguments[1:] if node.op == "call_method" else arguments), **named)
+    for place in range(len(calls) - 1):
+        yield _from(case, set(calls[len(calls) - 1 - place :]), values)
+
+
+def _from(case: _Case, kept: set[torch.fx.Node], values: dict[torch.fx.Node, Any]) -> _Case:
+    """The case with the calls `kept` alone: what the others give are inputs."""
+    graph, copies, inputs = torch.fx.Graph(), {}, []
+    needed = dict.fromkeys(one for node in case.graph.nodes if node in kept for one in node.all_input_nodes)
+    for node in needed:
+        if node not in kept:
+            copies[node] = graph.placeholder(node.name)
+            inputs.append(values[node])
+    for node in case.graph.nodes:
+        if node in kept or node.op == "output":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return replace(case, graph=graph, inputs=tuple(inputs))
+
+
+def _smaller(case: _Case) -> Iterator[_Case]:
+    """Each size that inputs have, smaller wherever it stands."""
+    tensors = [one for one in case.inputs if isinstance(one, torch.Tensor)]
+    for size in sorted({size for one in tensors for size in one.shape}, reverse=True):
+        for less in (one for one in _SIZES if one < size):
+            inputs = tuple(_resized(one, size, less) if isinstance(one, torch.Tensor) else one for one in case.inputs)
+            yield replace(case, inputs=inputs)
+
+
+def _resized(tensor: torch.Tensor, size: int, less: int) -> torch.Tensor:
+    return tensor[tuple(slice(less) if one == size else slice(None) for one in tensor.shape)].contiguous()
+
+
+# --- what is at fault -------------------------------------------------------------------------------------------------
+
+
+def _attributed(case: _Case, fails: Callable[..., bool], told: bool) -> tuple[str, str]:
+    """(backend, culprit) of a case that fails; `told`: this process may compile it, to name what was made."""
+    if fails(case, backend="eager"):
+        return "eager", "capture"
+    backend = "aot_eager" if fails(case, backend="aot_eager") else "native"  # both run the passes that clean the graph
+    if not fails(case, options={"stop_after_rewrites": 0}):
+        low, high = 0, 1
+        while not fails(case, options={"stop_after_rewrites": high}):
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fails(case, options={"stop_after_rewrites": middle}) else (middle, high)
+        where = f": {_told(case, {'stop_after_rewrites': high})[1]}" if told else ""
+        return backend, f"rewrite {high}{where}"
+    if backend == "aot_eager":
+        return backend, "the recording of ATen operators"
+    fusion = not fails(case, options={"fusion": False, "stop_after_rewrites": 0})
+    kernels = f" {_told(case, {'stop_after_rewrites': 0})[0]}" if told else ""
+    return "native", f"{'fusion' if fusion else 'kernel'}{kernels}"
+
+
+def _told(case: _Case, options: dict[str, Any]) -> tuple[str, str]:
+    """The kernels of a compile, and where its rewrites stopped."""
+    kernels: list[str] = []
+    stopped: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.KernelMade):
+            kernels.append(f"{event.name} ({', '.join(event.origins)})")
+        elif isinstance(event, events.Stopped):
+            stopped.append(f"{event.rewrite} (pass {event.name})")
+
+    with events.STREAM.listening(listen), torch.no_grad():
+        _fails(case, "wrong", {"options": options})
+    return ", ".join(kernels) or "(a library call)", ", ".join(stopped)
