@@ -257,7 +257,8 @@ void ask_for_labels(Program &p) {
     p.labels = nullptr;
     auto made = std::make_unique<std::vector<std::string>>();
     PyObject *labels = asked == Py_None ? PyTuple_New(0) : PyObject_CallNoArgs(asked);
-    if (labels != nullptr && !PyTuple_Check(labels)) PyErr_SetString(PyExc_TypeError, "the labels of a plan are a tuple");
+    if (labels != nullptr && !PyTuple_Check(labels))
+        PyErr_SetString(PyExc_TypeError, "the labels of a plan are a tuple");
     for (Py_ssize_t i = 0; !PyErr_Occurred() && i < PyTuple_GET_SIZE(labels); i++) {
         const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(labels, i));
         if (text != nullptr) made->emplace_back(text);

@@ -59,7 +59,7 @@ struct TorchFunctions {
     int32_t (*cuda_guard)(int32_t device, void **guard);
     int32_t (*cuda_guard_set)(void *guard, int32_t device);
     int32_t (*delete_cuda_guard)(void *guard);
-    bool (*has_callbacks)();                            // whether a profiler or a trace listens, on this thread or on all
+    bool (*has_callbacks)();  // whether a profiler or a trace listens, on this thread or on all
     int32_t (*record_start)(const char *name, void *kwargs, void *const *inputs, uint64_t n, void **range);
     int32_t (*record_end)(void *range);
     int64_t (*version)(Handle);                         // at::TensorBase::_version; throws for an inference tensor
@@ -123,7 +123,8 @@ class Range {
     void *range_ = nullptr;
 };
 inline bool is_profiled() {
-    return torch.has_callbacks != nullptr && torch.record_start != nullptr && torch.record_end != nullptr && torch.has_callbacks();
+    bool able = torch.has_callbacks != nullptr && torch.record_start != nullptr && torch.record_end != nullptr;
+    return able && torch.has_callbacks();
 }
 
 // While alive, operators run below autograd and autocast with gradients off: what the graph recorded is what runs.

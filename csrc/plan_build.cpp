@@ -405,10 +405,13 @@ std::unique_ptr<Program> build_program(PyObject *args, PyObject *kwargs) {
     Py_ssize_t n_inputs;
     int arena, single;
     unsigned long long arena_limit;
-    PyObject *values, *symbols, *instructions, *slots, *steps, *outputs, *constants, *owner = nullptr, *labels = nullptr;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ss#O!O!O!O!O!O!iO!pK|OO", const_cast<char **>(names), &name, &kinds, &n_inputs, &PyTuple_Type, &values,
-                                     &PyTuple_Type, &symbols, &PyTuple_Type, &instructions, &PyTuple_Type, &slots, &PyTuple_Type, &steps, &PyTuple_Type,
-                                     &outputs, &arena, &PyTuple_Type, &constants, &single, &arena_limit, &owner, &labels))
+    PyObject *values, *symbols, *instructions, *slots, *steps, *outputs, *constants, *owner = nullptr;
+    PyObject *labels = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "ss#O!O!O!O!O!O!iO!pK|OO", const_cast<char **>(names), &name, &kinds, &n_inputs,
+            &PyTuple_Type, &values, &PyTuple_Type, &symbols, &PyTuple_Type, &instructions, &PyTuple_Type, &slots,
+            &PyTuple_Type, &steps, &PyTuple_Type, &outputs, &arena, &PyTuple_Type, &constants, &single, &arena_limit,
+            &owner, &labels))
         return nullptr;
     if (!config.ready) {
         PyErr_SetString(PyExc_RuntimeError, "call plans are not configured: import fusewright.runtime.torch_c first");

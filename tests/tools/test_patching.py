@@ -17,6 +17,7 @@ from torch import nn
 import fusewright
 from fusewright import _native
 from fusewright.base import events, options
+from fusewright.base.errors import warn_once
 from fusewright.module import CompiledModuleBase, ModuleCaller
 from fusewright.tools import cli, patching
 
@@ -90,7 +91,7 @@ def test_modules(compiled: list[str]) -> None:
 
 
 def test_other_compilers_options_are_left_out_with_a_warning(compiled: list[str]) -> None:
-    patching._warn_once.cache_clear()
+    warn_once.cache_clear()
     with pytest.warns(fusewright.OptionWarning, match="coordinate_descent_tuning, epilogue_fusion"):
         f = torch.compile(
             lambda x: x + 1,

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.backends import native, registry
+from fusewright.backends import registry
 from fusewright.base import events, options
-from fusewright.base.errors import FusewrightError, OptionError
+from fusewright.base.errors import FusewrightError, OptionError, warn_once
 from fusewright.runtime import host
 from fusewright.runtime.cache import DiskCache
 
@@ -114,7 +114,7 @@ def test_options_of_capture_count_under_every_backend() -> None:
 
 
 def test_options_without_effect_on_a_cpu_say_so_once() -> None:
-    native._warn_once.cache_clear()
+    warn_once.cache_clear()
     with pytest.warns(fusewright.OptionWarning, match="reduce-overhead") as told:
         for _ in range(2):
             fusewright.compile(lambda x: x + 1, mode="reduce-overhead")(torch.ones(2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch.fx
 from fusewright.backends import graph_cache
 from fusewright.backends.parts import has_data_sizes, in_parts
 from fusewright.backends.registry import Backend, GraphToCompile
-from fusewright.base.errors import CannotFunctionalise, OptionWarning
+from fusewright.base.errors import CannotFunctionalise, warn_once
 from fusewright.base.events import Hint, KernelMade
 from fusewright.base.signals import GraphBreak
 from fusewright.codegen.device_kernel import Unsupported
@@ -62,12 +61,7 @@ def _say_if_useless(to_compile: GraphToCompile) -> None:
     if devices == {"cpu"}:
         text = 'on a CPU "triton.cudagraphs" (as in mode="reduce-overhead") does nothing'
         to_compile.notify(Hint(to_compile.function, text))
-        _warn_once(text)
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, OptionWarning, stacklevel=2)
+        warn_once(text)
 
 
 def as_data(to_compile: GraphToCompile) -> CompiledGraph:

@@ -8,6 +8,8 @@ it).
 from __future__ import annotations
 
 import difflib
+import functools
+import warnings
 from collections.abc import Iterable, Sequence
 
 from fusewright.base.break_catalogue import BREAKS
@@ -77,6 +79,12 @@ class RecompileLimitWarning(UserWarning):
 
 class OptionWarning(UserWarning):
     """An option has no effect here: it is for another kind of device, or another compiler's."""
+
+
+@functools.cache
+def warn_once(text: str, level: int = 2) -> None:
+    """An OptionWarning, the first time that its text is met. level: as in `warnings.warn`."""
+    warnings.warn(text, OptionWarning, stacklevel=level)
 
 
 class CacheWarning(UserWarning):

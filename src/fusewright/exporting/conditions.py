@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from fusewright.base.records import dataclass, field
 from fusewright.capture.guards import Guard, TensorGuard
 from fusewright.capture.guards.sources import Constant, FunctionSource, Item, Source, TensorSize, TensorStride
-from fusewright.exporting.program import RELATIONS, Signature, size_value
+from fusewright.exporting.program import Signature
 from fusewright.runtime.artifact import CompiledGraph
 
 CONTAINERS: tuple[type, ...] = (tuple, list, dict, OrderedDict)
@@ -42,11 +42,6 @@ class Version:
 
     def to_json(self) -> dict[str, Any]:
         return {"target": self.target, "inputs": self.inputs, "results": self.results, "facts": self.facts}
-
-
-def holds(facts: Sequence[Mapping[str, Any]], values: Mapping[str, int]) -> bool:
-    """Whether constraints of a signature hold for these sizes."""
-    return all(RELATIONS[one["op"]](size_value(one["left"], values), size_value(one["right"], values)) for one in facts)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ general version leaves out have a version of their own.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import itertools
 import json
 import zipfile
@@ -32,16 +31,17 @@ from fusewright.capture.guards.sources import TensorSize
 from fusewright.capture.settings import CaptureOptions
 from fusewright.codegen.device_kernel import Unsupported
 from fusewright.exporting.archive import stored, texts_of, weights_of, write_weights
-from fusewright.exporting.conditions import Version, holds
+from fusewright.exporting.conditions import Version
 from fusewright.exporting.dims import Dim
 from fusewright.exporting.packaged import (
     MANIFEST,
     PACKAGE_VERSION,
     SEAL,
+    ed25519_key,
     is_name,
     made_with,
 )
-from fusewright.exporting.program import ExportedProgram, ProgramModule, size_value
+from fusewright.exporting.program import ExportedProgram, ProgramModule, holds, zeros_of
 from fusewright.exporting.request import STAND_INS, Request, choose_roots, stand_in
 from fusewright.exporting.results import flat_results
 from fusewright.exporting.symbols import Captured, located
@@ -76,7 +76,7 @@ def package(
             raise OptionError(f"unknown target {target!r}: {near_misses(str(target), TARGETS)}")
     if not named or not wanted:
         raise ExportError("package takes at least one program and one target")
-    seal = None if sign_key is None else _signer(sign_key)
+    seal = None if sign_key is None else ed25519_key(sign_key, "sign_key", "Private").sign
     every = {
         f"{name}/{weight}": value for name, program in named.items() for weight, value in weights_of(program).items()
     }
@@ -109,22 +109,6 @@ def package(
             archive.writestr(zipfile.ZipInfo(SEAL), seal(text))
 
 
-def _signer(key: Any) -> Any:
-    """What signs bytes by an Ed25519 key: one of the `cryptography` package, or its 32 bytes."""
-    try:
-        ed25519 = importlib.import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
-    except ImportError:
-        raise ExportError("sign_key needs the package cryptography: pip install fusewright[sign]") from None
-    if isinstance(key, (bytes, bytearray)):
-        try:
-            key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(key))
-        except ValueError as error:
-            raise ExportError(f"sign_key is no Ed25519 key: {error}") from None
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise ExportError(f"sign_key takes an Ed25519PrivateKey or its 32 bytes, got {type(key).__name__}")
-    return key.sign
-
-
 def example_sizes(program: ExportedProgram) -> dict[str, int]:
     """A value of each size that may change: the example's, or some that the program holds for."""
     symbols = program.graph_signature.symbols
@@ -138,7 +122,7 @@ def example_sizes(program: ExportedProgram) -> dict[str, int]:
         choices.append([*fits, known["min"]] if not fits or most is not None else fits)
     for tried in itertools.islice(itertools.product(*choices), _MOST_TRIES):
         values = dict(zip(symbols, tried))
-        if holds(program.graph_signature.constraints, values):
+        if all(holds(fact, values) for fact in program.graph_signature.constraints):
             return values
     raise ExportError("no sizes were found that the program holds for: package it in the process that exports it")
 
@@ -172,9 +156,7 @@ def _request(program: ExportedProgram, sizes: Mapping[str, int]) -> Request:
             continue
         if record["device"] != "cpu":
             raise ExportError(f"packages hold code for CPUs, and {record['name']} is on {record['device']}")
-        shape, order = [size_value(size, sizes) for size in record["shape"]], record["order"]
-        made = torch.zeros([shape[dim] for dim in order], dtype=getattr(torch, record["dtype"]))
-        leaves.append(made.permute([order.index(dim) for dim in range(len(order))]))
+        leaves.append(zeros_of(record, sizes))
     for name, value in weights_of(program).items():
         if value.device.type != "cpu":
             raise ExportError(f"packages hold code for CPUs, and {name} is on {value.device}")

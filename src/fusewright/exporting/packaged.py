@@ -15,7 +15,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
@@ -101,20 +101,28 @@ def load_package(file: Any, verify_key: Any, target: str | None) -> Package:
     )
 
 
-def _verify(parts: Mapping[str, memoryview], key: Any) -> None:
-    """Raises ProgramFileError unless the manifest, which has the hashes of all other parts, was signed by this key."""
+def ed25519_key(key: Any, argument: str, half: Literal["Private", "Public"]) -> Any:
+    """An Ed25519 key of the `cryptography` package, given as such or as its 32 bytes. Raises ExportError, which names
+    the argument."""
     try:
         ed25519 = importlib.import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
-        invalid = importlib.import_module("cryptography.exceptions").InvalidSignature
     except ImportError:
-        raise ExportError("verify_key needs the package cryptography: pip install fusewright[sign]") from None
+        raise ExportError(f"{argument} needs the package cryptography: pip install fusewright[sign]") from None
+    kind = getattr(ed25519, f"Ed25519{half}Key")
     if isinstance(key, (bytes, bytearray)):
         try:
-            key = ed25519.Ed25519PublicKey.from_public_bytes(bytes(key))
+            key = getattr(kind, f"from_{half.lower()}_bytes")(bytes(key))
         except ValueError as error:
-            raise ExportError(f"verify_key is no Ed25519 key: {error}") from None
-    if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise ExportError(f"verify_key takes an Ed25519PublicKey or its 32 bytes, got {type(key).__name__}")
+            raise ExportError(f"{argument} is no Ed25519 key: {error}") from None
+    if not isinstance(key, kind):
+        raise ExportError(f"{argument} takes an {kind.__name__} or its 32 bytes, got {type(key).__name__}")
+    return key
+
+
+def _verify(parts: Mapping[str, memoryview], key: Any) -> None:
+    """Raises ProgramFileError unless the manifest, which has the hashes of all other parts, was signed by this key."""
+    key = ed25519_key(key, "verify_key", "Public")
+    invalid = importlib.import_module("cryptography.exceptions").InvalidSignature
     require(SEAL in parts, f"{SEAL}: is missing: the package is not signed")
     try:
         key.verify(bytes(parts[SEAL]), bytes(parts[MANIFEST]))

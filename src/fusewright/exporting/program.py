@@ -48,6 +48,19 @@ def size_value(tree: Tree, values: Mapping[str, int]) -> int:
     return SIZE_OPERATORS[tree[0]](size_value(tree[1], values), size_value(tree[2], values))
 
 
+def holds(fact: Mapping[str, Any], values: Mapping[str, int]) -> bool:
+    """Whether a constraint of a signature holds for these sizes."""
+    return RELATIONS[fact["op"]](size_value(fact["left"], values), size_value(fact["right"], values))
+
+
+def zeros_of(record: Mapping[str, Any], values: Mapping[str, int]) -> torch.Tensor:
+    """A tensor argument of a signature for these sizes: its dimensions lie in memory as the example's do."""
+    shape, order = [size_value(size, values) for size in record["shape"]], record["order"]
+    dtype = getattr(torch, record["dtype"])
+    made = torch.zeros([shape[dim] for dim in order], dtype=dtype, device=record["device"])
+    return made.permute([order.index(dim) for dim in range(len(order))])
+
+
 def size_text(tree: Tree, labels: Mapping[str, str]) -> str:
     """A size as a user reads it."""
     if isinstance(tree, int):
@@ -355,7 +368,7 @@ class ProgramModule(torch.nn.Module):
                             f"{labels[size]}, which is {sizes[size]} ({record['where'][dim]})"
                         )
         for fact in signature.constraints:
-            if not RELATIONS[fact["op"]](size_value(fact["left"], sizes), size_value(fact["right"], sizes)):
+            if not holds(fact, sizes):
                 left, right = size_text(fact["left"], labels), size_text(fact["right"], labels)
                 given = ", ".join(f"{labels[name]} = {value}" for name, value in sizes.items())
                 raise ProgramInputError(f"the program holds for {left} {fact['op']} {right} ({fact['where']}): {given}")

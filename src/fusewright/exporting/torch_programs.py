@@ -11,15 +11,12 @@ import itertools
 import sys
 from typing import Any
 
-import torch
 from torch.utils import _pytree as pytree
 
 from fusewright.base.errors import ExportError
 from fusewright.exporting.dims import Dim, Hint
-from fusewright.exporting.program import RELATIONS, ExportedProgram, Signature, size_value
-
-SIZES = (5, 7, 11, 13, 17, 3, 2)
-"""What a size of 1 is taken to be: seldom another size of a program."""
+from fusewright.exporting.program import ExportedProgram, Signature, holds, size_value, zeros_of
+from fusewright.exporting.request import STAND_INS
 
 
 def is_torch_program(model: Any) -> bool:
@@ -77,12 +74,9 @@ def _examples(program: ExportedProgram) -> Any:
         if leaf["kind"] != "tensor":
             leaves.append(leaf["value"])
             continue
-        shape, order = [size_value(size, sizes) for size in leaf["shape"]], leaf["order"]
-        if own and list(own[place].shape) == shape:
-            leaves.append(own[place])
-            continue
-        made = torch.zeros([shape[dim] for dim in order], dtype=getattr(torch, leaf["dtype"]), device=leaf["device"])
-        leaves.append(made.permute([order.index(dim) for dim in range(len(shape))]))
+        given = own[place] if own else None
+        shape = [size_value(size, sizes) for size in leaf["shape"]]
+        leaves.append(given if given is not None and list(given.shape) == shape else zeros_of(leaf, sizes))
     return pytree.tree_unflatten(leaves, program.in_spec)
 
 
@@ -94,15 +88,12 @@ def _example_sizes(signature: Signature, own: list[Any]) -> dict[str, int]:
         least, most = known["min"], known["max"]
         choices.append([
             one
-            for one in (example, *SIZES, *range(max(2, least), max(2, least) + 64))
+            for one in (example, *STAND_INS, *range(max(2, least), max(2, least) + 64))
             if one >= max(2, least) and (most is None or one <= most)
         ])  # fmt: skip
     for values in itertools.islice(itertools.product(*choices), 100_000):
         sizes = dict(zip(signature.symbols, values))
-        if all(
-            RELATIONS[fact["op"]](size_value(fact["left"], sizes), size_value(fact["right"], sizes))
-            for fact in signature.constraints
-        ):
+        if all(holds(fact, sizes) for fact in signature.constraints):
             return sizes
     raise ExportError("no sizes above 1 were found for which the program's constraints hold")
 

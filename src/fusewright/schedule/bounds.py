@@ -44,7 +44,7 @@ from fusewright.schedule.plan import (
 )
 from fusewright.sizes.algebra import interval
 from fusewright.sizes.expressions import Dim, Expr, Symbol, free_symbols, maximum, minimum, product
-from fusewright.sizes.proofs import Facts, View, certain, lowest, not_empty, prove
+from fusewright.sizes.proofs import Facts, View, certain, is_at_least_zero, lowest, not_empty, prove
 
 Cases = tuple[Facts, ...]
 """What may hold: the facts of one of these."""
@@ -159,10 +159,7 @@ class _Checker:
             self.require(room - 1 - index, cases, where, buffer, index, room)
 
     def require(self, d: Dim, cases: Cases, where: str, buffer: str, index: Dim, room: Dim) -> None:
-        if isinstance(d, int):
-            if d >= 0:
-                return
-        elif interval(d)[0] >= 0:
+        if is_at_least_zero(d):
             return
         key = (d, room, cases)
         if key not in self.answers:

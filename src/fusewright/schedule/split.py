@@ -82,24 +82,19 @@ def _cuts(program: LoopProgram, options: ScheduleOptions) -> dict[Space, Cut]:
     if options.lanes > 1:
         loops = [operation for operation in program.operations if isinstance(operation, Pointwise)]
         made = {store.buffer: store.value for loop in loops for store in loop.stores}
-    rows = _rows(program, options)
+    rows: set[tuple[Dim, Dim]] = set()  # (number, length) of those that reductions on a GPU walk whole
+    cuts: list[tuple[Reduction, Cut]] = []
     for operation in program.operations:
-        if isinstance(operation, Reduction) and _splittable(operation):
-            dear = options.lanes > 1 and _is_dear(operation, made)
-            cut, space = _cut(operation, options, dear), _space(operation, options)
-            if cut is not None:
-                cut = _cut_to_rows(operation, rows) or cut
-                found[space] = max(found.get(space, cut), cut, key=_count)
-    return found
-
-
-def _rows(program: LoopProgram, options: ScheduleOptions) -> set[tuple[Dim, Dim]]:
-    """(number of rows, their length) of the reductions that stay whole, on a GPU."""
-    found: set[tuple[Dim, Dim]] = set()
-    if options.lanes > 1:
-        for operation in program.operations:
-            if isinstance(operation, Reduction) and _cut(operation, options) is None:
-                found.add((_extent(operation.axes), _extent(operation.reduced)))
+        if not isinstance(operation, Reduction) or (options.lanes == 1 and not _splittable(operation)):
+            continue
+        cut = _cut(operation, options, options.lanes > 1 and _is_dear(operation, made))
+        if cut is None and options.lanes > 1:
+            rows.add((_extent(operation.axes), _extent(operation.reduced)))
+        elif cut is not None and _splittable(operation):
+            cuts.append((operation, cut))
+    for operation, cut in cuts:
+        cut, space = _cut_to_rows(operation, rows) or cut, _space(operation, options)
+        found[space] = max(found.get(space, cut), cut, key=_count)
     return found
 
 

@@ -13,7 +13,6 @@ import runpy
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ import torch.fx
 from fusewright import api
 from fusewright.base import events
 from fusewright.base.records import dataclass, replace
+from fusewright.tools import bench
 
 Kind = Literal["wrong", "crash", "slow"]
 SLOW = 1.2
@@ -223,13 +223,7 @@ def _crashes(case: _Case, arguments: dict[str, Any]) -> bool:
 
 
 def _seconds(function: Callable[..., Any], inputs: Sequence[Any]) -> float:
-    best = float("inf")
-    for _ in range(5):
-        started = time.perf_counter()
-        for _ in range(10):
-            function(*inputs)
-        best = min(best, time.perf_counter() - started)
-    return best
+    return min(bench.seconds_of(lambda: function(*inputs), calls=10) for _ in range(5))
 
 
 # --- smaller cases ----------------------------------------------------------------------------------------------------

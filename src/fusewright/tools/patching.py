@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from fusewright import api, decorators
-from fusewright.base.errors import OptionWarning
+from fusewright.base.errors import warn_once
 from fusewright.base.options import CAPTURE_OPTIONS, OPTIONS
 from fusewright.tools import bundle
 
@@ -42,7 +41,7 @@ def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         unknown = {name for name, value in options.items() if name not in known or not _fits(name, value)}
         if unknown:
             names = ", ".join(sorted(unknown))
-            _warn_once(f"fusewright leaves out options of torch.compile that it does not have: {names}")
+            warn_once(f"fusewright leaves out options of torch.compile that it does not have: {names}", level=5)
         theirs = sys.modules.get(PEER_CONFIG)
         options = {name: value for name, value in options.items() if name not in unknown}
         options |= {name: True for name in PEER_OPTIONS if getattr(theirs, name, False) is True}
@@ -54,11 +53,6 @@ def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fits(name: str, value: Any) -> bool:
     return OPTIONS[name].type in (type(value), float)
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, OptionWarning, stacklevel=5)
 
 
 def _compile(model: Any = None, **arguments: Any) -> Any:

@@ -142,7 +142,7 @@ class Frame:
     def _path_of_module(self) -> str:
         """The path of the module whose method this is, if it is one's."""
         first = self.locals[0] if self.locals else None
-        source = self.world.source_of(first) if isinstance(first, torch.nn.Module) else None
+        source = self.world.source_of(first) if issubclass(type(first), torch.nn.Module) else None
         return "" if source is None else module_path(source)
 
     def unwind(self, error: BaseException) -> None:

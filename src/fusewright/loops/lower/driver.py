@@ -220,7 +220,7 @@ class Lowering:
         if not self.computable(args, kwargs, kind, torch.Tag.pointwise in target.tags) or for_floats(target, args):
             return False
         home = types_in(kind)[0].device
-        for value in tensors_in((args, kwargs)):
+        for value in () if home.type == "cpu" else tensors_in((args, kwargs)):
             if value.type.device != home:
                 ref = window(value)
                 if ref is None or any(size != 1 for size in self.program.buffers[ref.buffer].shape):
