@@ -6,6 +6,7 @@
 //
 // The same evaluator watches native calls that capture makes (call_watched): a Python function that native code runs meanwhile (an `__eq__` of a
 // list's element, a `__hash__`, an `__index__`) is given to the thread's interceptor, so that it is interpreted, and what it reads is guarded.
+// What merely happens meanwhile is no part of the program and runs unwatched: finalizers of garbage, trace functions, audit hooks.
 //
 // There is one evaluator in an interpreter, and a debugger or torch.compile may put its own there, or back, at any moment and in any order. Each calls
 // the one that it found, so these calls could form a ring; ours is never part of one: a frame that comes back goes to CPython's own evaluator.
@@ -19,6 +20,7 @@
 #include "entry.h"
 
 #include <internal/pycore_frame.h>
+#include <internal/pycore_interp.h>
 #include <opcode.h>
 
 #include <stdbool.h>
@@ -39,6 +41,7 @@ static __thread PyObject *frames = NULL;             // borrowed: the table of t
 static PyObject *policy = NULL;                      // policy(code, function) or policy(code, function, table) -> FrameCache or None
 static __thread PyObject *interceptor = NULL;        // owned; interceptor(function, locals) -> (result,), None or False, of this thread's capture
 static __thread bool watching = false;               // inside call_watched, and not inside the interceptor
+static __thread int watched_from = 0;                // interruptions() where call_watched began
 static Py_ssize_t extra_index = -1;
 
 // What a code object's extra points to. Records form a list so that hook_reset finds them all.
@@ -192,6 +195,9 @@ static bool is_plain_function(PyCodeObject *code, PyObject *function, struct _Py
            PyFunction_Check(function);
 }
 
+// How deep this thread is in what the interpreter does by itself, in the middle of whatever runs.
+static int interruptions(PyThreadState *tstate) { return tstate->tracing + (tstate->interp->gc.collecting != 0); }
+
 // A frame that native code runs inside call_watched. False: it is left alone.
 static bool intercept(PyCodeObject *code, PyObject *function, struct _PyInterpreterFrame *frame, PyObject **result, bool *quiet) {
     if (!is_plain_function(code, function, frame)) return false;
@@ -268,8 +274,8 @@ static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *fra
     }
     if (watching && !throwflag) {
         PyObject *answer;
-        bool quiet = false;
-        if (intercept(code, function, frame, &answer, &quiet)) return finish_frame(tstate, frame, answer);
+        bool quiet = interruptions(tstate) > watched_from;
+        if (!quiet && intercept(code, function, frame, &answer, &quiet)) return finish_frame(tstate, frame, answer);
         watching = !quiet;
         answer = hand_on(tstate, frame, throwflag);
         watching = true;
@@ -426,8 +432,9 @@ static PyObject *call_watched(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     if (interceptor == NULL) return PyObject_Vectorcall(args[0], args + 1, nargs - 1, kwnames);
     bool before = watching;
-    int saved = fw_hook_suspend();
+    int saved = fw_hook_suspend(), from = watched_from;
     watching = false;
+    watched_from = interruptions(PyThreadState_Get());
     PyObject *result = NULL;
     if (install() == 0) {
         _PyFrameEvalFunction first = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
@@ -438,6 +445,7 @@ static PyObject *call_watched(PyObject *self, PyObject *const *args, Py_ssize_t 
         uninstall();
     }
     watching = before;
+    watched_from = from;
     fw_hook_resume(saved);
     return result;
 }

@@ -249,8 +249,22 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def _raise_unraisable() -> object:
+    """What sys.unraisablehook gets of an exception in a finalizer."""
+
+    class Finalized:
+        def __del__(self):
+            raise ValueError
+
+    told = []
+    before, sys.unraisablehook = sys.unraisablehook, told.append
+    Finalized()
+    sys.unraisablehook = before
+    return told[0]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_signal_handler_that_runs_during_capture_is_no_part_of_the_program() -> None:
+def test_what_python_calls_by_itself_during_capture_is_no_part_of_the_program() -> None:
     interpreted = []
 
     class Tracer:
@@ -272,6 +286,8 @@ def test_a_signal_handler_that_runs_during_capture_is_no_part_of_the_program() -
         assert intercept(handler, (signal.SIGUSR1, frame)) is False
         signal.signal(signal.SIGUSR1, method)
         assert intercept(Handler.handle, (method.__self__, signal.SIGUSR1, frame)) is False
+        unraisable = _raise_unraisable()
+        assert intercept(lambda told: None, (unraisable,)) is False  # sys.unraisablehook, pytest's for one
         for other, values in (
             (handler, (signal.SIGUSR1, frame)),
             (handler, (-5, frame)),

@@ -1,6 +1,6 @@
 """Checks of the entry and of the frame hook that need no torch: run by test_entry.py and test_hook.py, and by hand on every CPython.
 
-By hand: build the extension for that CPython into a folder, then `python -m tests.capture.native_checks FOLDER`.
+By hand: build the extension for that CPython into a folder, then `python -m tests.native.native_checks FOLDER`.
 """
 
 from __future__ import annotations

@@ -600,3 +600,62 @@ def test_functions_that_were_not_offered_are_told_of() -> None:
 
     if platform.machine() in _JUMP_TO_NEXT:
         in_child(body)
+
+
+@check("hook")
+def test_what_the_interpreter_does_by_itself_is_not_offered() -> None:
+    """Finalizers of garbage, callbacks of weak references and of the collector, trace functions and audit hooks run in
+    the middle of whatever runs."""
+    offered: list[str] = []
+    ran: list[str] = []
+
+    def interceptor(function, locals):
+        offered.append(function.__name__)
+        return ("offered",)
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            ran.append("finalizer")
+
+    def reference_died(reference: object) -> None:
+        ran.append("reference")
+
+    def collector_called(phase: str, info: dict) -> None:
+        ran.append("collector")
+
+    def trace(frame: types.FrameType, event: str, argument: object) -> None:
+        ran.append("trace")
+
+    def prompt(frame: types.FrameType, event: str, argument: object) -> None:
+        """As a debugger's: the program itself runs in a trace function."""
+        N.call_watched(map(double, [1]).__next__)
+
+    def audit(event: str, arguments: tuple) -> None:
+        ran.append("audit")
+
+    def body() -> None:
+        N.set_interceptor(interceptor)
+        gc.disable()
+        made = [Garbage(), Garbage()]
+        reference = weakref.ref(made[1], reference_died)
+        del made[:]
+        gc.callbacks.append(collector_called)
+        N.call_watched(gc.collect)
+        gc.callbacks.clear()
+        assert reference() is None and {*ran} == {"finalizer", "reference", "collector"} and not offered
+        for function, least in ((trace, 1), (prompt, 2)):
+            del offered[:]
+            sys.settrace(function)
+            N.call_watched(map(double, [1]).__next__)
+            sys.settrace(None)
+            assert {*offered} == {"double"} and len(offered) >= least, offered
+        assert "trace" in ran
+        del offered[:]
+        sys.addaudithook(audit)
+        N.call_watched(functools.partial(sys.audit, "an event"))
+        assert "audit" in ran and not offered
+
+    in_child(body)

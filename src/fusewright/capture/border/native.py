@@ -90,6 +90,8 @@ def is_library(function: types.FunctionType) -> bool:
     return _SITE_PACKAGES in file or file.startswith((_OURS, _STANDARD, *_LIBRARIES))
 
 
+# What sys.unraisablehook is called with. It has no name in `sys`.
+_Unraisable = next(kind for kind in tuple.__subclasses__() if kind.__name__ == "UnraisableHookArgs")
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 
 
@@ -125,7 +127,7 @@ class Interceptor:
         how = _runs_natively(function.__code__.co_filename)
         if not how:
             return how
-        if values and type(values[-1]) is types.FrameType and _handles_signal(function, values):
+        if _handles_signal(function, values) or _Unraisable in map(type, values):
             return False
         try:
             value = self.tracer.called_natively(function, values)
@@ -143,7 +145,7 @@ class Interceptor:
 
 def _handles_signal(function: types.FunctionType, values: tuple[object, ...]) -> bool:
     """Whether CPython itself calls a signal handler, in the middle of whatever runs: that is no part of the program."""
-    if len(values) < 2 or not isinstance(values[-2], int):
+    if len(values) < 2 or type(values[-1]) is not types.FrameType or not isinstance(values[-2], int):
         return False
     try:
         handler = signal.getsignal(values[-2])
