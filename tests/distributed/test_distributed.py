@@ -41,6 +41,11 @@ def test_equals_eager_on_every_rank(size: int, tmp_path: Path) -> None:
     for code, text in launch("tests.distributed.worker", size, tmp_path):
         assert code == 0, text
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
-    failed = [f"{name}, rank {rank}: {error}" for rank, report in enumerate(reports) for name, error in report.items() if error]
+    failed = [
+        f"{name}, rank {rank}: {error}"
+        for rank, report in enumerate(reports)
+        for name, error in report.items()
+        if error
+    ]
     assert not failed, "\n".join(failed)
     assert len(reports[0]) > 15

@@ -278,12 +278,13 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     (__name__, "Work.wait"): _wait,
     (__name__, "Work.is_completed"): _wait,
 }
+
+
+def _read(name: str) -> Row:
+    return lambda tracer, args, kwargs: getattr(args[0], name)
+
+
 ROWS: list[tuple[Any, Row]] = []
 if AVAILABLE:
-    ROWS = [
-        (
-            vars(torch.distributed.ProcessGroup)[name].fget,
-            lambda tracer, args, kwargs, name=name: getattr(args[0], name),
-        )
-        for name in ("group_name", "group_desc")
-    ]
+    _of_groups = vars(torch.distributed.ProcessGroup)
+    ROWS = [(_of_groups[name].fget, _read(name)) for name in ("group_name", "group_desc")]
