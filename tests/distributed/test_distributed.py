@@ -49,3 +49,21 @@ def test_equals_eager_on_every_rank(size: int, tmp_path: Path) -> None:
     ]
     assert not failed, "\n".join(failed)
     assert len(reports[0]) > 15
+
+
+def test_different_collectives_are_an_error_that_names_the_first_difference(tmp_path: Path) -> None:
+    launch("tests.distributed.faults", 2, tmp_path, "mismatch")
+    for rank in range(2):
+        text, seconds = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert text.startswith("CollectiveMismatch"), text
+        assert "Number 2 is all_reduce" in text
+        assert "min" in text
+        assert "max" in text
+        assert seconds < 20
+
+
+def test_a_rank_that_dies_gives_the_groups_own_error(tmp_path: Path) -> None:
+    launch("tests.distributed.faults", 2, tmp_path, "dies")
+    text, seconds = json.loads((tmp_path / "0.json").read_text())
+    assert text.startswith(("RuntimeError", "DistBackendError", "DistNetworkError")), text
+    assert seconds < 30
