@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -107,11 +108,22 @@ def exchanged_unevenly(x: Tensor) -> Tensor:
     return funcol.all_to_all_single(whole, sent, sent, world.WORLD) * 2
 
 
+def over_a_mesh(x: Tensor) -> Tensor:
+    y = x * mesh().size() + mesh().get_local_rank()
+    dist.all_reduce(y, group=mesh().get_group())
+    return y + funcol.all_reduce(x, "sum", mesh()) + funcol.all_reduce(x, "max", (mesh(), 0)) * world.WORLD.rank()
+
+
+@functools.cache
+def mesh() -> Any:
+    return dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+
+
 CALLS: dict[str, Callable[[Tensor], Any]] = {
     function.__name__: function
     for function in (
         all_reduce, all_reduce_of_an_input, reductions, all_gather, all_gather_into_tensor, reduce_scatter_tensor,
         all_to_all_single, broadcast, asynchronous, never_used, twice_the_same, functional, operators,
-        exchanged_unevenly,
+        exchanged_unevenly, over_a_mesh,
     )
 }  # fmt: skip

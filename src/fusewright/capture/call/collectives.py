@@ -241,6 +241,15 @@ def _unsupported(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     raise _refuse(f"torch.distributed.nn.functional.{args[0] if args else ''}")
 
 
+def _setting(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A setting of PyTorch's (torch.distributed.config) that a context variable holds: a guard asks again."""
+    answer = native(getattr, *args)
+    if type(answer) not in (bool, int, str, type(None)):
+        raise GraphBreak("opaque-object", f"the setting {args[1]}")
+    tracer.world.guard_answer(getattr, args, answer)
+    return answer
+
+
 _COLLECTIVES: dict[str, Callable[[Tracer, Kwargs], Any]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
@@ -275,6 +284,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     **{(home, name): row for name, row in _BY_FUNCTION.items() for home in (C10D, "torch.distributed.c10d_logger")},
     ("torch.distributed._functional_collectives", "_group_or_group_name"): _name_of,
     ("torch.distributed.nn.functional", "_not_supported_under_compile"): _unsupported,
+    ("torch.utils._config_module", "ConfigModule.__getattr__"): _setting,
     (__name__, "Work.wait"): _wait,
     (__name__, "Work.is_completed"): _wait,
 }
@@ -284,7 +294,14 @@ def _read(name: str) -> Row:
     return lambda tracer, args, kwargs: getattr(args[0], name)
 
 
+def _asked(name: str) -> Row:
+    return lambda tracer, args, kwargs: native(getattr(args[0], name), *args[1:], **kwargs)
+
+
 ROWS: list[tuple[Any, Row]] = []
 if AVAILABLE:
     _of_groups = vars(torch.distributed.ProcessGroup)
-    ROWS = [(_of_groups[name].fget, _read(name)) for name in ("group_name", "group_desc")]
+    ROWS = [
+        *((_of_groups[name].fget, _read(name)) for name in ("group_name", "group_desc")),
+        *((_of_groups[name].__func__, _asked(name)) for name in ("rank", "size")),
+    ]
