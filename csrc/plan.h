@@ -241,6 +241,7 @@ struct PythonStep {
     std::vector<int32_t> results;  // slot of each result, -1 for one that nobody reads
     std::vector<int32_t> tensors;  // slots among the arguments
     std::string name;
+    bool collective = false;  // other processes take part: from now on the call cannot be repeated
 };
 
 struct Step {

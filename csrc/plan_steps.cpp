@@ -547,6 +547,7 @@ PyObject *Runner::call_python(const PythonStep &step) {
 
 bool Runner::python(const PythonStep &step) {
     hold_gil();
+    mutated_ |= step.collective;
     PyObject *result = call_python(step);
     if (result == nullptr) return fail_with_current_exception(step.name);
     size_t position = 0;

@@ -25,6 +25,7 @@ PAGES = [
         ROOT / "docs" / name
         for name in (
             "compile.md",
+            "distributed.md",
             "check.md",
             "command.md",
             "from-torch-compile.md",

@@ -26,6 +26,7 @@ import torch.utils.checkpoint
 
 from fusewright import _native, forking
 from fusewright.autograd.record import record_backward
+from fusewright.backends.agreement import agree
 from fusewright.backends.registry import Backend, GraphToCompile, check_arguments, resolve
 from fusewright.background import WORKER
 from fusewright.base.errors import (
@@ -385,6 +386,7 @@ class Compiler:
             return self._eager_entry(name, frame, "training-eager", frame.eager_reason)
         compiled = None
         if frame.graph is not None:
+            agree(name, frame.graph, lambda text: self.notify(Hint(name, text)))
             graph = GraphToCompile(
                 frame.graph,
                 frame.constants,

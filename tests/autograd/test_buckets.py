@@ -18,12 +18,22 @@ def kind(*shape: int) -> TensorType:
     return TensorType(shape, contiguous_strides(shape), torch.float32, torch.device("cpu"), False, 0)
 
 
+def both(a: Any, b: Any) -> tuple[Any, Any]:
+    return a + b, a * b
+
+
 def random_graph(seed: int) -> tuple[torch.fx.Graph, int]:
-    """A graph of additions and products over a few placeholders, with a handful of outputs (some of them intermediate, one twice)."""
+    """A graph of additions, products and pairs of both over a few placeholders, with a handful of outputs (some of them
+    intermediate, one twice)."""
     choose = random.Random(seed)
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"p{index}") for index in range(4)]
     for _ in range(20):
+        if choose.random() < 0.2:
+            pair = graph.call_function(both, (choose.choice(nodes), choose.choice(nodes[-6:])))
+            pair.meta["type"] = (kind(3), kind(3))
+            nodes += (graph.call_function(operator.getitem, (pair, index)) for index in (0, 1))
+            continue
         nodes.append(
             graph.call_function(
                 choose.choice((operator.add, operator.mul, operator.sub)),
@@ -56,6 +66,7 @@ def test_parts_compute_what_the_whole_computes(seed: int) -> None:
         results = run(part.graph, [values[number] for number in part.reads])
         found.update(zip(part.gradients, results))
         values += results[len(part.gradients) :]
+        assert not any(isinstance(value, tuple) for value in results), "only tensors are handed on"
         calls += sum(node.op == "call_function" for node in part.graph.nodes)
     assert all(torch.equal(found[position], expected[position]) for position in range(outputs))
     needed = torch.fx.Graph()

@@ -9,6 +9,7 @@ what the whole graph computes, each node once.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,6 +75,10 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
     number: dict[Node, int] = {
         node: index for index, node in enumerate(node for node in nodes if node.op == "placeholder")
     }
+    needed: set[Node] = set(results)
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
     owner: dict[Node, int] = dict.fromkeys(number, -1)
     for index, group in enumerate(groups):
         pending = [results[position] for position in group]
@@ -82,6 +87,8 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
             if node not in owner:
                 owner[node] = index
                 pending += node.all_input_nodes
+                # only tensors are handed on: the results of an operator that has several are told apart where it runs
+                pending += (user for user in node.users if user.target is operator.getitem and user in needed)
     handed = {node for node in owner for user in node.users if user in owner and owner[node] not in (-1, owner[user])}
     handed |= {
         results[position]

@@ -22,8 +22,8 @@ from fusewright.graph.grad_mode import run_with_grad_mode
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
     graph = passes.run(to_compile.graph)  # inputs are written to at its end only
     if to_compile.backward is None:
-        return repeatable(_run(to_compile, graph, "forward"), False)
-    return repeatable(compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples())), False)
+        return repeatable(_run(to_compile, graph, "forward"), graph)
+    return repeatable(compile_joint(graph, to_compile, functools.partial(_run, to_compile.without_examples())), graph)
 
 
 def _run(to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str) -> Callable[..., Any]:

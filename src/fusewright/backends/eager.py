@@ -11,16 +11,19 @@ import torch.fx
 
 from fusewright.backends.registry import Backend, GraphToCompile
 from fusewright.base.errors import RuntimeFallback
+from fusewright.graph.collectives import is_collective
 
 
 def _compile(to_compile: GraphToCompile) -> Callable[..., Any]:
-    return repeatable(to_compile.module().forward, any(_writes(node) for node in to_compile.graph.nodes))
+    return repeatable(to_compile.module().forward, to_compile.graph, any(map(_writes, to_compile.graph.nodes)))
 
 
-def repeatable(run: Callable[..., Any], writes: bool) -> Callable[..., Any]:
-    """`run`, whose failure means that the call is repeated eagerly: the user's program decides what becomes of the
-    error, and gets its own traceback and side effects. Inputs that the graph has written to by then (`writes`: it may)
-    get their old content back."""
+def repeatable(run: Callable[..., Any], graph: torch.fx.Graph, writes: bool = False) -> Callable[..., Any]:
+    """`run` of a graph, whose failure means that the call is repeated eagerly: the user's program decides what becomes
+    of the error, and gets its own traceback and side effects. Inputs that the graph has written to by then (`writes`:
+    it may) get their old content back. Not so with collectives: other processes take part in them once."""
+    if any(map(is_collective, graph.nodes)):
+        return run
 
     def attempt(*inputs: Any) -> Any:
         kept = (

@@ -88,9 +88,9 @@ BREAKS: dict[str, tuple[str, str]] = {
         "apply the transform outside of the compiled function, or batch by hand",
     ),
     "distributed-call": (
-        "a collective, or a module that communicates, is called",
-        "nothing for DistributedDataParallel (the module inside is compiled by itself); else call it between compiled "
-        "functions",
+        "a collective that is no operator of the graph, or a module that communicates, is called",
+        "nothing for DistributedDataParallel (the module inside is compiled by itself); else a collective that is an "
+        "operator of the graph (docs/distributed.md), or a call between compiled functions",
     ),
     "clock": (
         "the clock is read",

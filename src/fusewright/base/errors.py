@@ -77,6 +77,10 @@ class RecompileLimitWarning(UserWarning):
     """A function was compiled as often as `recompile_limit` allows; new cases now run eagerly."""
 
 
+class CollectiveMismatch(FusewrightError):
+    """The processes of a group have compiled different collectives: running them would hang."""
+
+
 class OptionWarning(UserWarning):
     """An option has no effect here: it is for another kind of device, or another compiler's."""
 

@@ -30,6 +30,7 @@ from fusewright.capture.border.world import World
 from fusewright.capture.breaks import cutting, finish
 from fusewright.capture.bytecode.resume import CannotCut, Resumption
 from fusewright.capture.call import dispatch as calls
+from fusewright.capture.call.collectives import finish_collectives
 from fusewright.capture.frame import Backward, Break, CapturedFrame
 from fusewright.capture.guards.sources import Local
 from fusewright.capture.guards.types import Guard
@@ -195,6 +196,7 @@ class _Attempt:
     def _captured(self, continuation: Continuation) -> CapturedFrame:
         tracer = self.tracer
         recorder, world = tracer.recorder, tracer.world
+        finish_collectives(tracer)
         check_history(world)
         finished = finish.build(tracer, continuation)
         check_results(world, finished.outputs)

@@ -115,6 +115,9 @@ class Recorder:
             torch.fx.Node, tuple[int, object]
         ] = {}  # (version of the tensor, what nonzero or item gave for it)
         self.unknown_shapes = False
+        # collectives that the program has begun and not waited for: what it holds, and what waiting does
+        self.collectives: list[tuple[object, Callable[[], None]]] = []
+        self.waited: dict[torch.fx.Node, TracedTensor] = {}  # results of collectives, as they are after waiting
 
     @property
     def custom_gradients(self) -> bool:

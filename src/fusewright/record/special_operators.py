@@ -5,6 +5,7 @@ Takes a recorder and an operator's arguments; gives its result. Always holds: wh
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch._ops import OpOverload
 from torch.torch_version import TorchVersion
 from torch.utils import deterministic
 
+from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.operators import decompositions
@@ -184,9 +186,31 @@ _WITH_GENERATOR = (
 )
 
 
+def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Waiting for a collective of this graph, once; for what is no collective's result there is nothing to do. What may
+    be under way when the graph begins is not known."""
+    (tensor,) = args
+    if recorder.level != "aten" or not isinstance(tensor, TracedTensor):
+        return NotImplemented
+    if tensor.node in recorder.waited:
+        return recorder.waited[tensor.node]
+    if tensor.is_input:
+        raise GraphBreak("distributed-call", "a wait for a collective that began before the graph")
+    node: Any = tensor.node.args[0] if tensor.node.target is operator.getitem else tensor.node
+    if getattr(node.target, "namespace", "") != "_c10d_functional":
+        return tensor
+    op = torch.ops._c10d_functional.wait_tensor.default
+    made, result = recorder.record_as(op, args, kwargs, replace(tensor.tensor_type, requires_grad=False))
+    recorder.waited[tensor.node] = recorder.waited[made] = result
+    return result
+
+
+_COLLECTIVES = {torch.ops._c10d_functional.wait_tensor.default: _wait} if torch.distributed.is_available() else {}
+
 SPECIAL: dict[OpOverload, Callable[[Recorder, tuple[object, ...], dict[str, object]], object]] = {
     aten._assert_tensor_metadata.default: _drop,
     **decompositions.OPERATORS,
+    **_COLLECTIVES,
     **{func: _view_in_place(func, form) for func, form in _IN_PLACE_VIEWS.items()},
     **{func: _default_generator(form) for func, form in _WITH_GENERATOR},
     aten.lift_fresh.default: _lift_fresh,

@@ -21,6 +21,8 @@ class Recorder(Protocol):
     has_floats: bool
     data_numbers: bool
     read_sizes: dict[torch.fx.Node, tuple[int, object]]
+    waited: dict[torch.fx.Node, Any]
+    collectives: list[tuple[object, Callable[[], None]]]
 
     @property
     def symbolic(self) -> bool: ...

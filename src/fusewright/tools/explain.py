@@ -17,6 +17,7 @@ from fusewright.base import events
 from fusewright.base.errors import BreakReport
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass, field
+from fusewright.graph.collectives import Collective, collectives_of
 from fusewright.tools import page
 from fusewright.tools.report import framed
 
@@ -76,6 +77,11 @@ class Report:
         return len(self.break_reasons)
 
     @property
+    def collectives(self) -> list[Collective]:
+        """The calls between processes of all graphs, in the order in which they begin."""
+        return [one for graph in self.graphs for one in collectives_of(graph)]
+
+    @property
     def op_count(self) -> int:
         return sum(map(len, self.ops_per_graph))
 
@@ -105,6 +111,10 @@ class Report:
             ),
         ]
         rows += [(f"  {stage}", f"{seconds * 1e3:.1f} ms") for stage, seconds in self.stage_times.items()]
+        if self.collectives:
+            known = sum(one.bytes or 0 for one in self.collectives)
+            rows.append(("collectives", f"{len(self.collectives)}, {known} bytes"))
+            rows += [("", str(one)) for one in self.collectives]
         rows.append(("kernels", str(len(self.kernels))))
         for kernel in self.kernels:
             more = f" and {len(kernel.locations) - 3} more" if len(kernel.locations) > 3 else ""

@@ -24,6 +24,7 @@ from fusewright.capture.border.values import context, module as modules, tensor 
 from fusewright.capture.call import (
     attention as call_attention,
     autograd as call_autograd,
+    collectives as call_collectives,
     marked as call_marked,
     transforms as call_transforms,
 )
@@ -456,6 +457,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.jit._trace", "is_tracing"): _always(False),
     ("torch.jit._script", "is_scripting"): _always(False),
     **call_attention.NAMED_ROWS,
+    **call_collectives.NAMED_ROWS,
     # Settings of torch.compile say nothing about what a program computes.
     ("torch._dynamo.decorators", "error_on_graph_break"): _nothing,
     ("torch._dynamo.decorators", "patch_dynamo_config"): _nothing,
@@ -558,6 +560,7 @@ def _written_out(function: Any) -> Row:
 
 ROWS: list[tuple[Any, Row]] = [
     (torch._C._log_api_usage_once, _always(None)),
+    *call_collectives.ROWS,
     (torch.nn.functional.one_hot, _one_hot),
     (torch.nn.functional.dropout, _dropout),
     *((fn, _decomposed(fn, row)) for fn, row in decompositions.FUNCTIONS.items()),

@@ -2,6 +2,7 @@
 
 from fusewright.loops.lower import (
     activations,
+    collectives,
     convolution,
     factories,
     indexing,
@@ -21,6 +22,7 @@ from fusewright.loops.lower.driver import lower
 
 __all__ = [
     "activations",
+    "collectives",
     "convolution",
     "factories",
     "few_rows",

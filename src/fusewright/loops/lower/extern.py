@@ -17,6 +17,7 @@ from fusewright.loops import externs
 from fusewright.loops.ir import Buffer, BufferRef, Extern, Operation
 from fusewright.loops.lower import registry
 from fusewright.loops.lower.values import Value
+from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType
 
 
@@ -126,8 +127,9 @@ def is_ordered(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
     """Random numbers and side effects keep their order."""
     if not isinstance(target, torch._ops.OpOverload) or not any(outputs) or target._schema.is_mutable:
         return True
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
+    known = facts(target)
+    if known.effect or not known.random:
+        return known.effect
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":  # attention without dropout draws no numbers
             return bool(

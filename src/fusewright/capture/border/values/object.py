@@ -21,7 +21,7 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.absent import AbsentTraceback
 from fusewright.capture.border.effects import DELETED
 from fusewright.capture.border.native import native
-from fusewright.capture.border.values import cls as classes, function as functions
+from fusewright.capture.border.values import cls as classes, function as functions, process_group
 from fusewright.capture.border.values.dict import OutsideDict, read_namespace
 from fusewright.capture.guards import MISSING
 from fusewright.capture.guards.sources import Attribute, Constant, InstanceDict, Source
@@ -283,6 +283,7 @@ _BINDERS = {
     type(collections.namedtuple("_Pair", "first").first): _bind_native,  # type: ignore[attr-defined]
     types.WrapperDescriptorType: _bind_native,
     types.ClassMethodDescriptorType: _bind_native,
+    process_group.METHOD: _bind_native,
     types.BuiltinFunctionType: lambda world, found, obj, kind, name: found,
 }
 

@@ -1,0 +1,94 @@
+"""Whether all processes of a group compile the same collectives: asked once for each function, through the group's
+store.
+
+Takes what a frame is called and its graph; raises CollectiveMismatch where another process's graph begins other
+collectives, so that the program ends with the first difference instead of hanging in it. Always holds: a process whose
+others compile nothing (they run eagerly, or not yet) waits for PATIENCE at most, once a group, and goes on; recompiles
+are not compared, since a process may need one that the others do not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.fx
+
+from fusewright.base.errors import CollectiveMismatch
+from fusewright.graph.collectives import Collective, collectives_of
+
+PATIENCE = 30.0
+"""Seconds to wait for the other processes' lists."""
+_asked: set[tuple[int, str]] = set()
+_silent: set[int] = set()
+_UNEVEN = frozenset({"all_to_all_single"})
+
+
+def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None]) -> None:
+    """Compares the collectives of the graph of `name` with those of the other processes. `tell`: takes what a user
+    should know."""
+    by_group: dict[str, list[Collective]] = {}
+    for one in collectives_of(graph):
+        by_group.setdefault(one.group, []).append(one)
+    for group_name, found in by_group.items():
+        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+        group = c10d._resolve_process_group(group_name)
+        key = id(group), name
+        if group.size() > 1 and key not in _asked and id(group) not in _silent:
+            _asked.add(key)
+            _compare(name, group, [_comparable(one) for one in found], tell)
+
+
+def _comparable(one: Collective) -> list[Any]:
+    """What every process must say alike: sizes that vary stand as None."""
+    shapes = [] if one.operator in _UNEVEN else [[s if isinstance(s, int) else None for s in t] for t in one.shapes]
+    constants = () if one.operator in _UNEVEN else one.constants
+    return [one.operator, one.dtype, shapes, list(constants)]
+
+
+def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]) -> None:
+    store = sys.modules["torch.distributed.distributed_c10d"]._get_process_group_store(group)
+    rank, size = group.rank(), group.size()
+    store.set(_key(group, name, rank), json.dumps(mine))
+    for other in range(size):
+        if other == rank:
+            continue
+        try:
+            store.wait([_key(group, name, other)], timedelta(seconds=PATIENCE))
+            theirs = json.loads(store.get(_key(group, name, other)))
+        except RuntimeError as error:  # nobody there, or a process has died: the collective itself says so
+            _silent.add(id(group))
+            tell(f"rank {other} of group {group.group_name} has not compiled {name}, its order is unchecked: {error}")
+            return
+        for position in range(max(len(mine), len(theirs))):
+            pair = [_text(one[position]) if position < len(one) else "nothing" for one in (mine, theirs)]
+            if not _fit(mine[position : position + 1], theirs[position : position + 1]):
+                raise CollectiveMismatch(
+                    f"{name}: the processes of group {group.group_name} compile different collectives. Number "
+                    f"{position + 1} is {pair[0]} on rank {rank}, and {pair[1]} on rank {other}"
+                )
+
+
+def _key(group: Any, name: str, rank: int) -> str:
+    return f"fusewright/{group.group_name}/{name}/{rank}"
+
+
+def _fit(mine: list[Any], theirs: list[Any]) -> bool:
+    if len(mine) != len(theirs):
+        return False
+    (operator, dtype, shapes, constants), (operator2, dtype2, shapes2, constants2) = mine[0], theirs[0]
+    if (operator, dtype, constants, len(shapes)) != (operator2, dtype2, constants2, len(shapes2)):
+        return False
+    return all(
+        len(one) == len(two) and all(a == b or a is None or b is None for a, b in zip(one, two, strict=True))
+        for one, two in zip(shapes, shapes2, strict=True)
+    )
+
+
+def _text(one: list[Any]) -> str:
+    operator, dtype, shapes, constants = one
+    sizes = ", ".join("x".join("?" if size is None else str(size) for size in shape) or "()" for shape in shapes)
+    return " ".join(str(part) for part in (operator, *constants, "of", dtype, sizes) if part != "")

@@ -1,0 +1,69 @@
+"""Two and four gloo processes on the CPU: collectives, and training of small models, equal eager's on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+
+
+def launch(module: str, size: int, folder: Path, *more: str, timeout: float = 240) -> list[tuple[int, str]]:
+    """Runs a module as that many processes, with rank, world size, a store's file and a report's file; gives the exit
+    codes and what was printed."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(size), str(folder / "store"), str(folder / f"{rank}.json"), *more],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        texts = [worker.communicate(timeout=timeout)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return [(worker.returncode, text) for worker, text in zip(workers, texts, strict=True)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_equals_eager_on_every_rank(size: int, tmp_path: Path) -> None:
+    """One launch runs every case: most of the time of one is the start of the processes."""
+    for code, text in launch("tests.distributed.worker", size, tmp_path):
+        assert code == 0, text
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+    failed = [
+        f"{name}, rank {rank}: {error}"
+        for rank, report in enumerate(reports)
+        for name, error in report.items()
+        if error
+    ]
+    assert not failed, "\n".join(failed)
+    assert len(reports[0]) > 15
+
+
+def test_different_collectives_are_an_error_that_names_the_first_difference(tmp_path: Path) -> None:
+    launch("tests.distributed.faults", 2, tmp_path, "mismatch")
+    for rank in range(2):
+        text, seconds = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert text.startswith("CollectiveMismatch"), text
+        assert "Number 2 is all_reduce" in text
+        assert "min" in text
+        assert "max" in text
+        assert seconds < 20
+
+
+def test_a_rank_that_dies_gives_the_groups_own_error(tmp_path: Path) -> None:
+    launch("tests.distributed.faults", 2, tmp_path, "dies")
+    text, seconds = json.loads((tmp_path / "0.json").read_text())
+    assert text.startswith(("RuntimeError", "DistBackendError", "DistNetworkError")), text
+    assert seconds < 30
