@@ -124,21 +124,27 @@ class Compiler:
         self.frames.compiler = weakref.ref(self)
         PROCESS.compilers.add(self)
         self.history = History()
-        self.options = CaptureOptions(
+        options = CaptureOptions(
             fullgraph=settings.fullgraph,
-            level=self.backend.level,
+            level="aten",
             dynamic=settings.dynamic if self.backend.dynamic else False,
             instruction_budget=settings["instruction_limit"],
             wrap_resume=self.wrap,
             call_eager=_native.call_eager,
             call_paused=_native.call_paused,
-            differentiate=record_backward if self.backend.trains else None,
-            follows_autograd=self.backend.follows_autograd,
+            differentiate=record_backward if self.backend.trains or self.backend.level == "torch" else None,
+            follows_autograd=self.backend.level == "aten" and self.backend.follows_autograd,
             own_random=self.backend.own_random and not settings["fallback_random"],
             data_shapes=settings["capture_dynamic_output_shape_ops"],
             data_numbers=settings["capture_scalar_outputs"],
             bucket={name: tuple(sizes) for name, sizes in settings.options.get("bucket", {}).items()},
         )
+        if self.backend.level == "torch":
+            lowered = options if self.backend.lowers else None
+            options = replace(
+                options, level="torch", differentiate=None, follows_autograd=True, at_aten_level=lowered
+            )
+        self.options = options
 
     def wrap(self, function: Callable[..., Any]) -> Any:
         """A compiled function for a plain Python function. Nothing is compiled before its first call."""
@@ -397,7 +403,7 @@ class Compiler:
                 rewrites=Rewrites(self.settings["stop_after_rewrites"]),
             )
             try:
-                compiled = self.backend.compile(graph)
+                compiled = self._callable(graph, frame.level)
             except CannotFunctionalise as error:
                 return self._eager_entry(name, frame, "no-pure-form", str(error))
         inputs, numbers = plain_sources(frame.inputs)
@@ -406,6 +412,12 @@ class Compiler:
         if compiled is not None and frame.inference:
             compiled = under_inference_mode(compiled)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
+
+    def _callable(self, graph: GraphToCompile, level: str) -> Any:
+        if level == self.backend.level:
+            return self.backend.compile(graph)
+        stage = importlib.import_module("fusewright.backends.aot")  # lazy, as the passes are
+        return stage.lowered(self.backend, graph)
 
     def _eager_entry(self, name: str, frame: CapturedFrame, code: str, detail: str) -> Any:
         """An entry for calls that these guards accept, and that run eagerly."""

@@ -22,6 +22,7 @@ import torch
 import torch.fx
 from torch.fx.node import map_aggregate
 
+from fusewright.backends.repeat import drawn_by_checked, has_checks, repeatable, writes
 from fusewright.base.errors import BackendError, OptionError, near_misses
 from fusewright.base.options import CAPTURE_OPTIONS, Settings
 from fusewright.base.records import dataclass, field, replace
@@ -167,6 +168,8 @@ class Backend:
     dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
     own_random: takes dropout as a function of a seed and positions (record/draws.py), unless the option
     `fallback_random` says no.
+    lowers: a torch-level backend that also takes graphs of ATen operators, for programs with calls that have no form at
+        torch level.
     takes_options, takes_mode: whether it is given those of `compile`; else they are refused, but for capture's options.
     """
 
@@ -177,6 +180,7 @@ class Backend:
     trains: bool = False
     dynamic: bool = True
     own_random: bool = False
+    lowers: bool = True
     takes_options: bool = False
     takes_mode: bool = False
 
@@ -246,6 +250,9 @@ def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True)
                 f"backend {name!r} returned {type(compiled).__name__} for {to_compile.function}; it must return a "
                 "callable"
             )
+        if has_checks(to_compile.graph):
+            graph = to_compile.graph
+            compiled = repeatable(compiled, writes(graph), drawn_by_checked(graph), checks_alone=True)
         return as_tuple(compiled)
 
     return Backend(name, "torch", compile_graph, dynamic=dynamic, takes_options=takes_options, takes_mode=takes_mode)

@@ -66,17 +66,21 @@ def capture_frame(
     with _deep_recursion(options), _own_saved_tensors():
         assumptions, history = Assumptions(), History() if history is None else history
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
-            attempt = _Attempt(function, arguments, options, assumptions)
+            lowered = options.at_aten_level if assumptions.lacks_form >= 0 else None
+            attempt = _Attempt(function, arguments, lowered or options, assumptions)
             attempt.tracer.history = history
             try:
                 return attempt.run()
             except Retry as signal:
-                assumptions = assumptions.after(signal)
+                assumptions = assumptions.after(signal, attempt.tracer.step)
                 for code in assumptions.guarded:
                     history[code, GUARDED] = ()
             except GraphBreak as signal:
                 if options.fullgraph:
                     raise
+                if 0 <= attempt.tracer.step <= assumptions.lacks_form:  # nor is the call captured at ATen level
+                    assumptions = replace(assumptions, lowers=False, lacks_form=-1)
+                    continue
                 if attempt.reached or attempt.tracer.step == 0:
                     raise _skipped(assumptions.broken or signal, signal.detail) from None
                 # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
@@ -151,7 +155,8 @@ class _Attempt:
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
         tracer.recorder = (Witness if options.ones else Recorder)(options.level, env, tracer.stack)
         tracer.recorder.draws = Draws() if options.own_random else None
-        if options.level == "aten" and env is not None and assumptions.data_sizes:
+        tracer.recorder.lowers = options.at_aten_level is not None and assumptions.lowers
+        if env is not None and assumptions.data_sizes:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
         tracer.recorder.unknown_shapes = options.level == "aten" and assumptions.unknown_shapes
         tracer.ways.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
@@ -208,6 +213,8 @@ class _Attempt:
             raise Retry(inference=False)
         tracer.ways.check(finished.outputs, wants_gradients or world.tensors_compared)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
+        if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
+            raise Retry(lowers=False, lacks_form=-1)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
             raise Retry(custom_gradients=False)
         shown = None
@@ -238,6 +245,7 @@ class _Attempt:
             later_guards=_later_guards(recorder.env),
             shown=shown,
             inference=world.infers,
+            level=recorder.level,
         )
 
     def _differentiated(

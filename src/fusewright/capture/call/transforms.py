@@ -43,8 +43,10 @@ _DIRECT = frozenset({(_TRANSFORMS, "vjp"), (_TRANSFORMS, "jvp"), (_TRANSFORMS, "
 def transform(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a transform, or what one has made."""
     name = _name(fn)
-    if tracer.recorder.level != "aten" or name not in _MAKERS | _MADE | _DIRECT:
+    if name not in _MAKERS | _MADE | _DIRECT:
         raise GraphBreak("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
+    if tracer.recorder.level != "aten":
+        tracer.recorder.lacks_form("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
     fn = _ready(tracer, fn) if name in _MADE else fn
     args = tuple(_ready(tracer, value) for value in args)
     kwargs = {key: _ready(tracer, value) for key, value in kwargs.items()}
