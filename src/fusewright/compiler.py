@@ -57,6 +57,7 @@ from fusewright.base.events import (
     Started,
     Subscriber,
 )
+from fusewright.base.location import looping
 from fusewright.base.options import Settings
 from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
@@ -139,12 +140,11 @@ class Compiler:
             data_numbers=settings["capture_scalar_outputs"],
             bucket={name: tuple(sizes) for name, sizes in settings.options.get("bucket", {}).items()},
         )
+        above = replace(options, level="torch", differentiate=None, follows_autograd=True, own_random=False)
         if self.backend.level == "torch":
-            lowered = options if self.backend.lowers else None
-            options = replace(
-                options, level="torch", differentiate=None, follows_autograd=True, at_aten_level=lowered
-            )
-        self.options = options
+            self.options = replace(above, other_level=options if self.backend.lowers else None)
+        else:
+            self.options = replace(options, other_level=above if self.backend.trains else None)
 
     def wrap(self, function: Callable[..., Any]) -> Any:
         """A compiled function for a plain Python function. Nothing is compiled before its first call."""
@@ -416,6 +416,10 @@ class Compiler:
     def _callable(self, graph: GraphToCompile, level: str) -> Any:
         if level == self.backend.level:
             return self.backend.compile(graph)
+        if level == "torch":
+            why = "the graph runs operator by operator: gradients are wanted through sizes that depend on data"
+            self.notify(Hint(graph.function, why))
+            return resolve("eager").compile(graph)
         stage = importlib.import_module("fusewright.backends.aot")  # lazy, as the passes are
         return stage.lowered(self.backend, graph)
 
@@ -438,15 +442,17 @@ LOOP_TURNS = 64
 
 
 def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
-    """A hint for each line whose operators are in the graph more than LOOP_TURNS times, from the same calls."""
-    turns: Counter[Any] = Counter()
+    """A hint for each line of a loop whose calls are in the graph more than LOOP_TURNS times."""
+    # A call has a stack object of its own, which all the operators that it is made of share.
+    turns: dict[Any, set[int]] = {}
     for node in graph.nodes:
         if node.op.startswith("call_") and node.meta.get("location"):
-            turns[node.meta["location"], node.target] += 1
+            turns.setdefault((node.meta["location"], node.target), set()).add(id(node.meta["location"]))
     most: dict[Any, int] = {}
-    for (stack, _), count in turns.items():
-        if count > LOOP_TURNS:
-            most[stack[-1]] = max(count, most.get(stack[-1], 0))
+    for (stack, _), calls in turns.items():
+        line = looping(stack) if len(calls) > LOOP_TURNS else None
+        if line is not None:
+            most[line] = max(len(calls), most.get(line, 0))
     return [
         f"a loop is unrolled {count} times at {line}: compile its body, or write it as one tensor operation or "
         "torch.while_loop"

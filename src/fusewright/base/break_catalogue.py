@@ -22,6 +22,11 @@ BREAKS: dict[str, tuple[str, str]] = {
         "use options={'capture_dynamic_output_shape_ops': True}, or a form with a fixed shape (a mask and torch.where "
         "instead of boolean indexing or nonzero)",
     ),
+    "data-dependent-gradient": (
+        "a gradient is wanted through a size or a number that depends on the values in a tensor",
+        "use torch.no_grad() where none is needed, or a form with a fixed shape; under fullgraph=True PyTorch's "
+        "operators run the whole graph",
+    ),
     "print-tensor": (
         "a tensor is printed or formatted",
         "print its shape or dtype instead, or move the print out of the compiled function",

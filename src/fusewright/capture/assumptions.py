@@ -22,8 +22,8 @@ class Assumptions:
     replays           a call of a module may be replayed where a call of another module of its class did the same
     unknown_shapes    nobody asks for a shape that depends on data, so the operators that give one may be recorded
     data_sizes        no gradient is taken through a size that depends on data, so such sizes may be symbols
-    lowers            a frame with a call that has no form at torch level is captured at ATen level
-    lacks_form        the step of that call (-1: none was met)
+    changes_level     a frame with something that has no form at the backend's level is captured at the other one
+    lacks_form        the step that has none (-1: none was met)
     inference         inference mode that is entered inside is left inside, and no other tensor escapes than its own
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
@@ -34,7 +34,7 @@ class Assumptions:
     replays: bool = True
     unknown_shapes: bool = True
     data_sizes: bool = True
-    lowers: bool = True
+    changes_level: bool = True
     lacks_form: int = -1
     inference: bool = True
     guarded: frozenset[types.CodeType] = frozenset()

@@ -80,7 +80,7 @@ class Recorder:
     has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward:
     meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes
     (results whose shape depends on data are recorded as long as nothing reads it). Set by its options: data_shapes,
-    data_numbers (sizes that depend on data are recorded: record/data_sizes.py), lowers (see `lacks_form`).
+    data_numbers (sizes that depend on data are recorded: record/data_sizes.py), changes_level (see `lacks_form`).
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Recorder:
         self.recompute = False
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False
-        self.lowers = False
+        self.changes_level = False
         # (version of the tensor, what nonzero or item gave for it)
         self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
         self.unknown_shapes = False
@@ -246,8 +246,8 @@ class Recorder:
     # --- calls
 
     def lacks_form(self, code: str, detail: str) -> NoReturn:
-        """At torch level: a call that no node stands for; at ATen level the frame may be captured (`lowers`)."""
-        if self.lowers:
+        """A call that no node stands for at this level. The other level may have one (`changes_level`)."""
+        if self.changes_level:
             raise Retry(lacks_form=True)
         raise GraphBreak(code, detail)
 

@@ -35,12 +35,7 @@ OPEN = frozenset(
     """.split()
 )
 OPEN_AT_TORCH_LEVEL = frozenset(["np_tolist_constant"])
-OPEN_AT_ATEN_LEVEL = frozenset(
-    """
-    item_of_int masked_select_trained masked_trained masked_twice nonzero_trained repeat_interleave_trained
-    tolist_as_sizes unique_trained view_dtype
-    """.split()
-)
+OPEN_AT_ATEN_LEVEL = frozenset(["view_dtype"])
 
 
 def described(value: Any) -> Any:
