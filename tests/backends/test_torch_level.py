@@ -393,3 +393,57 @@ def test_gradients_through_a_size_that_depends_on_data(backend: str, fullgraph: 
     reasons = fusewright.explain(compiled)(x).break_reasons
     expected = [] if backend == "eager" else ["data-dependent-gradient"]
     assert [reason.code for reason in reasons] == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, net: net(x).sum(),
+        lambda x, net: torch.func.vmap(net)(x).sum(),
+        lambda x, net: (x.mul_(2) * net(x).sum()).sum(),
+        lambda x, net: torch._check_tensor_all(x < 9) or (net(x) * torch.rand(4)).sum(),
+    ],
+)
+def test_a_backend_that_asks_is_called_as_torch_compile_calls_it(function: Any) -> None:
+    seen: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        context = torch._guards.TracingContext.try_get()
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                fake = node.meta["val"]
+                assert fake is node.meta["example_value"] and fake.fake_mode is context.fake_mode
+            if node.op.startswith("call_"):
+                assert __file__ in node.stack_trace and "lambda" in node.stack_trace
+        assert not any(isinstance(value, torch._subclasses.FakeTensor) for value in example_inputs)
+        seen.append(context)
+        return gm.forward
+
+    fusewright.register_backend(backend, "asking", tracing_context=True)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    compiled = fusewright.compile(function, backend="asking", fullgraph=True)
+    for rows in (2, 3, 5):
+        outcomes = []
+        for call in (function, compiled):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, 3)
+            net.zero_grad()
+            result = call(x, net)
+            result.backward()
+            outcomes.append((result, x, net[0].weight.grad.clone(), torch.rand(2)))
+        torch.testing.assert_close(*outcomes)
+    assert len(seen) == 3 and all(seen)
+    assert torch._guards.TracingContext.try_get() is None
+
+
+def test_stacks_and_options_reach_a_plain_backend() -> None:
+    traces: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        traces.extend(node.stack_trace for node in gm.graph.nodes if node.op.startswith("call_"))
+        return gm.forward
+
+    options = {"capture_scalar_outputs": True}
+    compiled = fusewright.compile(lambda n: torch.ones(n.item()) * 2, backend=backend, fullgraph=True, options=options)
+    assert compiled(torch.tensor(3)).tolist() == [2.0, 2.0, 2.0] and compiled(torch.tensor(1)).tolist() == [2.0]
+    assert traces and all("backend=backend, fullgraph=True, options=options" in trace for trace in traces)

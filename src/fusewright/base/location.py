@@ -57,6 +57,14 @@ def attributed(stack: Sequence[Location]) -> Location | None:
     return replace(line, module=module, outermost=outermost) if module != line.module or outermost else line
 
 
+def as_traceback(stack: Sequence[Location]) -> str:
+    """The stack as Python's tracebacks show it."""
+    lines = [
+        (f'  File "{at.file}", line {at.line}, in {at.function}', linecache.getline(at.file, at.line)) for at in stack
+    ]
+    return "".join(f"{place}\n    {text.strip()}\n" if text.strip() else f"{place}\n" for place, text in lines)
+
+
 @dataclass(slots=True)
 class Moved:
     """A stack below a module's call, as that of an equal module's call: `paths` are theirs, `prefix` is the stack of
