@@ -246,8 +246,8 @@ class Recorder:
     # --- calls
 
     def lacks_form(self, code: str, detail: str) -> NoReturn:
-        """A call that no node stands for at this level. The other level may have one (`changes_level`)."""
-        if self.changes_level:
+        """A call that no node stands for at this level. ATen level may have one (`changes_level`)."""
+        if self.changes_level and self.level == "torch":
             raise Retry(lacks_form=True)
         raise GraphBreak(code, detail)
 

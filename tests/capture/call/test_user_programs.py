@@ -34,7 +34,7 @@ OPEN = frozenset(
     thread_lock time_perf_counter time_time transform_raises unpickled weakref_made zip_argument
     """.split()
 )
-OPEN_AT_TORCH_LEVEL = frozenset(["np_tolist_constant"])
+OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
 OPEN_AT_ATEN_LEVEL = frozenset(["view_dtype"])
 
 

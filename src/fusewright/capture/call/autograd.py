@@ -39,10 +39,8 @@ Row = Callable[["Tracer", Args, Kwargs], Any]
 
 def _at_aten_level(tracer: Tracer, code: str, what: str) -> None:
     detail = f"{what} (the backend takes graphs without their backward)"
-    if tracer.recorder.level != "aten":
+    if tracer.recorder.level != "aten" or tracer.options.differentiate is None:
         tracer.recorder.lacks_form(code, detail)
-    if tracer.options.differentiate is None:
-        raise GraphBreak(code, detail)
 
 
 # Custom functions.
