@@ -332,9 +332,9 @@ def list_backends() -> list[str]:
     return registry.list_backends()
 
 
-def register_backend(compiler: Any = None, name: str | None = None) -> Any:
+def register_backend(compiler: Any = None, name: str | None = None, *, tracing_context: bool = False) -> Any:
     """Decorator: registers `compiler(gm, example_inputs)` as a backend; see backends.registry.register_backend."""
-    return registry.register_backend(compiler, name)
+    return registry.register_backend(compiler, name, tracing_context=tracing_context)
 
 
 def aot(fw_compiler: Any, bw_compiler: Any = None, partition: Any = None) -> Any:

@@ -58,6 +58,7 @@ from fusewright.base.events import (
     Started,
     Subscriber,
 )
+from fusewright.base.location import looping
 from fusewright.base.options import Settings
 from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
@@ -125,21 +126,26 @@ class Compiler:
         self.frames.compiler = weakref.ref(self)
         PROCESS.compilers.add(self)
         self.history = History()
-        self.options = CaptureOptions(
+        options = CaptureOptions(
             fullgraph=settings.fullgraph,
-            level=self.backend.level,
+            level="aten",
             dynamic=settings.dynamic if self.backend.dynamic else False,
             instruction_budget=settings["instruction_limit"],
             wrap_resume=self.wrap,
             call_eager=_native.call_eager,
             call_paused=_native.call_paused,
-            differentiate=record_backward if self.backend.trains else None,
-            follows_autograd=self.backend.follows_autograd,
+            differentiate=record_backward if self.backend.trains or self.backend.level == "torch" else None,
+            follows_autograd=self.backend.level == "aten" and self.backend.follows_autograd,
             own_random=self.backend.own_random and not settings["fallback_random"],
             data_shapes=settings["capture_dynamic_output_shape_ops"],
             data_numbers=settings["capture_scalar_outputs"],
             bucket={name: tuple(sizes) for name, sizes in settings.options.get("bucket", {}).items()},
         )
+        above = replace(options, level="torch", differentiate=None, follows_autograd=True, own_random=False)
+        if self.backend.level == "torch":
+            self.options = replace(above, other_level=options if self.backend.lowers else None)
+        else:
+            self.options = replace(options, other_level=above if self.backend.trains else None)
 
     def wrap(self, function: Callable[..., Any]) -> Any:
         """A compiled function for a plain Python function. Nothing is compiled before its first call."""
@@ -399,7 +405,7 @@ class Compiler:
                 rewrites=Rewrites(self.settings["stop_after_rewrites"]),
             )
             try:
-                compiled = self.backend.compile(graph)
+                compiled = self._callable(graph, frame.level)
             except CannotFunctionalise as error:
                 return self._eager_entry(name, frame, "no-pure-form", str(error))
         inputs, numbers = plain_sources(frame.inputs)
@@ -408,6 +414,16 @@ class Compiler:
         if compiled is not None and frame.inference:
             compiled = under_inference_mode(compiled)
         return _native.Entry(build_program((*frame.guards, *frame.later_guards()), inputs), compiled, frame.finish)
+
+    def _callable(self, graph: GraphToCompile, level: str) -> Any:
+        if level == self.backend.level:
+            return self.backend.compile(graph)
+        if level == "torch":
+            why = "the graph runs operator by operator: gradients are wanted through sizes that depend on data"
+            self.notify(Hint(graph.function, why))
+            return resolve("eager").compile(graph)
+        stage = importlib.import_module("fusewright.backends.aot")  # lazy, as the passes are
+        return stage.lowered(self.backend, graph)
 
     def _eager_entry(self, name: str, frame: CapturedFrame, code: str, detail: str) -> Any:
         """An entry for calls that these guards accept, and that run eagerly."""
@@ -428,15 +444,17 @@ LOOP_TURNS = 64
 
 
 def unrolled_loops(graph: torch.fx.Graph) -> list[str]:
-    """A hint for each line whose operators are in the graph more than LOOP_TURNS times, from the same calls."""
-    turns: Counter[Any] = Counter()
+    """A hint for each line of a loop whose calls are in the graph more than LOOP_TURNS times."""
+    # A call has a stack object of its own, which all the operators that it is made of share.
+    turns: dict[Any, set[int]] = {}
     for node in graph.nodes:
         if node.op.startswith("call_") and node.meta.get("location"):
-            turns[node.meta["location"], node.target] += 1
+            turns.setdefault((node.meta["location"], node.target), set()).add(id(node.meta["location"]))
     most: dict[Any, int] = {}
-    for (stack, _), count in turns.items():
-        if count > LOOP_TURNS:
-            most[stack[-1]] = max(count, most.get(stack[-1], 0))
+    for (stack, _), calls in turns.items():
+        line = looping(stack) if len(calls) > LOOP_TURNS else None
+        if line is not None:
+            most[line] = max(len(calls), most.get(line, 0))
     return [
         f"a loop is unrolled {count} times at {line}: compile its body, or write it as one tensor operation or "
         "torch.while_loop"

@@ -269,3 +269,181 @@ def test_a_graph_becomes_a_module_more_than_once() -> None:
 
     compiled = fusewright.compile(function, backend=registry.Backend("twice", "torch", backend), fullgraph=True)
     assert torch.equal(compiled(torch.ones(2)), function(torch.ones(2)))
+
+
+@pytest.mark.parametrize("run", [lambda gm: gm.forward, lambda gm: torch.fx.Interpreter(gm).run])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.func.vmap(lambda row: row.sin() * row.shape[0])(x).sum(),
+        lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0].sum() + x.shape[0],
+        lambda x: torch.utils.checkpoint.checkpoint(lambda a: a.tanh().view(-1, 3) * 2, x, use_reentrant=False).sum(),
+    ],
+)
+def test_calls_without_a_form_at_torch_level(function: Any, run: Any) -> None:
+    """The backend gets ATen operators, once for all sizes; gradients pass through what it compiled."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        graphs.append(gm)
+        assert len(example_inputs) == len(list(gm.graph.find_nodes(op="placeholder")))
+        return run(gm)
+
+    compiled = fusewright.compile(function, backend=backend, fullgraph=True)
+    for rows in (2, 4, 5, 6):
+        x, y = (torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_() for _ in range(2))
+        got, expected = compiled(x), function(y)
+        torch.testing.assert_close(got, expected)
+        got.backward(), expected.backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    assert len(graphs) == 2
+    nodes = [node for gm in graphs for node in gm.graph.nodes]
+    assert "call_method" not in {node.op for node in nodes}
+    assert any(isinstance(node.target, torch._ops.OpOverload) for node in nodes)
+
+
+def test_a_call_that_breaks_at_both_levels_leaves_the_graph_at_torch_level(
+    graphs: list[tuple[torch.fx.GraphModule, list[Any]]],
+) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.relu()
+        return torch.func.vmap(lambda a: a * float(y.sum()))(y) + 1
+
+    compiled = fusewright.compile(f, backend=collecting(graphs))
+    torch.testing.assert_close(compiled(torch.ones(3)), f(torch.ones(3)))
+    assert graphs and list(graphs[0][0].graph.find_nodes(op="call_method", target="relu"))
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0), (float("nan"), 1.0)])
+def test_a_check_that_fails_has_the_call_repeated(
+    values: tuple[float, ...], graphs: list[tuple[torch.fx.GraphModule, list[Any]]]
+) -> None:
+    """With inputs and the random generator as they were."""
+
+    def f(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        seen += 1
+        noise = torch.rand(2)
+        if torch.isnan(x).any():
+            raise ValueError("nan")
+        return x + noise
+
+    outcomes = []
+    for function in (f, fusewright.compile(f, backend=collecting(graphs), fullgraph=True)):
+        torch.manual_seed(0)
+        seen, found = torch.zeros(2), None
+        try:
+            found = function(torch.tensor(values), seen)
+        except ValueError as error:
+            found = str(error)
+        outcomes.append((found, seen, torch.rand(2)))
+    torch.testing.assert_close(outcomes[0][1:], outcomes[1][1:])
+    assert str(outcomes[0][0]) == str(outcomes[1][0])
+    assert len(graphs) == 1
+
+
+def test_what_the_backend_raises_at_run_time_is_no_check() -> None:
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def run(*inputs: Any) -> Any:
+            raise RuntimeError("mine")
+
+        return run
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        assert (x > 0).all()
+        return x + 1
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fusewright.compile(f, backend=backend)(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: x * n + 1,
+        lambda x, n: x.new_zeros(n) + n,
+        lambda x, n: torch.nn.functional.pad(x, (n, 0)),
+        lambda x, n: (x + 1, n, n * 2 + n // 3),
+        lambda x, n: x.repeat(n, 1).sum(0),
+        lambda x, n: torch.full((2,), n) + x.sum(),
+    ],
+)
+def test_an_int_that_varies_compiles_twice(function: Any, graphs: list[tuple[torch.fx.GraphModule, list[Any]]]) -> None:
+    compiled = fusewright.compile(function, backend=collecting(graphs), fullgraph=True)
+    for n in (2, 3, 4, 9, 17, 5):
+        torch.testing.assert_close(compiled(torch.arange(8.0), n), function(torch.arange(8.0), n))
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_gradients_through_a_size_that_depends_on_data(backend: str, fullgraph: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x[x > 0] ** 2).sum()
+
+    compiled = fusewright.compile(
+        f, backend=backend, fullgraph=fullgraph, options={"capture_dynamic_output_shape_ops": True}
+    )
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(20).sub_(seed - 1.5).requires_grad_()
+        y = x.detach().clone().requires_grad_()
+        compiled(x).backward(), f(y).backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    x = torch.randn(20, requires_grad=True)
+    reasons = fusewright.explain(compiled)(x).break_reasons
+    expected = [] if backend == "eager" else ["data-dependent-gradient"]
+    assert [reason.code for reason in reasons] == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, net: net(x).sum(),
+        lambda x, net: torch.func.vmap(net)(x).sum(),
+        lambda x, net: (x.mul_(2) * net(x).sum()).sum(),
+        lambda x, net: torch._check_tensor_all(x < 9) or (net(x) * torch.rand(4)).sum(),
+    ],
+)
+def test_a_backend_that_asks_is_called_as_torch_compile_calls_it(function: Any) -> None:
+    seen: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        context = torch._guards.TracingContext.try_get()
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                fake = node.meta["val"]
+                assert fake is node.meta["example_value"] and fake.fake_mode is context.fake_mode
+            if node.op.startswith("call_"):
+                assert __file__ in node.stack_trace and "lambda" in node.stack_trace
+        assert not any(isinstance(value, torch._subclasses.FakeTensor) for value in example_inputs)
+        seen.append(context)
+        return gm.forward
+
+    fusewright.register_backend(backend, "asking", tracing_context=True)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    compiled = fusewright.compile(function, backend="asking", fullgraph=True)
+    for rows in (2, 3, 5):
+        outcomes = []
+        for call in (function, compiled):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, 3)
+            net.zero_grad()
+            result = call(x, net)
+            result.backward()
+            outcomes.append((result, x, net[0].weight.grad.clone(), torch.rand(2)))
+        torch.testing.assert_close(*outcomes)
+    assert len(seen) == 3 and all(seen)
+    assert torch._guards.TracingContext.try_get() is None
+
+
+def test_stacks_and_options_reach_a_plain_backend() -> None:
+    traces: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        traces.extend(node.stack_trace for node in gm.graph.nodes if node.op.startswith("call_"))
+        return gm.forward
+
+    options = {"capture_scalar_outputs": True}
+    compiled = fusewright.compile(lambda n: torch.ones(n.item()) * 2, backend=backend, fullgraph=True, options=options)
+    assert compiled(torch.tensor(3)).tolist() == [2.0, 2.0, 2.0] and compiled(torch.tensor(1)).tolist() == [2.0]
+    assert traces and all("backend=backend, fullgraph=True, options=options" in trace for trace in traces)

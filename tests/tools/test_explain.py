@@ -157,6 +157,40 @@ def test_unrolled_loops_are_hinted_at() -> None:
     assert "hint: a loop is unrolled" in str(report)
 
 
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_the_hint_names_the_line_of_the_loop_and_no_other(backend: str) -> None:
+    norm = nn.LayerNorm(3)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return norm(x)
+
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        turn = 0
+        while turn < 70:
+            x = normed(x)
+            turn += 1
+        return x
+
+    def comprehended(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([normed(x) for _ in range(70)])
+
+    def straight(x: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch._foreach_add([x] * 70, 1.0))
+
+    def deep(x: torch.Tensor, left: int = 70) -> torch.Tensor:
+        return deep(normed(x), left - 1) if left else x
+
+    for function, line in ((loop, 3), (comprehended, 1), (straight, None), (deep, None)):
+        with torch.no_grad():
+            compiled = fusewright.compile(function, backend=backend)
+            hints = fusewright.explain(compiled)(torch.ones(2, 3)).hints
+        hints = [hint for hint in hints if "unrolled" in hint]
+        if line is None:
+            assert not hints
+        else:
+            assert len(hints) == 1 and f"{__file__}:{function.__code__.co_firstlineno + line} in" in hints[0]
+
+
 def test_an_exception_of_the_program_is_its_own() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         raise KeyError("mine")

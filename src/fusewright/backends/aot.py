@@ -19,9 +19,12 @@ from fusewright.autograd.joint import JointGraph, Split
 from fusewright.autograd.partition import split
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile, as_tuple, below_autograd
+from fusewright.backends.repeat import repeatable
 from fusewright.base.errors import BackendError, OptionError
+from fusewright.base.records import replace
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
+from fusewright.record.torch_level import sizes_as_nodes
 from fusewright.sizes.shape_env import ShapeEnv
 from fusewright.sizes.tensor_type import TensorType
 
@@ -59,6 +62,28 @@ def aot(
         return compile_joint(graph, to_compile, half, partition or split)
 
     return Backend("aot", "aten", compile_graph, follows_autograd=False, trains=True)
+
+
+def lowered(backend: Backend, to_compile: GraphToCompile) -> Callable[..., Any]:
+    """The callable of a graph at ATen level, for a backend that takes torch-level ones: it compiles the functional
+    forward; PyTorch's operators run the backward, as they do below a torch-level graph. A failure at run time has the
+    call repeated eagerly."""
+    graph = passes.run(to_compile.graph)
+    half = functools.partial(_lowered_half, backend, to_compile)
+    if to_compile.backward is None:
+        return repeatable(half(graph, "forward"), graph)
+    return repeatable(compile_joint(graph, to_compile, half), graph)
+
+
+def _lowered_half(
+    backend: Backend, to_compile: GraphToCompile, graph: torch.fx.Graph, direction: str
+) -> Callable[..., Any]:
+    run_with_grad_mode(graph)
+    if direction != "forward":
+        return below_autograd(to_compile.without_examples().module(graph).forward)
+    sizes_as_nodes(graph)
+    inputs = tuple(to_compile.real_inputs())
+    return below_autograd(backend.compile(replace(to_compile, graph=graph, example_inputs=inputs, backward=None)))
 
 
 def _compile_half(

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.fx
 
-from fusewright.backends.eager import repeatable
 from fusewright.backends.joint import compile_joint
 from fusewright.backends.registry import Backend, GraphToCompile, below_autograd
+from fusewright.backends.repeat import repeatable
 from fusewright.graph import passes
 from fusewright.graph.grad_mode import run_with_grad_mode
 

@@ -19,6 +19,7 @@ from torch.fx import map_arg
 from fusewright.backends.onnx_export import PACKAGES, onnx_program
 from fusewright.backends.registry import from_callable, required
 from fusewright.base.errors import BackendError
+from fusewright.base.records import replace
 from fusewright.operators.schema import facts
 from fusewright.sizes.tensor_type import TensorType
 
@@ -300,4 +301,4 @@ def _widened(model: Any) -> Any:
     return onnx_ir.to_proto(made)
 
 
-BACKEND = from_callable(_compile, "onnxrt")
+BACKEND = replace(from_callable(_compile, "onnxrt"), lowers=False)

@@ -22,7 +22,9 @@ import torch
 import torch.fx
 from torch.fx.node import map_aggregate
 
+from fusewright.backends.repeat import has_checks, repeatable
 from fusewright.base.errors import BackendError, OptionError, near_misses
+from fusewright.base.location import as_traceback
 from fusewright.base.options import CAPTURE_OPTIONS, Settings
 from fusewright.base.records import dataclass, field, replace
 from fusewright.base.rewrites import Rewrites
@@ -167,6 +169,8 @@ class Backend:
     dynamic: takes graphs with symbolic sizes; otherwise every combination of sizes is a compile of its own.
     own_random: takes dropout as a function of a seed and positions (record/draws.py), unless the option
     `fallback_random` says no.
+    lowers: a torch-level backend that also takes graphs of ATen operators, for programs with calls that have no form at
+        torch level.
     takes_options, takes_mode: whether it is given those of `compile`; else they are refused, but for capture's options.
     """
 
@@ -177,6 +181,7 @@ class Backend:
     trains: bool = False
     dynamic: bool = True
     own_random: bool = False
+    lowers: bool = True
     takes_options: bool = False
     takes_mode: bool = False
 
@@ -190,26 +195,28 @@ def register(backend: Backend) -> Backend:
     return backend
 
 
-def register_backend(compiler: Any = None, name: str | None = None) -> Any:
+def register_backend(compiler: Any = None, name: str | None = None, *, tracing_context: bool = False) -> Any:
     """Decorator: registers `compiler(gm, example_inputs, **options)` as a backend.
 
     `gm` is a torch.fx.GraphModule at torch level: call_function and call_method nodes, with parameters, buffers and
     symbolic sizes as placeholders, writes and views as the program has them, and a tuple as output;
     `node.meta["example_value"]` tells shapes and dtypes. `example_inputs` are the real tensors (ints for sizes). It
     returns a callable over the same inputs. The name is the function's unless given: `@register_backend`,
-    `@register_backend("name")` and `@register_backend(name="name")` all work. Raises OptionError for what is not
-    callable, and for the name of a built-in backend.
+    `@register_backend("name")` and `@register_backend(name="name")` all work. `tracing_context`: it is called as
+    torch.compile calls backends, inside PyTorch's tracing context and with fake tensors in `node.meta["example_value"]`
+    and `node.meta["val"]`; each set of sizes is a graph of its own then. Raises OptionError for what is not callable,
+    and for the name of a built-in backend.
     """
     if compiler is not None and not callable(compiler) and not isinstance(compiler, str):
         raise OptionError(f"register_backend takes a function, got {compiler!r}")
     if isinstance(compiler, str):
-        return lambda fn: register_backend(fn, compiler)
+        return lambda fn: register_backend(fn, compiler, tracing_context=tracing_context)
     if compiler is None:
-        return lambda fn: register_backend(fn, name)
+        return lambda fn: register_backend(fn, name, tracing_context=tracing_context)
     name = name or compiler.__name__
     if name in BUILT_IN:
         raise OptionError(f"register_backend: {name!r} is a backend of fusewright itself, take another name")
-    register(from_callable(compiler, name))
+    register(from_callable(compiler, name, dynamic=not tracing_context, tracing_context=tracing_context))
     return compiler
 
 
@@ -221,9 +228,11 @@ def _accepts(function: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True) -> Backend:
+def from_callable(
+    function: Callable[..., Any], name: str, dynamic: bool = True, tracing_context: bool = False
+) -> Backend:
     """A Backend that calls `function(gm, example_inputs)`; what it raises reaches the user as BackendError naming the
-    backend."""
+    backend. `tracing_context`: see `register_backend`."""
 
     takes_options, takes_mode = _accepts(function, "options"), _accepts(function, "mode")
 
@@ -235,8 +244,15 @@ def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True)
         if takes_mode and settings.mode != "default":
             keywords["mode"] = settings.mode
         module = to_compile.module()
+        for node in module.graph.nodes:
+            if node.meta.get("location"):
+                node.stack_trace = as_traceback(node.meta["location"])
         try:
-            compiled = function(module, to_compile.real_inputs(), **keywords)
+            if tracing_context:
+                tracing = importlib.import_module("fusewright.backends.tracing")  # lazy: it needs PyTorch's own tracers
+                compiled = tracing.call_traced(function, module, to_compile.real_inputs(), keywords)
+            else:
+                compiled = function(module, to_compile.real_inputs(), **keywords)
         except Exception as error:
             raise BackendError(
                 f"backend {name!r} failed on the graph of {to_compile.function}: {type(error).__name__}: {error}"
@@ -246,6 +262,9 @@ def from_callable(function: Callable[..., Any], name: str, dynamic: bool = True)
                 f"backend {name!r} returned {type(compiled).__name__} for {to_compile.function}; it must return a "
                 "callable"
             )
+        if has_checks(to_compile.graph):
+            graph = to_compile.graph
+            compiled = repeatable(compiled, graph, torch_level=True, checks_alone=True)
         return as_tuple(compiled)
 
     return Backend(name, "torch", compile_graph, dynamic=dynamic, takes_options=takes_options, takes_mode=takes_mode)

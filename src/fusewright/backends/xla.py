@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from fusewright.backends.registry import from_callable, required
+from fusewright.base.records import replace
 
 required("backend 'xla'", {"torch_xla": "torch_xla"})
 
@@ -33,4 +34,4 @@ def _compile(module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callabl
     return run
 
 
-BACKEND = from_callable(_compile, "xla", dynamic=False)
+BACKEND = replace(from_callable(_compile, "xla", dynamic=False), lowers=False)

@@ -13,12 +13,19 @@ BREAKS: dict[str, tuple[str, str]] = {
     ),
     "data-dependent-scalar": (
         "a tensor's value is read into Python",
-        "keep it a tensor; for a choice use torch.where or torch.cond; move .item()/.tolist()/float() out of the "
-        "compiled function",
+        "keep it a tensor; for a choice use torch.where or torch.cond; "
+        "options={'capture_scalar_outputs': True} records item() and tolist(); or move the read out of the compiled "
+        "function",
     ),
     "data-dependent-shape": (
         "the shape of a result depends on the values in a tensor",
-        "use a form with a fixed shape (a mask and torch.where instead of boolean indexing or nonzero)",
+        "use options={'capture_dynamic_output_shape_ops': True}, or a form with a fixed shape (a mask and torch.where "
+        "instead of boolean indexing or nonzero)",
+    ),
+    "data-dependent-gradient": (
+        "a gradient is wanted through a size or a number that depends on the values in a tensor",
+        "use torch.no_grad() where none is needed, or a form with a fixed shape; under fullgraph=True PyTorch's "
+        "operators run the whole graph",
     ),
     "print-tensor": (
         "a tensor is printed or formatted",

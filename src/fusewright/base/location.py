@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import os
 from collections.abc import Sequence
 
@@ -54,6 +57,14 @@ def attributed(stack: Sequence[Location]) -> Location | None:
     return replace(line, module=module, outermost=outermost) if module != line.module or outermost else line
 
 
+def as_traceback(stack: Sequence[Location]) -> str:
+    """The stack as Python's tracebacks show it."""
+    lines = [
+        (f'  File "{at.file}", line {at.line}, in {at.function}', linecache.getline(at.file, at.line)) for at in stack
+    ]
+    return "".join(f"{place}\n    {text.strip()}\n" if text.strip() else f"{place}\n" for place, text in lines)
+
+
 @dataclass(slots=True)
 class Moved:
     """A stack below a module's call, as that of an equal module's call: `paths` are theirs, `prefix` is the stack of
@@ -79,3 +90,24 @@ class Moved:
 
 def _outside(stack: Sequence[Location]) -> list[Location]:
     return [level for level in stack if not level.file.startswith(_OURS)]
+
+
+def looping(stack: Sequence[Location]) -> Location | None:
+    """The innermost level that stands in a loop: what made the levels below it run again and again. None where none
+    does, or where there is no source to tell."""
+    return next((level for level in reversed(_outside(stack)) if level.line in _lines_in_loops(level.file)), None)
+
+
+@functools.lru_cache(maxsize=64)
+def _lines_in_loops(file: str) -> frozenset[int]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # no text of Python's
+        return frozenset()
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.While)):
+            found.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            found.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return frozenset(found)

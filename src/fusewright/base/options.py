@@ -94,7 +94,7 @@ OPTIONS: dict[str, Option] = {
         "nonzero, boolean masks, unique and the like become part of the graph, with a size that is known at run time",
     ),
     "capture_scalar_outputs": Option(
-        bool, False, "item() of an integer tensor becomes part of the graph, as a number known at run time"
+        bool, False, "item() and tolist() become part of the graph, as numbers known at run time"
     ),
     "background": Option(
         bool, False, "compile on another thread; calls run eagerly until the compiled version is ready"

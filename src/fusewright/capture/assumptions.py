@@ -22,6 +22,8 @@ class Assumptions:
     replays           a call of a module may be replayed where a call of another module of its class did the same
     unknown_shapes    nobody asks for a shape that depends on data, so the operators that give one may be recorded
     data_sizes        no gradient is taken through a size that depends on data, so such sizes may be symbols
+    changes_level     a frame with something that has no form at the backend's level is captured at the other one
+    lacks_form        the step that has none (-1: none was met)
     inference         inference mode that is entered inside is left inside, and no other tensor escapes than its own
     guarded           functions whose comparisons of sizes become guards: their branches cannot be joined
     broken, stop_at   the graph break that an earlier attempt met, and the step in front of which this one stops (-1:
@@ -32,6 +34,8 @@ class Assumptions:
     replays: bool = True
     unknown_shapes: bool = True
     data_sizes: bool = True
+    changes_level: bool = True
+    lacks_form: int = -1
     inference: bool = True
     guarded: frozenset[types.CodeType] = frozenset()
     broken: GraphBreak | None = None
@@ -42,11 +46,13 @@ class Assumptions:
         """Whether branches on sizes are joined."""
         return len(self.guarded) < MOST_REFUSALS
 
-    def after(self, signal: Retry) -> Assumptions:
-        """The assumptions of the next attempt."""
+    def after(self, signal: Retry, step: int) -> Assumptions:
+        """The assumptions of the next attempt; the last one ended at `step`."""
         changes: dict[str, Any] = dict(signal.changes)
         if not changes:  # more is known of the sizes: the frame may break elsewhere now, or nowhere
             return replace(self, broken=None, stop_at=-1)
         if "guarded" in changes:
             changes["guarded"] = self.guarded | changes["guarded"]
+        if changes.get("lacks_form") is True:
+            changes["lacks_form"] = step
         return replace(self, **changes)

@@ -51,6 +51,9 @@ __all__ = ["Frame", "Tracer", "capture_frame"]
 _HOST_FRAMES_PER_CALL = 16
 
 
+_OF_DATA = frozenset({"data-dependent-scalar", "data-dependent-shape"})
+
+
 def capture_frame(
     function: types.FunctionType,
     arguments: tuple[object, ...],
@@ -67,17 +70,23 @@ def capture_frame(
     with _deep_recursion(options), _own_saved_tensors():
         assumptions, history = Assumptions(), History() if history is None else history
         for _ in range(options.max_attempts + 1 + MOST_REFUSALS):
-            attempt = _Attempt(function, arguments, options, assumptions)
+            other = options.other_level if assumptions.lacks_form >= 0 else None
+            attempt = _Attempt(function, arguments, other or options, assumptions)
             attempt.tracer.history = history
             try:
                 return attempt.run()
             except Retry as signal:
-                assumptions = assumptions.after(signal)
+                assumptions = assumptions.after(signal, attempt.tracer.step)
                 for code in assumptions.guarded:
                     history[code, GUARDED] = ()
             except GraphBreak as signal:
+                if signal.code in _OF_DATA and not assumptions.data_sizes:
+                    signal.code = "data-dependent-gradient"
                 if options.fullgraph:
                     raise
+                if 0 <= attempt.tracer.step <= assumptions.lacks_form:  # nor has it a form at the other level
+                    assumptions = replace(assumptions, changes_level=False, lacks_form=-1)
+                    continue
                 if attempt.reached or attempt.tracer.step == 0:
                     raise _skipped(assumptions.broken or signal, signal.detail) from None
                 # Its traceback, and that of what caused it, would keep the attempt, and what it looked at, alive.
@@ -152,7 +161,8 @@ class _Attempt:
         env = None if options.dynamic is False else ShapeEnv(tracer.stack)
         tracer.recorder = (Witness if options.ones else Recorder)(options.level, env, tracer.stack)
         tracer.recorder.draws = Draws() if options.own_random else None
-        if options.level == "aten" and env is not None and assumptions.data_sizes:
+        tracer.recorder.changes_level = options.other_level is not None and assumptions.changes_level
+        if env is not None and assumptions.data_sizes:
             tracer.recorder.data_shapes, tracer.recorder.data_numbers = options.data_shapes, options.data_numbers
         tracer.recorder.unknown_shapes = options.level == "aten" and assumptions.unknown_shapes
         tracer.ways.enabled = options.level == "aten" and options.dynamic is not False and assumptions.joins
@@ -210,6 +220,8 @@ class _Attempt:
             raise Retry(inference=False)
         tracer.ways.check(finished.outputs, wants_gradients or world.tensors_compared)
         backward, results, reason = self._differentiated(finished.outputs, wants_gradients)
+        if reason and tracer.assumptions.lacks_form >= 0:  # a break at that call leaves more to the compiler
+            raise Retry(changes_level=False, lacks_form=-1)
         if before is not None and (reason or finish.visible(tracer, continuation) != before):
             raise Retry(custom_gradients=False)
         shown = None
@@ -240,6 +252,7 @@ class _Attempt:
             later_guards=_later_guards(recorder.env),
             shown=shown,
             inference=world.infers,
+            level=recorder.level,
         )
 
     def _differentiated(
@@ -251,6 +264,8 @@ class _Attempt:
         if options.follows_autograd or recorder.level == "torch" or not wanted:
             return None, outputs, ""
         if recorder.env is not None and recorder.env.unbacked:
+            if options.fullgraph and recorder.changes_level:  # else a break leaves more to the compiler
+                raise Retry(lacks_form=True)
             raise Retry(data_sizes=False)
         if options.differentiate is None:
             return None, outputs, "the backend has no backward"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch.fx
 
@@ -109,6 +109,7 @@ class CapturedFrame:
     effects   what `finish` changes that existed before, besides tensors, as text
     repeats    calls of modules that were replayed from others alike (capture/border/memoise.py)
     inference  the graph is to run under inference mode, which the frame enters and leaves
+    level      of the graph: "aten" also where the backend takes torch-level graphs and a call has no form there
     constants  real tensors met inside native code, by the target of their get_attr node
     """
 
@@ -129,3 +130,4 @@ class CapturedFrame:
     effects: tuple[str, ...] = ()
     repeats: int = 0
     inference: bool = False
+    level: Literal["aten", "torch"] = "aten"

@@ -44,6 +44,8 @@ class CaptureOptions:
     ones            sizes of 1 that would be symbolic were they larger are so, as if they were
         (capture/border/dynamic.py)
     exporting       the program is captured whole, to run elsewhere: is_exporting() answers True
+    other_level     the settings for a frame with something that has no form at this level: at torch level, a transform
+        or a custom gradient; at ATen level, gradients through sizes that depend on data. None: that breaks the graph
     bucket          dimensions by name ("batch", "seq", "ARGUMENT.DIMENSION") with the sizes that theirs may be padded
         to
     """
@@ -64,6 +66,7 @@ class CaptureOptions:
     data_numbers: bool = False
     ones: bool = False
     exporting: bool = False
+    other_level: CaptureOptions | None = None
     bucket: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

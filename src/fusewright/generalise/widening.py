@@ -66,7 +66,7 @@ def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 def is_general(frame: CapturedFrame) -> bool:
     """Whether sizes were taken to be 2 or more in this capture."""
-    return any(guard.kind == "SIZE" and guard.why == SMALL_SIZES for guard in frame.guards)
+    return frame.level == "aten" and any(guard.kind == "SIZE" and guard.why == SMALL_SIZES for guard in frame.guards)
 
 
 def widened(
@@ -102,6 +102,7 @@ def serves(
     if (
         general.graph is None
         or frame.graph is None
+        or frame.level != "aten"
         or frame.eager_reason
         or len(frame.breaks) != len(general.frame.breaks)
     ):

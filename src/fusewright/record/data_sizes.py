@@ -4,10 +4,11 @@ an integer.
 Takes such an operator while a graph is recorded, where the options allow it; gives results whose unknown sizes are
 *unbacked* symbols of the capture's ShapeEnv: they have no example value, so nothing can be asked about them that would
 choose between two programs.
-Always holds: the node that a symbol's value is read from carries meta[GIVES]: (symbol, dimension, which of its
-results), or (symbol, None, None) on a node that reads the number which a one-element tensor holds; such a node is never
-removed or merged. What is taken for granted of a symbol is in `env.assertions()`, and checked at run time before
-anything depends on it (backends/parts.py).
+Always holds: at ATen level the node that a symbol's value is read from carries meta[GIVES]: (symbol, dimension, which
+of its results), or (symbol, None, None) on a node that reads the number which a one-element tensor holds; such a node
+is never removed or merged. At torch level the size is read from the call's result (record/torch_level.py). What is
+taken for granted of a symbol is in `env.assertions()`, and checked at run time: at ATen level before anything depends
+on it (backends/parts.py), at torch level by a node of the graph.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def records(func: OpOverload, args: tuple[object, ...]) -> bool:
 def record(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """The operator's results, recorded. Raises GraphBreak where a gradient would have to pass through an unknown
     size."""
-    if recorder.level != "aten" or recorder.env is None:
+    if recorder.env is None:
         raise GraphBreak("data-dependent-shape", f"{func} gives a shape that depends on data")
     return (_masked_index if func is aten.index.Tensor else _ROWS[func])(recorder, func, args, kwargs)
 
@@ -52,14 +53,22 @@ def number_of(recorder: Recorder, tensor: TracedTensor) -> torch.SymInt:
     """The integer that a one-element tensor holds, as an unbacked symbol."""
     env = recorder.env
     assert env is not None
-    known = recorder.read_sizes.get(tensor.node)
-    if known is not None and known[0] == _version(tensor) and isinstance(known[1], torch.SymInt):
-        return known[1]
+    known = _known(recorder, tensor)
+    if isinstance(known, torch.SymInt):
+        return known
     symbol = env.create_unbacked(None, None)
+    if recorder.level == "torch":  # the node of the call gives it
+        return size_of(symbol, env)  # type: ignore[return-value]
     recorder.node_of(aten._local_scalar_dense.default, (tensor.node,), {}, symbol).meta[GIVES] = (symbol, None, None)
     size = size_of(symbol, env)
     recorder.read_sizes[tensor.node] = (_version(tensor), size)
     return size  # type: ignore[return-value]
+
+
+def _known(recorder: Recorder, tensor: TracedTensor) -> object:
+    """What was read from the tensor before, if it was not written to since."""
+    found = recorder.read_sizes.get(tensor.node) if tensor.node is not None else None
+    return found[1] if found is not None and found[0] == _version(tensor) else None
 
 
 def _version(tensor: TracedTensor) -> int:
@@ -75,20 +84,23 @@ def _give(
     recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any, gives: Any
 ) -> Any:
     node, results = recorder.record_as(func, args, kwargs, types)
+    if node is None:
+        return results
     node.meta[GIVES] = gives
     return results
 
 
 def _nonzero(recorder: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     source = args[0]
-    known = recorder.read_sizes.get(source.node)
-    if known is not None and known[0] == _version(source) and isinstance(known[1], torch.Tensor):
-        return known[1]
+    known = _known(recorder, source)
+    if isinstance(known, torch.Tensor):
+        return known
     type_ = source.tensor_type
     symbol = recorder.env.create_unbacked(0, _most(type_.shape))  # type: ignore[union-attr]
     result = TensorType((symbol, type_.ndim), (1, symbol), torch.int64, type_.device)
     made = _give(recorder, func, args, kwargs, result, (symbol, 0, None))
-    recorder.read_sizes[source.node] = (_version(source), made)
+    if source.node is not None:
+        recorder.read_sizes[source.node] = (_version(source), made)
     return made
 
 
@@ -163,11 +175,18 @@ def _repeated(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> Tens
     return TensorType((size,), contiguous_strides((size,)), type_.dtype, type_.device)
 
 
-_UNLIMITED = frozenset({aten.repeat_interleave.Tensor})
+def _bins(type_: TensorType, size: Dim, asked: Callable[[str], Any]) -> TensorType:
+    weights = asked("weights")
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return TensorType((size,), (1,), dtype, type_.device)
+
+
+_UNLIMITED = frozenset({aten.repeat_interleave.Tensor, aten.bincount.default})
 _AT_LEAST_ONE = frozenset({aten._unique2.default})
 _ROWS: dict[OpOverload, Callable[[Recorder, OpOverload, tuple[Any, ...], dict[str, Any]], object]] = {
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten._unique2.default: _counted(_flat, _inverse, _counts),
     aten.repeat_interleave.Tensor: _counted(_repeated),
+    aten.bincount.default: _counted(_bins),
 }

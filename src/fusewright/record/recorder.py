@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.fx
@@ -80,7 +80,7 @@ class Recorder:
     has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward:
     meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes
     (results whose shape depends on data are recorded as long as nothing reads it). Set by its options: data_shapes,
-    data_numbers (sizes that depend on data are recorded: record/data_sizes.py).
+    data_numbers (sizes that depend on data are recorded: record/data_sizes.py), changes_level (see `lacks_form`).
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Recorder:
         self.recompute = False
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False
-        self.read_sizes: dict[
-            torch.fx.Node, tuple[int, object]
-        ] = {}  # (version of the tensor, what nonzero or item gave for it)
+        self.changes_level = False
+        # (version of the tensor, what nonzero or item gave for it)
+        self.read_sizes: dict[torch.fx.Node, tuple[int, object]] = {}
         self.unknown_shapes = False
         # collectives that the program has begun and not waited for: what it holds, and what waiting does
         self.collectives: list[tuple[object, Callable[[], None]]] = []
@@ -248,6 +248,12 @@ class Recorder:
 
     # --- calls
 
+    def lacks_form(self, code: str, detail: str) -> NoReturn:
+        """A call that no node stands for at this level. ATen level may have one (`changes_level`)."""
+        if self.changes_level and self.level == "torch":
+            raise Retry(lacks_form=True)
+        raise GraphBreak(code, detail)
+
     @contextmanager
     def recording(self, decompositions: bool = True) -> Iterator[None]:
         """Records whatever runs inside, factory functions included. Not needed around `call`. `decompositions`: with
@@ -280,8 +286,7 @@ class Recorder:
         """Run a torch function, method or OpOverload on traced arguments, recording it; returns what it returns,
         traced.
 
-        Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it then gives the genuine result or
-            error.
+        Raises GraphBreak when it cannot be traced, whatever the cause: run eagerly it gives the true result or error.
         """
         kwargs = kwargs or {}
         if args and isinstance(args[0], TracedTensor):
@@ -330,10 +335,8 @@ class Recorder:
         if known.foreach:  # one operator for each tensor: what the lists have in common, scheduling finds out
             with _RecordingMode(self):
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-        if (
-            self.draws is not None
-            and (drawn := draws.record(self.draws, self, func, args, kwargs)) is not NotImplemented
-        ):
+        drawn = NotImplemented if self.draws is None else draws.record(self.draws, self, func, args, kwargs)
+        if drawn is not NotImplemented:
             return drawn
         if self.has_floats and scalar_operands.holds_float(args, kwargs):
             return scalar_operands.record(self, func, args, kwargs)
@@ -360,7 +363,7 @@ class Recorder:
         node = None
         if self.level == "torch":
             if not self._depth:
-                raise GraphBreak("untraceable-call", f"native code calls {_name(func)} by itself")
+                self.lacks_form("untraceable-call", f"native code calls {_name(func)} by itself")
         else:
             node = add_call(self.graph, func, tuple(node_args), node_kwargs)
             meta = node.meta
@@ -426,8 +429,7 @@ class Recorder:
         kinds: list[object] = []
         for value in outputs:
             if self.level == "torch" and isinstance(value, torch.SymInt):
-                node = self._torch_level.size(dim_of(value))
-                values.append(node)
+                values.append(self._torch_level.size(dim_of(value)))
                 kinds.append(dim_of(value))
             elif isinstance(value, UnknownShape):
                 values.append(value.node)
@@ -436,6 +438,8 @@ class Recorder:
                 node_value, kind = self.convert(value)
                 values.append(node_value)
                 kinds.append(kind)
+        if self.level == "torch" and self.env is not None:
+            self._torch_level.check(self.env.assertions())
         output = self.graph.output(tuple(values))  # type: ignore[arg-type]
         output.meta.update(type=tuple(kinds), location=self.location(), env=self.env)
         for node in self.graph.nodes:
@@ -471,8 +475,11 @@ class Recorder:
 
     def record_as(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: Any
-    ) -> tuple[torch.fx.Node, Any]:
-        """The node of an operator whose result's type the caller knows, and its results."""
+    ) -> tuple[torch.fx.Node | None, Any]:
+        """The node of an operator whose result's type the caller knows (none within a torch-level call), and its
+        results."""
+        if self.level == "torch":
+            return None, self._results(facts(func), func, args, kwargs, None, result_type)
         node_args, _ = self._convert_sequence(args)
         node_kwargs = {name: self.convert(value)[0] for name, value in kwargs.items()}
         node = self.node_of(func, tuple(node_args), node_kwargs, result_type)

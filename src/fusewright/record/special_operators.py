@@ -96,8 +96,10 @@ def _read_scalar(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str,
         and tensor.dtype in _INTEGERS
     ):
         return data_sizes.number_of(recorder, tensor)
-    if recorder.level != "aten" or not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
+    if not isinstance(tensor, TracedTensor) or not tensor.dtype.is_floating_point:
         raise GraphBreak(*SCALAR_READ)
+    if recorder.level != "aten":
+        recorder.lacks_form(*SCALAR_READ)
     return float_of_tensor(recorder, tensor)
 
 

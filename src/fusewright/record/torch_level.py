@@ -10,7 +10,7 @@ import enum
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch.fx
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
 from fusewright.record.traced_tensor import TracedTensor
-from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Sum
+from fusewright.sizes.expressions import Dim, Expr, FloorDiv, Max, Min, Mod, Relation, Sum
 from fusewright.sizes.symint import dim_of
 
 # What a torch-level graph can hold as an argument besides tensors, sizes and containers of them.
@@ -30,6 +30,11 @@ NODE_ARGUMENTS = (
     torch._ops.OpOverloadPacket,
     torch.finfo, torch.iinfo, torch.nn.Module, torch.ScriptObject,
 )  # fmt: skip
+
+
+CHECK = "what the compiled program takes for granted does not hold for this call"
+"""The message of the checks that capture puts into a torch-level graph (`torch._assert_async`, `torch._assert`): where
+one fails, the call is repeated eagerly."""
 
 
 def torch_target(fn: Callable[..., object], args: Sequence[object]) -> tuple[str, object, Sequence[object]]:
@@ -67,6 +72,8 @@ class Recording(Protocol):
 
     def convert(self, value: object) -> tuple[object, object]: ...
 
+    def lacks_form(self, code: str, detail: str) -> NoReturn: ...
+
 
 class TorchLevel:
     """The nodes of one torch-level graph. `sizes` holds the placeholder, or the node, of each symbolic size."""
@@ -74,6 +81,7 @@ class TorchLevel:
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.sizes: dict[Dim, torch.fx.Node] = {}
+        self.results: dict[Dim, tuple[torch.fx.Node, int]] = {}  # where sizes that depend on data are found
 
     def call(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> torch.fx.Node:
         """The node of a call, at the end of the graph."""
@@ -104,7 +112,7 @@ class TorchLevel:
             return value.item()
         # a node: a higher-order operator's body
         if not isinstance(value, NODE_ARGUMENTS) and not isinstance(value, torch.fx.Node):
-            raise GraphBreak("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
+            self.recorder.lacks_form("operator-failed", f"a {type(value).__qualname__} as an argument of an operator")
         return value
 
     def adopt(self, result: object, node: torch.fx.Node) -> None:
@@ -112,6 +120,11 @@ class TorchLevel:
         if isinstance(result, TracedTensor):
             result.node = node
             node.meta["type"] = result.tensor_type
+            for dim, size in enumerate(result.tensor_type.shape):
+                if isinstance(size, Expr):
+                    self.results.setdefault(size, (node, dim))
+        elif isinstance(result, torch.SymInt):
+            self.sizes.setdefault(dim_of(result), node)
         elif isinstance(result, (list, tuple)):
             for index, item in enumerate(result):
                 self._adopt_item(item, node, index)
@@ -120,7 +133,7 @@ class TorchLevel:
                 self._adopt_item(item, node, key)
 
     def _adopt_item(self, item: object, node: torch.fx.Node, key: object) -> None:
-        if not isinstance(item, (TracedTensor, list, tuple, dict)):
+        if not isinstance(item, (TracedTensor, torch.SymInt, list, tuple, dict)):
             return
         if isinstance(item, TracedTensor) and item.node is not None:
             return  # an argument that comes back
@@ -128,30 +141,94 @@ class TorchLevel:
         found.meta.update(example_value=item, location=node.meta["location"])
         self.adopt(item, found)
 
+    def check(self, relations: Sequence[Relation]) -> None:
+        """Nodes that check what is taken for granted of sizes that depend on data."""
+        graph = self.recorder.graph
+        for relation in relations:
+            sides = tuple(self.size(side) for side in (relation.left, relation.right))
+            holds = graph.create_node("call_function", _COMPARISONS[relation.op], sides)  # type: ignore[arg-type]
+            made = graph.create_node("call_function", torch._assert, (holds, CHECK))
+            holds.meta["location"] = made.meta["location"] = self.recorder.here
+
     def size(self, d: Dim) -> torch.fx.Node | int:
-        """The torch-level node that computes a size from the size placeholders."""
+        """The torch-level node that computes a size from the size placeholders, or reads it from a result."""
         if isinstance(d, int):
             return d
         found = self.sizes.get(d)
+        if found is None and d in self.results:
+            node, dim = self.results[d]
+            with self.recorder.graph.inserting_after(node):
+                found = self.recorder.graph.call_method("size", (node, dim))
+            found.meta["location"] = node.meta["location"]
+            self.sizes[d] = found
         if found is None:
-            found = self.sizes[d] = self._makesize(d)
+            found = self.sizes[d] = make_size(self.recorder.graph, d, self.size, self.recorder.here)
         return found
 
-    def _makesize(self, d: Expr) -> torch.fx.Node:
-        if isinstance(d, Sum):
-            parts: list[object] = []
-            for monomial, count in d.terms:
-                factors: list[object] = [self.size(atom) for atom in monomial]
-                parts.append(self._fold(operator.mul, factors if count == 1 else [*factors, count]))
-            return self._fold(operator.add, parts if not d.constant else [*parts, d.constant])  # type: ignore
-        fold = _SIZE_FUNCTIONS.get(type(d))
-        if fold is None:
-            raise GraphBreak("data-dependent-shape", f"the size {d} has no placeholder")
-        return self._fold(fold, [self.size(child) for child in d._children()])  # type: ignore[return-value]
 
-    def _fold(self, fn: Callable[..., object], values: list[object]) -> object:
+_COMPARISONS: dict[str, Callable[..., object]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+def checking(level: str, condition: object) -> tuple[object, ...]:
+    """The arguments of torch._assert_async for what capture takes for granted of a tensor."""
+    return (condition,) if level == "aten" else (condition, CHECK)
+
+
+def make_size(
+    graph: torch.fx.Graph, d: Expr, known: Callable[[Dim], torch.fx.Node | int], location: tuple[Location, ...]
+) -> torch.fx.Node:
+    """The node, where the graph now grows, that computes a size of what `known` gives for its parts."""
+
+    def fold(fn: Callable[..., object], values: Sequence[object]) -> object:
         result = values[0]
         for value in values[1:]:
-            result = self.recorder.graph.create_node("call_function", fn, (result, value))  # type: ignore[arg-type]
-            result.meta["location"] = self.recorder.here
+            result = graph.create_node("call_function", fn, (result, value))  # type: ignore[arg-type]
+            result.meta["location"] = location
         return result
+
+    if isinstance(d, Sum):
+        parts: list[object] = []
+        for monomial, count in d.terms:
+            factors: list[object] = [known(atom) for atom in monomial]
+            parts.append(fold(operator.mul, factors if count == 1 else [*factors, count]))
+        return fold(operator.add, parts if not d.constant else [*parts, d.constant])  # type: ignore[return-value]
+    function = _SIZE_FUNCTIONS.get(type(d))
+    if function is None:
+        raise GraphBreak("data-dependent-shape", f"the size {d} has no placeholder")
+    return fold(function, [known(child) for child in d._children()])  # type: ignore[return-value]
+
+
+def sizes_as_nodes(graph: torch.fx.Graph) -> None:
+    """Makes nodes of the size expressions among the arguments of an ATen-level graph, all of whose sizes are its
+    inputs'."""
+    sizes: dict[Dim, torch.fx.Node] = {
+        node.meta["type"]: node for node in graph.find_nodes(op="placeholder") if isinstance(node.meta["type"], Expr)
+    }
+
+    def node_of(d: Dim) -> torch.fx.Node | int:
+        if isinstance(d, int):
+            return d
+        if d not in sizes:
+            sizes[d] = make_size(graph, d, node_of, ())
+        return sizes[d]
+
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        for node in list(graph.nodes):
+            node.args = _replaced(node.args, node_of)
+            node.kwargs = _replaced(node.kwargs, node_of)
+
+
+def _replaced(value: Any, node_of: Callable[[Dim], object]) -> Any:
+    if isinstance(value, Expr):
+        return node_of(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(item, node_of) for item in value)
+    if isinstance(value, dict):
+        return {name: _replaced(item, node_of) for name, item in value.items()}
+    return value

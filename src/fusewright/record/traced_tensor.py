@@ -200,7 +200,7 @@ def _reach(shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Dim:
 
 def meets_others(types: Sequence[type]) -> bool:
     """Whether an operator's arguments have classes that shall see it first: tensors that wrap traced ones."""
-    return len(types) > 1 or (len(types) == 1 and types[0] is not TracedTensor)
+    return not all(kind is TracedTensor or issubclass(kind, TracedTensor) for kind in types)
 
 
 def _recorder_of(values: tuple[object, ...]) -> Recorder:

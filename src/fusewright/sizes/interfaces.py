@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import torch
 import torch.fx
@@ -37,6 +37,8 @@ class Recorder(Protocol):
 
     def rebinds(self, how: str) -> None: ...
 
+    def lacks_form(self, code: str, detail: str) -> NoReturn: ...
+
     def recording(self, decompositions: bool = ...) -> AbstractContextManager[None]: ...
 
     def known_value(self, tensor: object) -> torch.Tensor | None: ...
@@ -47,4 +49,4 @@ class Recorder(Protocol):
 
     def record_as(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result_type: Any
-    ) -> tuple[torch.fx.Node, Any]: ...
+    ) -> tuple[torch.fx.Node | None, Any]: ...

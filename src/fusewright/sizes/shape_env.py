@@ -446,6 +446,8 @@ class ShapeEnv:
             for monomial, count in difference.terms
             if len(monomial) == 1 and isinstance(monomial[0], Symbol) and abs(count) == 1
         ]
+        if self.unbacked:  # what is known last is said in terms of what is known before
+            alone.sort(key=lambda one: self.unbacked.index(one[0]) if one[0] in self.unbacked else -1, reverse=True)
         for unknown, count in alone:
             rest = (difference - unknown * count) * -count
             if unknown not in free_symbols(rest):

@@ -110,19 +110,19 @@ def test_symbolic_sizes_and_gradients(name: str) -> None:
     torch.testing.assert_close(x.grad, y.grad)
 
 
-@pytest.mark.parametrize("name", ["vmap", "grad", "grad made outside"])
-def test_a_torch_level_graph_breaks(name: str) -> None:
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_torch_level_backend_gets_them_whole(name: str) -> None:
     program = PROGRAMS[name]
     codes: list[str] = []
     with STREAM.listening(
         lambda event: codes.append(event.report.code) if isinstance(event, (Broken, Skipped)) else None
     ):
-        compiled = fusewright.compile(lambda x: program(x) + 1, backend="eager")
+        compiled = fusewright.compile(lambda x: pytree.tree_map(torch.sin, program(x)), backend="eager")
         for _ in range(2):
             x = torch.randn(3, 3)
-            equal(compiled(x), program(x) + 1)
+            equal(compiled(x), pytree.tree_map(torch.sin, program(x)))
     # Once PyTorch's own compiler has been used in the process, its wrappers stand around a transform.
-    assert set(codes) <= {"functorch-transform", "transform-active", "untraceable-call"} and codes
+    assert set(codes) <= {"transform-active", "untraceable-call"}
 
 
 def test_no_import_of_dynamo() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fusewright
-from tests.capture.call import python_programs, torch_programs
+from tests.capture.call import gradient_programs, python_programs, torch_programs
 
 PROGRAMS = python_programs.PROGRAMS
 CALLS = 3
@@ -26,20 +26,15 @@ OPEN = frozenset(
     catch_warnings_read catch_warnings_record data_ptr_of_input data_store data_store_input
     dict_iterator_argument dict_view_argument dict_views_global enumerate_argument fork_rng generator_argument
     generator_given inference_inside_then_grad
-    iterator_argument lazy_module
+    item_as_slice iterator_argument lazy_module
     lazy_modules lru_cache_of_tensor module_backward_hook np_inverse np_order_statistics np_random_randint
     np_writes parameter_inside parameter_returned pickled random_branch random_choice random_instance random_randint
     random_returned register_hook_on_input retain_grad rng_state same_storage saved_tensors_hooks seeded
     step_adafactor step_asgd step_radam step_radam_loop storage_questions storage_resize tensor_of_sizes_zero
-    thread_lock time_perf_counter time_time unpickled weakref_made zip_argument
+    thread_lock time_perf_counter time_time transform_raises unpickled weakref_made zip_argument
     """.split()
 )
-OPEN_AT_TORCH_LEVEL = frozenset(
-    """
-    beta_sample default_device dirichlet_sample np_random_rand np_tolist_constant random_random random_uniform
-    register_hook_inside step_adam step_nadam
-    """.split()
-)
+OPEN_AT_TORCH_LEVEL: frozenset[str] = frozenset()
 OPEN_AT_ATEN_LEVEL = frozenset(["view_dtype"])
 
 
@@ -91,7 +86,7 @@ def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) ->
             with torch.inference_mode(around):
                 try:
                     result = function(*args)
-                except (TypeError, ValueError, RuntimeError, IndexError) as error:
+                except (TypeError, ValueError, RuntimeError, IndexError, AssertionError) as error:
                     if type(error).__module__.startswith("fusewright"):
                         raise
                     raised = (type(error).__name__, str(error))
@@ -110,16 +105,18 @@ def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) ->
 def test_equals_eager(name: str, backend: str) -> None:
     fusewright.reset()
     function, make = PROGRAMS[name]
-    around = name == "inference_around"
+    around, options = name == "inference_around", gradient_programs.OPTIONS.get(name)
     expected = seen(function, make, around)
     whole = name not in OPEN | (OPEN_AT_ATEN_LEVEL if backend == "native" else OPEN_AT_TORCH_LEVEL)
     if not whole:
         with pytest.raises(fusewright.GraphBreakError):
-            seen(fusewright.compile(function, backend=backend, fullgraph=True), make, around)
+            seen(fusewright.compile(function, backend=backend, fullgraph=True, options=options), make, around)
         fusewright.reset()
-    same(seen(fusewright.compile(function, backend=backend, fullgraph=whole), make, around), expected)
+    compiled = fusewright.compile(function, backend=backend, fullgraph=whole, options=options)
+    same(seen(compiled, make, around), expected)
 
 
-def test_the_programs_of_both_files_are_run() -> None:
+def test_the_programs_of_all_files_are_run() -> None:
     assert torch_programs.step in [function for function, _ in PROGRAMS.values()]
-    assert OPEN | OPEN_AT_TORCH_LEVEL <= PROGRAMS.keys()
+    assert gradient_programs.train_step in [function for function, _ in PROGRAMS.values()]
+    assert OPEN | OPEN_AT_TORCH_LEVEL | OPEN_AT_ATEN_LEVEL <= PROGRAMS.keys()

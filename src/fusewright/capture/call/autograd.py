@@ -38,8 +38,9 @@ Row = Callable[["Tracer", Args, Kwargs], Any]
 
 
 def _at_aten_level(tracer: Tracer, code: str, what: str) -> None:
+    detail = f"{what} (the backend takes graphs without their backward)"
     if tracer.recorder.level != "aten" or tracer.options.differentiate is None:
-        raise GraphBreak(code, f"{what} (the backend takes graphs without their backward)")
+        tracer.recorder.lacks_form(code, detail)
 
 
 # Custom functions.
@@ -284,7 +285,7 @@ def _requires_grad(tracer: Tracer, tensor: Any, args: Args, kwargs: Kwargs) -> A
             raise GraphBreak("tensor-attribute", "Tensor.requires_grad_() changes an input")
         return tensor
     if tracer.recorder.level != "aten":
-        raise GraphBreak("tensor-attribute", "Tensor.requires_grad_()")
+        return tracer.world.torch_call(torch.Tensor.requires_grad_, (tensor, *args), kwargs)
     return unwatched(torch.Tensor.requires_grad_, tensor, *args, **kwargs)
 
 

@@ -44,8 +44,10 @@ def call_method(tracer: Tracer, name: str, owner: Any, args: Args, kwargs: Kwarg
         tracer.world.uses_arrays = True
         return arrays.result(tracer.world, tracer.world.torch_call(HOST_DRAW, (row, parameters, size), {}))
     whole = DRAWS[row].dtype is torch.int64
-    if recorder.level != "aten" or recorder.env is None or (whole and not recorder.data_numbers):
+    if recorder.env is None or (whole and not tracer.options.data_numbers):
         raise GraphBreak("host-random", f"a number drawn by {row}")
+    if recorder.level != "aten" or (whole and not recorder.data_numbers):
+        recorder.lacks_form("host-random", f"a number drawn by {row}")
     tensor = tracer.world.torch_call(HOST_DRAW, (row, parameters, None), {})
     return data_sizes.number_of(recorder, tensor) if whole else float_of_tensor(recorder, tensor)
 

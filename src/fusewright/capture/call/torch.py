@@ -29,6 +29,7 @@ from fusewright.capture.call import (
     transforms as call_transforms,
 )
 from fusewright.operators import decompositions
+from fusewright.record.torch_level import checking
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -337,10 +338,11 @@ def _check_tensor(position: int) -> Row:
         world = tracer.world
         if not isinstance(condition, torch.Tensor) or condition.dtype is not torch.bool:
             raise UserException(TypeError("cond must be a tensor of dtype torch.bool"))
-        if condition.device.type != "cpu" or tracer.recorder.level == "torch":
+        if condition.device.type != "cpu":
             # on a GPU a failed assertion ends the process
             raise GraphBreak("data-dependent-branch", "a check of a tensor's values")
-        world.torch_call(torch._assert_async, (world.torch_call(torch.Tensor.all, (condition,), {}),), {})
+        held = world.torch_call(torch.Tensor.all, (condition,), {})
+        world.torch_call(torch._assert_async, checking(tracer.recorder.level, held), {})
 
     return check
 

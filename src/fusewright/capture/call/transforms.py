@@ -5,7 +5,7 @@ Takes a call of a transform, or of a function that one has made. The user's func
 layers lie above traced tensors, so what reaches the recorder are plain operators on whole batches, and those of the
 gradients. Always holds: the user's function is entered by a trampoline, so that what it reads is guarded; neither a
 tensor of an inner layer nor a function that holds some leaves the frame. A graph at torch level has no nodes for any of
-this: there a transform is a graph break.
+this: where one is called, the frame is captured at ATen level.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ _DIRECT = frozenset({(_TRANSFORMS, "vjp"), (_TRANSFORMS, "jvp"), (_TRANSFORMS, "
 def transform(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a transform, or what one has made."""
     name = _name(fn)
-    if tracer.recorder.level != "aten" or name not in _MAKERS | _MADE | _DIRECT:
+    if name not in _MAKERS | _MADE | _DIRECT:
         raise GraphBreak("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
+    if tracer.recorder.level != "aten" and name not in _MAKERS:
+        tracer.recorder.lacks_form("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
     fn = _ready(tracer, fn) if name in _MADE else fn
     args = tuple(_ready(tracer, value) for value in args)
     kwargs = {key: _ready(tracer, value) for key, value in kwargs.items()}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fusewright.capture.bytecode.instructions import CodeInfo
+from fusewright.record.torch_level import checking
 from fusewright.record.traced_tensor import TracedTensor
 
 _LEAVE = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RERAISE", "SEND", "FOR_ITER"})
@@ -31,20 +32,15 @@ def truth(frame: Any, condition: object, at: int) -> bool:
     ):
         return bool(frame.world.truth(condition))
     world = frame.world
-    # On a GPU a failed assertion ends the process; at torch level the check's own error would reach the user.
-    if (
-        condition.device.type != "cpu"
-        or world.recorder.level == "torch"
-        or world.recorder.known_value(condition) is not None
-    ):
+    # On a GPU a failed assertion ends the process.
+    if condition.device.type != "cpu" or world.recorder.known_value(condition) is not None:
         return bool(world.truth(condition))
     jump, stay = _only_raises(frame.info, frame.info.instructions[at].target), _only_raises(frame.info, at + 1)
     if jump == stay:
         return bool(world.truth(condition))
     found = jumps_if if stay else not jumps_if
-    world.torch_call(
-        torch._assert_async, (condition if found else world.torch_call(torch.logical_not, (condition,), {}),), {}
-    )
+    held = condition if found else world.torch_call(torch.logical_not, (condition,), {})
+    world.torch_call(torch._assert_async, checking(world.recorder.level, held), {})
     return found
 
 

@@ -490,7 +490,7 @@ def _flattened(world: World, array: Any) -> TracedArray:
 def _listed(world: World, array: TracedArray) -> Any:
     known = world.recorder.known_value(array.tensor)
     if known is None:
-        raise GraphBreak("data-dependent-scalar", "ndarray.tolist()")
+        world.recorder.lacks_form("data-dependent-scalar", "ndarray.tolist()")
     return known.tolist()
 
 

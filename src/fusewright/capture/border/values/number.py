@@ -27,15 +27,20 @@ both are captured by value. Those below are served by the code for larger ones w
 (generalise/widening.py), as with sizes."""
 
 
-def _may_change(world: World) -> bool:
+def _may_change(world: World, kind: type) -> bool:
+    """Whether numbers of this type can be inputs. At torch level a float would be a tensor, which promotes
+    otherwise."""
     return (
-        world.tracer.options.dynamic is not False and world.recorder.level == "aten" and world.recorder.env is not None
+        kind in (int, float)
+        and world.tracer.options.dynamic is not False
+        and world.recorder.env is not None
+        and (kind is int or world.recorder.level == "aten")
     )
 
 
 def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) -> bool:
     """Whether this place has held tuples of other numbers; what the elements were is noted for each of them."""
-    if not _may_change(world) or not any(type(element) in (int, float) for element in real):
+    if not any(_may_change(world, type(element)) for element in real):
         return False
     history: Any = world.tracer.history
     code = world.tracer.function.__code__
@@ -44,7 +49,7 @@ def tuple_has_changed(world: World, real: tuple[object, ...], source: Source) ->
         return False
     if seen is not None and len(seen) == len(real):
         for index, element in enumerate(seen):
-            if type(element) in (int, float):
+            if _may_change(world, type(element)):
                 history.setdefault((code, "number", Item(source, index)), (element,))
     history[code, "tuple", source] = None
     return True
@@ -54,7 +59,7 @@ def has_changed(world: World, real: float | int, source: Source) -> bool:
     """Whether this place has held different numbers at different captures of this function (which is noted), or may be
     taken to: under dynamic=True, the ints that objects among the arguments hold (the length of a key-value cache)."""
     history = world.tracer.history
-    if not _may_change(world):
+    if not _may_change(world, type(real)):
         return False
     code = world.tracer.function.__code__
     if is_symbolic_throughout(world.tracer) and type(real) is int and _is_attribute(source):

@@ -50,7 +50,7 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     """The stand-in of a wrapper from outside. Its parts are found below `source`."""
     what = f"{source.text()}, a {type(real).__qualname__},"
     if world.recorder.level != "aten":
-        raise GraphBreak(CODE, f"{what} is a tensor subclass, which graphs at torch level do not take apart")
+        world.recorder.lacks_form(CODE, f"{what} is a tensor subclass, which graphs at torch level do not take apart")
     if real.requires_grad:
         raise GraphBreak(CODE, f"{what} requires a gradient: tensor subclasses are traced where they need none")
     try:

@@ -1,0 +1,109 @@
+"""Calls that are repeated eagerly when the compiled code fails.
+
+Takes a callable over a graph's inputs; gives one that raises RuntimeFallback where the program itself must say what
+happens. Always holds: what the failed call has written to or drawn is put back first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from fusewright.base.errors import RuntimeFallback
+from fusewright.graph.collectives import is_collective
+from fusewright.graph.generators import CPU, states_of
+from fusewright.record.torch_level import CHECK
+from fusewright.sizes.tensor_type import TensorType
+
+
+def repeatable(
+    run: Callable[..., Any], graph: torch.fx.Graph, torch_level: bool = False, checks_alone: bool = False
+) -> Callable[..., Any]:
+    """`run` of a graph, whose failure means that the call is repeated eagerly: the user's program decides what becomes
+    of the error, and gets its own traceback and side effects. Inputs that the graph has written to by then get their
+    old content back, and generators that it drew from their state; a graph at ATen level does neither. `checks_alone`:
+    only the failure of a check that capture has put into the graph. Not so with collectives: other processes take part
+    in them once."""
+    if any(map(is_collective, graph.nodes)):
+        return run
+    writes, drawn = (any(map(_writes, graph.nodes)), _drawn_by_checked(graph)) if torch_level else (False, ())
+
+    def attempt(*inputs: Any) -> Any:
+        kept = (
+            [(value, _version(value), value.detach().clone()) for value in inputs if isinstance(value, torch.Tensor)]
+            if writes
+            else ()
+        )
+        states = states_of(drawn)
+        try:
+            return run(*inputs)
+        except Exception as error:
+            if _stops_a_checkpoint(error) or (checks_alone and CHECK not in str(error)):
+                raise
+            if states is not None:
+                states.restore()
+            with torch.no_grad():
+                for value, version, content in kept:
+                    if _version(value) != version or (version < 0 and torch.is_inference_mode_enabled()):
+                        value.copy_(content)
+            raise RuntimeFallback(f"{type(error).__name__}: {error}") from error
+
+    return attempt
+
+
+def _stops_a_checkpoint(error: Exception) -> bool:
+    """Whether a checkpoint around the call has all that it wanted to compute again: PyTorch ends the forward with an
+    exception then."""
+    module = sys.modules.get("torch.utils.checkpoint")
+    return module is not None and isinstance(error, module._StopRecomputationError)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version  # inference tensors do not count
+
+
+def has_checks(graph: torch.fx.Graph) -> bool:
+    """Whether capture has put checks into a torch-level graph (record/checks.py)."""
+    return any(CHECK in node.args for node in graph.nodes)
+
+
+def _drawn_by_checked(graph: torch.fx.Graph) -> tuple[torch.device, ...]:
+    """The devices whose generators a graph with checks may have drawn from when one fails."""
+    if not has_checks(graph):
+        return ()
+    kinds = [node.meta.get("type") for node in graph.find_nodes(op="placeholder")]
+    return tuple(dict.fromkeys((CPU, *(kind.device for kind in kinds if isinstance(kind, TensorType)))))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether a node of a torch-level graph may write to an input."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = (
+        name in ("setitem", "__setitem__") or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    )
+    return node.op.startswith("call_") and (
+        in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True or name in _STATISTICS
+    )
+
+
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+)
+_IN_PLACE = frozenset(f"i{name}" for name in _OPERATORS)
+_STATISTICS = frozenset({"batch_norm", "instance_norm"})  # they write to running means when training
