@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import operator
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.native import native
+from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import context, module as modules, tensor as tensors
 from fusewright.capture.call import (
@@ -67,7 +68,6 @@ _REFUSED_MODULES = {
     "torch.multiprocessing": "untraceable-call",
     "torch._dynamo.decorators": "untraceable-call",
     "torch._dynamo.eval_frame": "untraceable-call",
-    "torch._higher_order_ops.flex_attention": "higher-order-operator",
 }
 
 NATIVE_CLASSES: frozenset[type] = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
@@ -158,7 +158,10 @@ def _fixed(world: Any, value: Any) -> Any:
 # What runs while a program is captured. Public functions (decorators, marks) have rows of their own.
 _OF_CAPTURE = tuple(f"fusewright.{room}." for room in ("capture", "graph", "operators", "record", "sizes"))
 # What stands for Python code of a program's.
-_INTERPRETED = ("fusewright.operators.higher_order", "fusewright.operators.decompositions.attention_modules")
+_INTERPRETED = frozenset({
+    "fusewright.operators.higher_order", "fusewright.operators.decompositions.attention_modules",
+    "fusewright.operators.decompositions.flex_attention",
+})  # fmt: skip
 
 
 def policy(origin: str) -> Policy | None:
@@ -261,6 +264,16 @@ def call_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn.__name__ == "is_nonzero":
         raise GraphBreak("data-dependent-branch", "torch.is_nonzero")
     return tracer.world.torch_call(fn, args, kwargs)
+
+
+def _module_attribute(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.NAME` of a module that PyTorch loads when it is first asked for (flex_attention asks for one). Loading is
+    no effect that a program can tell: eager does it as well, once."""
+    (name,) = args
+    if name not in vars(torch).get("_lazy_modules", ()):
+        return tracer.inline(vars(torch)["__getattr__"], args, kwargs)
+    module = unwatched(importlib.import_module, f"torch.{name}")
+    return tracer.world.load(module, tracer.world.constant(module, name))
 
 
 def _always(answer: object) -> Row:
@@ -467,6 +480,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
         getattr, torch._C._VariableFunctions, args[1]
     ),
     ("torch", "is_tensor"): _is_tensor,
+    ("torch", "__getattr__"): _module_attribute,
     ("torch", "_check"): _check,
     ("torch", "_check_is_size"): _check_is_size,
     ("torch", "_check_tensor_all"): _check_tensor(0),
