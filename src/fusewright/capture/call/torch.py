@@ -27,6 +27,7 @@ from fusewright.capture.call import (
     autograd as call_autograd,
     marked as call_marked,
     transforms as call_transforms,
+    triton_kernels,
 )
 from fusewright.operators import decompositions
 
@@ -430,11 +431,6 @@ def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     )
 
 
-def _call_custom_op(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch.library.custom_op: the operator behind the Python object, so that it is one node that prints and runs."""
-    return tracer.world.torch_call(args[0]._opoverload, args[1:], kwargs)
-
-
 # By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     **call_autograd.NAMED_ROWS,
@@ -455,7 +451,6 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._dynamo.decorators", "maybe_mark_dynamic"): _always(None),
     ("torch._dynamo.decorators", "mark_unbacked"): _always(None),
     ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
-    ("torch._library.custom_ops", "CustomOpDef.__call__"): _call_custom_op,
     ("fusewright.decorators", "is_compiling"): _always(True),
     ("fusewright.decorators", "is_exporting"): _is_exporting,
     ("fusewright.decorators", "cudagraph_mark_step_begin"): _always(None),
@@ -469,6 +464,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.jit._trace", "is_tracing"): _always(False),
     ("torch.jit._script", "is_scripting"): _always(False),
     **call_attention.NAMED_ROWS,
+    **triton_kernels.NAMED_ROWS,
     # Settings of torch.compile say nothing about what a program computes.
     ("torch._dynamo.decorators", "error_on_graph_break"): _nothing,
     ("torch._dynamo.decorators", "patch_dynamo_config"): _nothing,
