@@ -53,6 +53,8 @@ PEER = tuple(
 )
 """PyTorch's own compiler: what it calls while it works is no part of the program."""
 SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+TRITON = f"{SITE_PACKAGES}triton{os.sep}"
+"""A kernel that is launched eagerly runs its Python under Triton's interpreter, or is read by its compiler."""
 
 
 # torch.utils.checkpoint runs the user's functions again in the backward, where no frame is compiled, and they must save
@@ -78,6 +80,8 @@ def _decided(code: types.CodeType, function: types.FunctionType, table: FrameTab
         return _native.FrameCache(_run_paused)
     file = code.co_filename
     compiler = None if table is None else table.compiler()
+    if compiler is not None and TRITON in file:
+        return _native.FrameCache(_run_paused)
     peer = file.startswith(PEER) and attributes.get("_torchdynamo_disable_recursive") is not False
     if compiler is not None and (peer or file == CHECKPOINT_FILE):
         return _native.FrameCache(_run_paused)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusewright.capture.border.native import native
-from fusewright.operators.decompositions import attention_modules
+from fusewright.base.signals import GraphBreak
+from fusewright.capture.border.native import native, unwatched
+from fusewright.capture.call import transforms as call_transforms
+from fusewright.operators.decompositions import attention_modules, flex_attention
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import Tracer
@@ -56,6 +58,23 @@ def encoder_layer(tracer: Tracer, layer: torch.nn.Module, output: Any, kwargs: K
     return tracer.inline(function, (encoder, layer, src, output, *masks))
 
 
+def _at_each_point(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """A mod of flex attention over all indices: `torch.vmap`'s own layers, and what the mod indexes is read by them."""
+    mod, *values = args
+    if tracer.recorder.level != "aten":
+        raise GraphBreak("functorch-transform", "a mod of flex_attention")
+    function = flex_attention.at_each_point
+    return unwatched(tracer.recorder.call, function, (call_transforms.for_transform(tracer, mod), *values), kwargs)
+
+
+def _written_out(function: Any) -> Any:
+    return lambda tracer, args, kwargs: tracer.inline(function, args, kwargs)
+
+
 NAMED_ROWS: dict[tuple[str, str], Any] = {
+    (flex_attention.__name__, "at_each_point"): _at_each_point,
+    ("torch.nn.attention.flex_attention", "create_mask"): _written_out(flex_attention.create_mask),
     ("torch.backends.mha", "get_fastpath_enabled"): fast_path,
 }
+HIGHER_ORDER: dict[str, Any] = {"flex_attention": _written_out(flex_attention.flex_attention)}
+"""By the name of the operator."""

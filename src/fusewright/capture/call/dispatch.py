@@ -322,7 +322,10 @@ def _call_alias(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_higher_order(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    raise GraphBreak("higher-order-operator", describe(fn))
+    row = call_attention.HIGHER_ORDER.get(fn.name())
+    if row is None or tracer.recorder.level != "aten":
+        raise GraphBreak("higher-order-operator", describe(fn))
+    return row(tracer, args, kwargs)
 
 
 KINDS: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {

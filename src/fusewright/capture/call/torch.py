@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import operator
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusewright.base.signals import GraphBreak, UserException
-from fusewright.capture.border.native import native
+from fusewright.capture.border.native import native, unwatched
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.values import context, module as modules, tensor as tensors
 from fusewright.capture.call import (
@@ -27,6 +28,7 @@ from fusewright.capture.call import (
     collectives as call_collectives,
     marked as call_marked,
     transforms as call_transforms,
+    triton_kernels,
 )
 from fusewright.operators import decompositions
 from fusewright.record.torch_level import checking
@@ -69,7 +71,6 @@ _REFUSED_MODULES = {
     "torch.multiprocessing": "untraceable-call",
     "torch._dynamo.decorators": "untraceable-call",
     "torch._dynamo.eval_frame": "untraceable-call",
-    "torch._higher_order_ops.flex_attention": "higher-order-operator",
 }
 
 NATIVE_CLASSES: frozenset[type] = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
@@ -160,7 +161,10 @@ def _fixed(world: Any, value: Any) -> Any:
 # What runs while a program is captured. Public functions (decorators, marks) have rows of their own.
 _OF_CAPTURE = tuple(f"fusewright.{room}." for room in ("capture", "graph", "operators", "record", "sizes"))
 # What stands for Python code of a program's.
-_INTERPRETED = ("fusewright.operators.higher_order", "fusewright.operators.decompositions.attention_modules")
+_INTERPRETED = frozenset({
+    "fusewright.operators.higher_order", "fusewright.operators.decompositions.attention_modules",
+    "fusewright.operators.decompositions.flex_attention",
+})  # fmt: skip
 
 
 def policy(origin: str) -> Policy | None:
@@ -263,6 +267,16 @@ def call_operator(tracer: Tracer, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if fn.__name__ == "is_nonzero":
         raise GraphBreak("data-dependent-branch", "torch.is_nonzero")
     return tracer.world.torch_call(fn, args, kwargs)
+
+
+def _module_attribute(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.NAME` of a module that PyTorch loads when it is first asked for (flex_attention asks for one). Loading is
+    no effect that a program can tell: eager does it as well, once."""
+    (name,) = args
+    if name not in vars(torch).get("_lazy_modules", ()):
+        return tracer.inline(vars(torch)["__getattr__"], args, kwargs)
+    module = unwatched(importlib.import_module, f"torch.{name}")
+    return tracer.world.load(module, tracer.world.constant(module, name))
 
 
 def _always(answer: object) -> Row:
@@ -420,11 +434,6 @@ def _call_disabled_module(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
     )
 
 
-def _call_custom_op(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
-    """torch.library.custom_op: the operator behind the Python object, so that it is one node that prints and runs."""
-    return tracer.world.torch_call(args[0]._opoverload, args[1:], kwargs)
-
-
 # By module and qualified name, so that modules which PyTorch loads late are not imported for their sake.
 NAMED_ROWS: dict[tuple[str, str], Row] = {
     **call_autograd.NAMED_ROWS,
@@ -445,7 +454,6 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch._dynamo.decorators", "maybe_mark_dynamic"): _always(None),
     ("torch._dynamo.decorators", "mark_unbacked"): _always(None),
     ("torch.compiler", "cudagraph_mark_step_begin"): _always(None),
-    ("torch._library.custom_ops", "CustomOpDef.__call__"): _call_custom_op,
     ("fusewright.decorators", "is_compiling"): _always(True),
     ("fusewright.decorators", "is_exporting"): _is_exporting,
     ("fusewright.decorators", "cudagraph_mark_step_begin"): _always(None),
@@ -460,6 +468,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
     ("torch.jit._script", "is_scripting"): _always(False),
     **call_attention.NAMED_ROWS,
     **call_collectives.NAMED_ROWS,
+    **triton_kernels.NAMED_ROWS,
     # Settings of torch.compile say nothing about what a program computes.
     ("torch._dynamo.decorators", "error_on_graph_break"): _nothing,
     ("torch._dynamo.decorators", "patch_dynamo_config"): _nothing,
@@ -471,6 +480,7 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {
         getattr, torch._C._VariableFunctions, args[1]
     ),
     ("torch", "is_tensor"): _is_tensor,
+    ("torch", "__getattr__"): _module_attribute,
     ("torch", "_check"): _check,
     ("torch", "_check_is_size"): _check_is_size,
     ("torch", "_check_tensor_all"): _check_tensor(0),

@@ -47,9 +47,9 @@ def transform(tracer: Tracer, fn: Any, args: tuple[Any, ...], kwargs: dict[str, 
         raise GraphBreak("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
     if tracer.recorder.level != "aten" and name not in _MAKERS:
         tracer.recorder.lacks_form("functorch-transform", f"{fn.__module__}.{fn.__qualname__}")
-    fn = _ready(tracer, fn) if name in _MADE else fn
-    args = tuple(_ready(tracer, value) for value in args)
-    kwargs = {key: _ready(tracer, value) for key, value in kwargs.items()}
+    fn = for_transform(tracer, fn) if name in _MADE else fn
+    args = tuple(for_transform(tracer, value) for value in args)
+    kwargs = {key: for_transform(tracer, value) for key, value in kwargs.items()}
     if name in _MAKERS:
         made = unwatched(fn, *args, **kwargs)
         _adopt(tracer, made)
@@ -70,7 +70,7 @@ def _is_made(value: object) -> bool:
     return isinstance(value, types.FunctionType) and _name(value) in _MADE
 
 
-def _ready(tracer: Tracer, value: Any) -> Any:
+def for_transform(tracer: Tracer, value: Any) -> Any:
     """An argument for PyTorch's implementation: functions of the user's, wherever they hide, become trampolines."""
     world = tracer.world
     if _is_made(value):
@@ -82,7 +82,8 @@ def _ready(tracer: Tracer, value: Any) -> Any:
 
 def _inside(tracer: Tracer, made: types.FunctionType) -> types.FunctionType:
     """A function that a transform made before the capture, over what it was made of, loaded."""
-    cells = tuple(types.CellType(_ready(tracer, tracer.world.load_cell(cell))) for cell in made.__closure__ or ())
+    loaded = (tracer.world.load_cell(cell) for cell in made.__closure__ or ())
+    cells = tuple(types.CellType(for_transform(tracer, content)) for content in loaded)
     return types.FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, cells)
 
 

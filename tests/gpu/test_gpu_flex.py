@@ -1,0 +1,128 @@
+"""flex_attention and the program's own Triton kernels on a GPU: one graph, eager's values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import fusewright
+
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def add(x, y, out, n, alpha, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < n
+    value = tl.load(x + place, mask=inside) + alpha * tl.load(y + place, mask=inside)
+    tl.store(out + place, value, mask=inside)
+
+
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + place, 2 * tl.load(x + place, mask=place < n), mask=place < n)
+
+
+@triton.jit
+def row_sums(x, out, step, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        total += tl.load(x + row * step + place, mask=place < n, other=0.0)
+    tl.store(out + row, tl.sum(total))
+
+
+tuned = triton.autotune([triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 512}, num_warps=8)], key=["n"])(add)
+of_size = triton.heuristics({"BLOCK": lambda given: 64 if given["n"] < 1000 else 256})(add)
+
+
+def blocks(meta: Any) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    add[blocks](x.sin(), x, out, x.numel(), 0.5, BLOCK=128)
+    return out.relu() + 1
+
+
+def autotuned(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    tuned[blocks](x, x.cos(), out, x.numel(), 0.5)
+    return out + 1
+
+
+def heuristic(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    of_size[blocks](x, x.cos(), out, x.numel(), 0.5)
+    return out + 1
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    double[(triton.cdiv(x.numel(), 128),)](x, x.numel(), BLOCK=128)
+    return x + 1
+
+
+def sums(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0])
+    row_sums[(x.shape[0],)](x * 2, out, x.stride(0), x.shape[1], BLOCK=64)
+    return out
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"mode": "reduce-overhead"}], ids=str)
+@pytest.mark.parametrize("program", [plain, autotuned, heuristic, in_place, sums], ids=lambda one: one.__name__)
+def test_kernels(program: Callable[..., Any], options: dict[str, Any]) -> None:
+    compiled = fusewright.compile(program, fullgraph=True, **options)
+    for shape in [(70, 36), (12, 20)]:
+        x = torch.randn(*shape, device="cuda")
+        for _ in range(4):
+            given, wanted = x.clone(), x.clone()
+            torch.testing.assert_close(compiled(given), program(wanted))
+            torch.testing.assert_close(given, wanted)
+
+
+BIAS = torch.linspace(-1, 1, 512)
+
+
+def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q >= k) & (q - k < 100)
+
+
+def relative(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score + (k - q) * 0.01 * (h + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 200, 512])
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_flex_attention(dtype: torch.dtype, rows: int, key_heads: int) -> None:
+    bias = BIAS.cuda()
+    mask = create_block_mask(window, None, None, rows, 512, device="cuda")
+
+    def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return relative(score, b, h, q, k) + bias[k]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flex_attention(q, k, v, biased, mask, enable_gqa=True)
+
+    shapes = [(2, 4, rows, 64), (2, key_heads, 512, 64), (2, key_heads, 512, 64)]
+    values = [torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes]
+    found = []
+    for function in (fusewright.compile(attend, fullgraph=True), attend):
+        leaves = [value.clone().requires_grad_() for value in values]
+        result = function(*leaves)
+        result.square().sum().backward()
+        found.append([result, *(leaf.grad for leaf in leaves)])
+    for given, wanted in zip(*found, strict=True):
+        assert given.stride() == wanted.stride()
+        exact = dtype is torch.float32
+        torch.testing.assert_close(given, wanted, rtol=1e-3 if exact else 0.05, atol=1e-3 if exact else 0.1)
