@@ -209,6 +209,7 @@ class _Attempt:
         finish_collectives(tracer)
         check_history(world)
         finished = finish.build(tracer, continuation)
+        recorder.refuse_unasked = None  # from here on it is PyTorch and we who read tensors
         check_results(world, finished.outputs)
         broken = self.broken if self.reached else None
         breaks = () if broken is None else (Break(broken.code, broken.detail, broken.stack),)

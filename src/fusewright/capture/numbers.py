@@ -12,29 +12,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusewright.capture.guards.sources import ArrayTensor, NumberTensor, Source
+from fusewright.capture.guards.sources import ArrayTensor, NumberTensor, PlainTensor, Source
 
 
 def plain_sources(inputs: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[int, ...]]:
     """Where each input is read, and the positions of those that are floats or NumPy arrays."""
-    positions = tuple(
-        position for position, source in enumerate(inputs) if isinstance(source, (NumberTensor, ArrayTensor))
-    )
-    return tuple(
-        source.base if isinstance(source, (NumberTensor, ArrayTensor)) else source for source in inputs
-    ), positions
+    positions = tuple(position for position, source in enumerate(inputs) if isinstance(source, _CONVERTED))
+    return tuple(source.base if isinstance(source, _CONVERTED) else source for source in inputs), positions
+
+
+_CONVERTED = (NumberTensor, ArrayTensor, PlainTensor)
 
 
 def takes_numbers(compiled: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:
     """`compiled` over inputs of which those at `positions` are Python floats or NumPy arrays."""
     cpu, float64, tensor = torch.device("cpu"), torch.float64, torch.tensor
     array, from_numpy = np.ndarray, torch.from_numpy
+    plain, as_subclass = torch.Tensor, torch.Tensor.as_subclass
 
     def run(*inputs: Any) -> Any:
         given = list(inputs)
         for position in positions:
             value = given[position]
-            given[position] = from_numpy(value) if type(value) is array else tensor(value, dtype=float64, device=cpu)
+            if isinstance(value, plain):
+                given[position] = as_subclass(value, plain)
+            elif type(value) is array:
+                given[position] = from_numpy(value)
+            else:
+                given[position] = tensor(value, dtype=float64, device=cpu)
         return compiled(*given)
 
     return run

@@ -109,6 +109,7 @@ class Recorder:
         self.user_gradients: list[Application | Hook] | None = []
         self.freed = False
         self.recompute = False
+        self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
         self.data_shapes = self.data_numbers = False
         self.changes_level = False
@@ -322,6 +323,8 @@ class Recorder:
         """Record one operator (the common path of `__torch_dispatch__`) and give its results as traced tensors."""
         if not isinstance(func, OpOverload):
             raise GraphBreak("operator-failed", f"the higher-order operator {func} is not traced")
+        if self.refuse_unasked is not None:
+            self.refuse_unasked(self, args, kwargs)
         # vmap converts the number of an operator, which is a tensor without dimensions to it.
         if func is aten._to_copy.default and isinstance(args[0], (bool, int, float)):
             options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device") or torch.device("cpu")}

@@ -39,6 +39,7 @@ class TracedTensor(torch.Tensor):
     node            its node in the recorder's graph (None only inside a torch-level call)
     tensor_type     its TensorType when it was made (not called `type`: torch.Tensor.type is a method that user code
         calls)
+    python_class    the class that the program sees, where it is no plain tensor's: a subclass without parts
     original_class  torch.Tensor or torch.nn.Parameter: the class of the real input that it stands for
     input_storage   it is an input or a view of one, so its storage is larger and starts earlier than its type tells
     is_input        it is an input itself: an object that exists outside
@@ -50,6 +51,7 @@ class TracedTensor(torch.Tensor):
     recorder: Recorder
     node: torch.fx.Node
     tensor_type: TensorType
+    python_class: type = torch.Tensor
     original_class: type
     input_storage: bool
     is_input: bool

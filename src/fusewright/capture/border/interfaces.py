@@ -60,6 +60,9 @@ class World(Protocol):
     may_infer: bool
     infers: bool
     inference_guards: list[Any]
+    overridden: bool
+    disablers: list[Any]
+    repeats: Any
     reads_arrays: bool
     tensor_attributes: dict[int, dict[str, object]]
     numbers: dict[Source, tuple[Any, Any]]

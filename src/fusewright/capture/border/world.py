@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,9 +48,6 @@ from fusewright.capture.guards.types import ASKED_AT, SMALL_SIZES
 from fusewright.record.traced_tensor import TracedTensor
 from fusewright.sizes.expressions import Relation
 
-if TYPE_CHECKING:
-    pass
-
 
 class World:
     """See the module's docstring, and "The border" in docs/architecture.md. Operators are in protocols.py."""
@@ -68,6 +65,7 @@ class World:
         self.numbers: dict[Source, tuple[Any, Any]] = {}
         # inference mode may be entered inside; it has been; what is open of it
         self.may_infer, self.infers, self.inference_guards = True, False, []
+        self.overridden, self.disablers = False, []  # tensors have classes of the program's; open contexts without
         self.settings_changed = False  # the program has called what sets one of context.SETTINGS
         self.global_hooks_checked = False
         self.tensors_compared = False
@@ -443,6 +441,8 @@ class World:
         if record is not None and record.value is obj:
             return type(record.real)
         if issubclass(type(obj), torch.Tensor):
+            if type(obj) is TracedTensor:
+                return obj.python_class
             return type(obj) if wrapper.is_wrapper(obj) else torch.Tensor
         if type(obj) is array.TracedArray:
             return array.array_type(obj)
@@ -531,8 +531,8 @@ class World:
         if any(isinstance(argument, np.ndarray) for argument in given) or (self.uses_arrays and array.has_array(given)):
             raise GraphBreak("opaque-object", f"a NumPy array given to {getattr(fn, '__name__', fn)}")
         objects = torch_function.overriding(args, kwargs)
-        if objects:
-            return torch_function.call_override(self, fn, args, kwargs, objects)
+        if objects and (answer := torch_function.overridden(self, fn, args, kwargs, objects)) is not MISSING:
+            return answer
         args = tuple(for_native(self, argument) for argument in args)
         kwargs = {name: for_native(self, argument) for name, argument in kwargs.items()}
         result = unwatched(self.recorder.call, fn, args, kwargs)
@@ -569,6 +569,8 @@ class World:
         wrapper.check_unchanged(self)
         if self.inference_guards:
             raise Retry(inference=False)
+        if self.disablers:
+            raise GraphBreak("open-context", "a context that disables __torch_function__ is open across a graph break")
         now, then = context.snapshot(), self.state
         if now.function_modes != then.function_modes or now.inference_mode != then.inference_mode:
             raise GraphBreak("open-context", "a device or inference_mode context is open across a graph break")
@@ -576,8 +578,9 @@ class World:
 
     def close(self) -> None:
         """Puts PyTorch's settings back; called at the end of every attempt, whatever its outcome."""
-        while self.inference_guards:
-            self.inference_guards.pop().__exit__(None, None, None)
+        for contexts in (self.disablers, self.inference_guards):
+            while contexts:
+                contexts.pop().__exit__(None, None, None)
         while len(context.snapshot().function_modes) > len(self.state.function_modes):
             torch.overrides._pop_mode()
         context.restore(self.state)

@@ -22,6 +22,7 @@ from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
 from fusewright.capture.border.values import context
 from fusewright.capture.border.values.dict import OutsideDict
+from fusewright.capture.border.values.subclass import is_traced_subclass
 from fusewright.capture.border.values.wrapper import is_wrapper
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object
@@ -69,6 +70,7 @@ def build(tracer: Tracer, continuation: Continuation) -> Finish:
         (value,) = continuation.values
         if (
             world.recorder_owns(value)
+            and not is_traced_subclass(value)
             and world.outside(value) is None
             and not world.tensor_attributes.get(id(value))
             and not _must_be_detached(world, value)
@@ -402,7 +404,13 @@ class Code:
         if _must_be_detached(self.world, value):
             text = self.start(value, f"{text}.detach()")
         attributes = self.world.tensor_attributes.get(id(value))
-        if attributes:
+        if is_traced_subclass(value):
+            kind = self.bind(value.python_class.__name__, value.python_class)  # type: ignore[attr-defined]
+            text = self.start(value, f"{self.bind('as_subclass', torch.Tensor.as_subclass)}({text}, {kind})")
+            pairs = ", ".join(f"{name!r}: {self.expression(part)}" for name, part in (attributes or {}).items())
+            if pairs:
+                self.lines.append(f"{text}.__dict__.update({{{pairs}}})")
+        elif attributes:
             text = self.start(value, text)
             for name, attribute in attributes.items():
                 self.lines.append(f"{text}.{name} = {self.expression(attribute)}")

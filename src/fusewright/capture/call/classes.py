@@ -19,9 +19,9 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.protocols import truth
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import cls as classes, subclass
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
-from fusewright.capture.call import support as call_support, torch as call_torch
+from fusewright.capture.call import subclasses, support as call_support, torch as call_torch
 from fusewright.capture.guards import MISSING
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if cls is torch.Tensor or cls in call_torch.LEGACY_TENSOR_TYPES:
         return _legacy_tensor(tracer, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
-        raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
+        if not subclass.is_subclass(cls):
+            raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
+        return construct(tracer, cls, args, kwargs)
+    if cls in subclasses.DISABLERS:
+        return native(cls)
     if cls in call_torch.NATIVE_CLASSES or cls in call_support.PURE_CLASSES:
         return native(
             cls,
@@ -135,6 +139,8 @@ def _native_new(tracer: Tracer, cls: type, maker: Any, initialiser: Any, args: A
         if getattr(cls, "__abstractmethods__", None) or initialiser is object.__init__:
             return native(cls.__new__, cls, *args, **kwargs)  # CPython's own complaint, if there is one
         return native(object.__new__, cls)
+    if issubclass(cls, torch.Tensor):
+        return subclasses.new(tracer, cls, args, kwargs)
     if issubclass(cls, property) and isinstance(initialiser, types.FunctionType):
         return native(maker, cls)
     if issubclass(cls, _BUILTIN_BASES):

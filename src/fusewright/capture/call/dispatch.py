@@ -20,6 +20,7 @@ import torch
 
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
+from fusewright.capture.border import torch_function
 from fusewright.capture.border.native import Trampoline, is_library, native, unwatched
 from fusewright.capture.border.values import array as arrays, cls as classes, function as functions, module as modules
 from fusewright.capture.border.values.constant import is_constant
@@ -35,6 +36,7 @@ from fusewright.capture.call import (
     of_constants,
     optimizers,
     polyfills,
+    subclasses,
     support as call_support,
     torch as call_torch,
 )
@@ -95,7 +97,7 @@ def checked(function: Any, row: Row) -> Row:
 
 
 # Keyed by identity, because a callable may be unhashable; the callables themselves are kept alive by their modules.
-_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS)
+_TABLES = (call_builtins.ROWS, call_torch.ROWS, optimizers.ROWS, polyfills.ROWS, of_constants.ROWS, subclasses.ROWS)
 ROWS: dict[int, Row] = {id(function): checked(function, row) for table in _TABLES for function, row in table}
 
 NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.NAMED_ROWS, **call_higher_order.ROWS}
@@ -104,6 +106,10 @@ NAMED_ROWS: dict[tuple[str, str], Row] = {**call_torch.NAMED_ROWS, **optimizers.
 def call(tracer: Tracer, fn: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
     """Calls `fn` the way that this kind of callable is called."""
     kwargs = kwargs or {}
+    if tracer.world.overridden:
+        answer = torch_function.intercept(tracer, fn, args, kwargs)
+        if answer is not MISSING:
+            return answer
     marked = call_marked.registered(fn)
     if marked is not None:
         return marked(tracer, fn, args, kwargs)
@@ -297,6 +303,9 @@ def _call_builtin(tracer: Tracer, fn: types.BuiltinFunctionType, args: Args, kwa
 
 
 def _call_wrapper(tracer: Tracer, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> Any:
+    accessor = subclasses.accessor(fn, args)
+    if accessor is not None:
+        return accessor(tracer, fn, args)
     return call_methods.call_bound(tracer, fn, fn.__self__, args, kwargs)
 
 

@@ -35,6 +35,7 @@ from fusewright.capture.call import (
     classes as call_classes,
     host_random,
     ordering,
+    subclasses,
     support as call_support,
     torch as call_torch,
 )
@@ -100,6 +101,8 @@ def _call(tracer: Tracer, fn: Any, name: str, owner: Any, args: Args, kwargs: Kw
     world = tracer.world
     if issubclass(type(owner), torch.Tensor):
         return call_tensor_method(tracer, name, owner, args, kwargs)
+    if type(owner) in subclasses.DISABLERS:
+        return subclasses.disabler_method(tracer, name, owner, args)
     if type(owner) is OutsideDict:
         return tracer.call(world.getattr(owner, name), args, kwargs)
     defined_by = getattr(fn, "__objclass__", None) or _definer(type(owner), name)
@@ -207,7 +210,6 @@ def _native_method(tracer: Tracer, fn: Any, owner: Any, args: Args, kwargs: Kwar
 
 
 _TENSOR_PROTOCOL: dict[str, Callable[..., Any]] = {
-    "__setattr__": tensors.setattr_tensor,
     "__getattribute__": tensors.getattr_tensor,
     "__delattr__": tensors.delattr_tensor,
 }
@@ -234,6 +236,12 @@ def call_tensor_method(tracer: Tracer, name: str, owner: torch.Tensor, args: Arg
     row = call_autograd.METHODS.get(name)
     if row is not None:
         return row(tracer, owner, args, kwargs)
+    if name == "__init__":
+        return None
+    if name == "as_subclass":
+        return tracer.call(torch.Tensor.as_subclass, (owner, *args), kwargs)
+    if name == "__setattr__":
+        return subclasses.setattr_of(tracer, owner, args)
     if name in tensors.DATA_DEPENDENT:
         value = tracer.recorder.known_value(owner)
         if value is not None:
@@ -441,7 +449,7 @@ def _explicit_new(tracer: Tracer, fn: Any, owner: type, args: Args, kwargs: Kwar
     if issubclass(args[0], type):
         return call_classes.construct(tracer, args[0], args[1:], kwargs)
     if issubclass(args[0], torch.Tensor):
-        raise GraphBreak("tensor-construction", f"{args[0].__qualname__}.__new__")
+        return subclasses.new(tracer, args[0], args[1:], kwargs)
     if owner is object:
         return native(object.__new__, args[0])
     if not issubclass(owner, _CONTAINER_BASES) and owner not in call_support.PURE_CLASSES:

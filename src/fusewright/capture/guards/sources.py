@@ -199,6 +199,16 @@ class ArrayTensor(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class PlainTensor(Source):
+    """A tensor of a subclass, as the plain tensor that the graph takes in its place."""
+
+    base: Source
+
+    def text(self) -> str:
+        return f"{self.base.text()}.as_subclass(torch.Tensor)"
+
+
+@dataclass(frozen=True, slots=True)
 class Global(Source):
     """A global name of the root frame's function: `__globals__[name]`, falling to builtins."""
 

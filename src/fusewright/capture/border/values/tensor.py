@@ -18,11 +18,19 @@ import torch
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.border.native import native
-from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values import cls as classes, subclass
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
-from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source, TensorSize, TensorStride
+from fusewright.capture.guards.sources import (
+    Attribute,
+    InstanceDict,
+    Item,
+    PlainTensor,
+    Source,
+    TensorSize,
+    TensorStride,
+)
 from fusewright.capture.guards.types import STRIDE
 from fusewright.sizes.expressions import Dim, Relation, symbol
 from fusewright.sizes.strides import free_strides
@@ -42,6 +50,10 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
         )
     if is_wrapper(real):
         return load_wrapper(world, real, source)
+    original, kind = real, type(real)
+    if kind not in TENSOR_CLASSES and subclass.is_subclass(kind):
+        subclass.announce(world)
+        real = subclass.plain(original)
     reason = unsupported(real)
     if reason is not None:
         raise GraphBreak("unsupported-tensor", f"{source.text()} is {reason}")
@@ -65,8 +77,10 @@ def load_tensor(world: World, real: torch.Tensor, source: Source) -> object:
         if real.stride(dim) == 0:  # kernels read its one element before the loop over it, so there must be one
             assert recorder.env is not None
             recorder.env.settle(Relation("<=", 1, size))
-    world.input_sources.append(source)
-    world.stand_in(real, source, traced)
+    world.input_sources.append(source if real is original else PlainTensor(source))
+    world.stand_in(original, source, traced)
+    if real is not original:
+        subclass.give_class(world, traced, kind)
     world.inputs.append((real, source, traced))
     return traced
 
@@ -111,7 +125,8 @@ def tensor_guard(world: World, real: torch.Tensor, traced: torch.Tensor) -> Tens
     shape = tuple(size if type(size) is int else None for size in traced.shape)
     stride = tuple(step if type(step) is int else None for step in traced.stride())
     requires_grad = real.requires_grad if world.requires_grad_matters else None
-    return TensorGuard(type(real), real.dtype, real.device, requires_grad, shape, stride, real.is_inference())
+    kind = type(world.real_of(traced))
+    return TensorGuard(kind, real.dtype, real.device, requires_grad, shape, stride, real.is_inference())
 
 
 def stride_guards(world: World, source: Source, traced: torch.Tensor) -> list[Guard]:
@@ -166,6 +181,12 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
             if isinstance(found, types.FunctionType)
             else world.torch_call(getattr, (tensor, name), {})
         )
+    if subclass.is_traced_subclass(tensor):
+        return subclass.getattr_subclass(world, tensor, name, getattr_plain)
+    return getattr_plain(world, tensor, name)
+
+
+def getattr_plain(world: World, tensor: torch.Tensor, name: str) -> object:
     handler = _ATTRIBUTES.get(name)
     if handler is not None:
         return handler(world, tensor)
@@ -223,7 +244,8 @@ class _Reads:
         self.value = value
 
     def __call__(self, tensor: Any) -> bool:
-        return self.read(tensor) == self.value
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.read(tensor) == self.value
 
     def __repr__(self) -> str:
         return f"has {self.name} = {self.value!r}"
@@ -235,7 +257,8 @@ def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[
     record = world.outside(tensor)
     if record is None:
         return native(read, tensor)
-    value = native(read, record.real)
+    with torch._C.DisableTorchFunctionSubclass():
+        value = native(read, record.real)
     world.guard("CALL", record.source, _Reads(name, read, value))
     return value
 
@@ -291,6 +314,13 @@ def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object)
     """`tensor.name = value`: the gradient and user attributes are held back; anything else is a graph break."""
     if is_wrapper(tensor):
         raise GraphBreak("tensor-attribute", f"a store to an attribute of a {type(tensor).__qualname__}")
+    if subclass.is_traced_subclass(tensor):
+        subclass.setattr_subclass(world, tensor, name, value, setattr_plain)
+    else:
+        setattr_plain(world, tensor, name, value)
+
+
+def setattr_plain(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
     record = world.outside(tensor)
     if name == "grad" and record is not None:
         world.effects.store_slot(tensor, "grad", value)

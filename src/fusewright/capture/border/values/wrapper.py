@@ -55,13 +55,13 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
         raise GraphBreak(CODE, f"{what} requires a gradient: tensor subclasses are traced where they need none")
     try:
         names, context = unwatched(real.__tensor_flatten__)  # type: ignore[attr-defined]
+        held = {name: unwatched(getattr, real, name) for name in names}
     except UserException as error:  # its constructor may still be running
         raise GraphBreak(CODE, f"{what} cannot be taken apart ({error.exception})") from None
     world.guard("CALL", source, _IsStill(real))
     attributes = object.__getattribute__(real, "__dict__")
     parts: dict[str, torch.Tensor] = {}
-    for name in names:
-        part = unwatched(getattr, real, name)
+    for name, part in held.items():
         where = Item(InstanceDict(source), name) if attributes.get(name) is part else Attribute(source, name)
         inside = world.load(part, where)
         if not (world.recorder_owns(inside) or is_wrapper(inside)):
