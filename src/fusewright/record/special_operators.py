@@ -203,7 +203,9 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
         return tensor
     op = torch.ops._c10d_functional.wait_tensor.default
     made, result = recorder.record_as(op, args, kwargs, replace(tensor.tensor_type, requires_grad=False))
-    recorder.waited[tensor.node] = recorder.waited[made] = result
+    recorder.waited[tensor.node] = result
+    if made is not None:
+        recorder.waited[made] = result
     return result
 
 
