@@ -26,7 +26,6 @@ OPEN = frozenset(
     pair_returned_with_gradient pair_through_functional quantised_input sparse_input
     """.split()
 )
-OPEN_AT_TORCH_LEVEL = frozenset(["int8_layer", "int8_layer_gradient", "pair_parts"])
 
 
 # Classes of plain tensors with Python code of their own.
@@ -609,7 +608,7 @@ def test_equals_eager(name: str, backend: str) -> None:
     fusewright.reset()
     function, make = PROGRAMS[name]
     expected = seen(function, make)
-    whole = name not in OPEN | (OPEN_AT_TORCH_LEVEL if backend == "eager" else frozenset())
+    whole = name not in OPEN
     if not whole:
         with pytest.raises(fusewright.GraphBreakError):
             seen(fusewright.compile(function, backend=backend, fullgraph=True), make)
