@@ -32,6 +32,7 @@ from fusewright.base import options as _options
 from fusewright.base.errors import (
     BackendError,
     CacheWarning,
+    CollectiveMismatch,
     DynamicMarkError,
     ExportError,
     FusewrightError,
@@ -72,6 +73,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendError",
     "CacheWarning",
+    "CollectiveMismatch",
     "Dim",
     "DynamicMarkError",
     "ExportError",
