@@ -6,7 +6,8 @@
 //
 // The same evaluator watches native calls that capture makes (call_watched): a Python function that native code runs meanwhile (an `__eq__` of a
 // list's element, a `__hash__`, an `__index__`) is given to the thread's interceptor, so that it is interpreted, and what it reads is guarded.
-// What merely happens meanwhile is no part of the program and runs unwatched: finalizers of garbage, trace functions, audit hooks.
+// What merely happens meanwhile is no part of the program and runs unwatched: finalizers of garbage, trace functions,
+// audit hooks.
 //
 // There is one evaluator in an interpreter, and a debugger or torch.compile may put its own there, or back, at any moment and in any order. Each calls
 // the one that it found, so these calls could form a ring; ours is never part of one: a frame that comes back goes to CPython's own evaluator.

@@ -20,6 +20,7 @@ import torch.fx
 from fusewright.autograd.recompute import elements
 from fusewright.base.errors import RuntimeFallback
 from fusewright.base.records import dataclass, field
+from fusewright.graph.nodes import ancestors
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType, symbols_in
 
@@ -75,10 +76,7 @@ def parts_of(graph: torch.fx.Graph, groups: Sequence[Sequence[int]]) -> list[Par
     number: dict[Node, int] = {
         node: index for index, node in enumerate(node for node in nodes if node.op == "placeholder")
     }
-    needed: set[Node] = set(results)
-    for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
+    needed = ancestors(one for one in results if isinstance(one, Node))
     owner: dict[Node, int] = dict.fromkeys(number, -1)
     for index, group in enumerate(groups):
         pending = [results[position] for position in group]

@@ -20,6 +20,7 @@ from fusewright.autograd.narrow import narrow_type
 from fusewright.autograd.recompute import can_recompute, elements, is_cheap, is_view, work
 from fusewright.base.records import replace
 from fusewright.graph.builder import Builder
+from fusewright.graph.nodes import ancestors
 from fusewright.graph.passes.clean.dce import must_stay
 from fusewright.sizes.expressions import Expr
 from fusewright.sizes.tensor_type import TensorType, symbols_in
@@ -71,7 +72,7 @@ class _Cut:
         self.wanted = {
             argument for node in backward for argument in node.all_input_nodes if argument not in backward
         } | {node for node in results if isinstance(node, Node) and node not in backward}
-        needed = _ancestors(self.wanted)
+        needed = ancestors(self.wanted)
         self.forward = [node for node in joint.graph.nodes if node in needed and node not in backward]
         self.written = written_inputs(joint.graph)
         self.backward = backward
@@ -122,17 +123,6 @@ def _viewed(node: Node) -> Node:
     while is_view(node) and saved_bytes(node) == saved_bytes(node.all_input_nodes[0]):
         node = node.all_input_nodes[0]
     return node
-
-
-def _ancestors(nodes: set[Node]) -> set[Node]:
-    seen: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending.extend(node.all_input_nodes)
-    return seen
 
 
 def _copy(node: Node, graph: torch.fx.Graph, values: dict[Node, Any]) -> Node:

@@ -9,6 +9,7 @@ are not compared, since a process may need one that the others do not.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any
 import torch.fx
 
 from fusewright.base.errors import CollectiveMismatch
-from fusewright.graph.collectives import Collective, collectives_of
+from fusewright.graph.collectives import Collective, collectives_of, described
 
 PATIENCE = 30.0
 """Seconds to wait for the other processes' lists."""
@@ -34,12 +35,15 @@ def agree(name: str, graph: torch.fx.Graph, tell: Callable[[str], None]) -> None
     for one in collectives_of(graph):
         by_group.setdefault(one.group, []).append(one)
     for group_name, found in by_group.items():
-        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-        group = c10d._resolve_process_group(group_name)
+        group = _c10d()._resolve_process_group(group_name)
         key = id(group), name
         if group.size() > 1 and key not in _asked and id(group) not in _silent:
             _asked.add(key)
             _compare(name, group, [_comparable(one) for one in found], tell)
+
+
+def _c10d() -> Any:
+    return sys.modules["torch.distributed.distributed_c10d"]
 
 
 def _comparable(one: Collective) -> list[Any]:
@@ -50,10 +54,10 @@ def _comparable(one: Collective) -> list[Any]:
 
 
 def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]) -> None:
-    store = sys.modules["torch.distributed.distributed_c10d"]._get_process_group_store(group)
-    rank, size = group.rank(), group.size()
+    store = _c10d()._get_process_group_store(group)
+    rank = group.rank()
     store.set(_key(group, name, rank), json.dumps(mine))
-    for other in range(size):
+    for other in range(group.size()):
         if other == rank:
             continue
         try:
@@ -63,12 +67,11 @@ def _compare(name: str, group: Any, mine: list[Any], tell: Callable[[str], None]
             _silent.add(id(group))
             tell(f"rank {other} of group {group.group_name} has not compiled {name}, its order is unchecked: {error}")
             return
-        for position in range(max(len(mine), len(theirs))):
-            pair = [_text(one[position]) if position < len(one) else "nothing" for one in (mine, theirs)]
-            if not _fit(mine[position : position + 1], theirs[position : position + 1]):
+        for number, (one, its) in enumerate(itertools.zip_longest(mine, theirs), 1):
+            if one is None or its is None or not _fit(one, its):
                 raise CollectiveMismatch(
-                    f"{name}: the processes of group {group.group_name} compile different collectives. Number "
-                    f"{position + 1} is {pair[0]} on rank {rank}, and {pair[1]} on rank {other}"
+                    f"{name}: the processes of group {group.group_name} compile different collectives. Number {number} "
+                    f"is {_text(one)} on rank {rank}, and {_text(its)} on rank {other}"
                 )
 
 
@@ -77,9 +80,7 @@ def _key(group: Any, name: str, rank: int) -> str:
 
 
 def _fit(mine: list[Any], theirs: list[Any]) -> bool:
-    if len(mine) != len(theirs):
-        return False
-    (operator, dtype, shapes, constants), (operator2, dtype2, shapes2, constants2) = mine[0], theirs[0]
+    (operator, dtype, shapes, constants), (operator2, dtype2, shapes2, constants2) = mine, theirs
     if (operator, dtype, constants, len(shapes)) != (operator2, dtype2, constants2, len(shapes2)):
         return False
     return all(
@@ -88,7 +89,10 @@ def _fit(mine: list[Any], theirs: list[Any]) -> bool:
     )
 
 
-def _text(one: list[Any]) -> str:
+def _text(one: list[Any] | None) -> str:
+    if one is None:
+        return "nothing"
     operator, dtype, shapes, constants = one
-    sizes = ", ".join("x".join("?" if size is None else str(size) for size in shape) or "()" for shape in shapes)
-    return " ".join(str(part) for part in (operator, *constants, "of", dtype, sizes) if part != "")
+    return described(
+        operator, dtype, [["?" if size is None else size for size in shape] for shape in shapes], constants
+    )

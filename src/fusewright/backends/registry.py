@@ -263,8 +263,7 @@ def from_callable(
                 "callable"
             )
         if has_checks(to_compile.graph):
-            graph = to_compile.graph
-            compiled = repeatable(compiled, graph, torch_level=True, checks_alone=True)
+            compiled = repeatable(compiled, to_compile.graph, torch_level=True, checks_alone=True)
         return as_tuple(compiled)
 
     return Backend(name, "torch", compile_graph, dynamic=dynamic, takes_options=takes_options, takes_mode=takes_mode)

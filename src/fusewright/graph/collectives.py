@@ -6,16 +6,15 @@ Takes a graph at either level; gives `Collective`s. Always holds: waiting for on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch.fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from fusewright.base.records import dataclass
 from fusewright.graph.nodes import leaves
+from fusewright.operators.rules.collectives import NAMESPACE
 from fusewright.sizes.tensor_type import TensorType
-
-NAMESPACE = "_c10d_functional"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +30,31 @@ class Collective:
     constants: tuple[str, ...]
 
     def __str__(self) -> str:
-        shapes = ", ".join("x".join(map(str, shape)) or "()" for shape in self.shapes)
         size = "" if self.bytes is None else f", {self.bytes} bytes"
-        constants = "".join(f" {text}" for text in self.constants)
-        return f"{self.operator}{constants} of {self.dtype} {shapes} in group {self.group}{size}"
+        text = described(self.operator, self.dtype, self.shapes, self.constants)
+        return f"{text} in group {self.group}{size}"
+
+
+def described(operator: str, dtype: str, shapes: Iterable[Iterable[object]], constants: Iterable[str]) -> str:
+    """A collective as a user reads it."""
+    sizes = ", ".join("x".join(map(str, shape)) or "()" for shape in shapes)
+    return " ".join(part for part in (operator, *constants, "of", dtype, sizes) if part)
 
 
 def is_collective(node: torch.fx.Node) -> bool:
     """Whether other processes take part in the node."""
     target = node.target
-    if isinstance(target, OpOverload):
-        return target.namespace == NAMESPACE and target._schema.name != f"{NAMESPACE}::wait_tensor"
-    return isinstance(target, OpOverloadPacket) and str(target).startswith(f"{NAMESPACE}.")
+    return (
+        isinstance(target, (OpOverload, OpOverloadPacket))
+        and str(target).startswith(f"{NAMESPACE}.")
+        and not str(target).startswith(f"{NAMESPACE}.wait_tensor")
+    )
 
 
 def collectives_of(graph: torch.fx.Graph) -> Iterator[Collective]:
     """The collectives of a graph, in the order in which they begin."""
     for node in graph.nodes:
-        if not is_collective(node) or "wait_tensor" in str(node.target):
+        if not is_collective(node):
             continue
         kinds = [found for item in leaves(node.args) if (found := _type(item)) is not None]
         others = [item for item in leaves(node.args) if not isinstance(item, torch.fx.Node)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -115,6 +115,18 @@ def _keeps_known_books() -> bool:
 
 
 _quick = _keeps_known_books()
+
+
+def ancestors(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """These nodes and all that they are computed from."""
+    seen: set[torch.fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending.extend(node.all_input_nodes)
+    return seen
 
 
 def leaves(value: object) -> Iterator[Any]:

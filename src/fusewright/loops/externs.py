@@ -10,12 +10,13 @@ Source: torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h and c/shim_cpu.h o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 
 from fusewright.base.records import dataclass
+from fusewright.graph.nodes import leaves
 from fusewright.loops.ir import BufferRef
 
 Placement = Literal["out", "returned"]
@@ -141,17 +142,6 @@ def placement(target: Any, args: Any) -> Placement:
         return "returned"
     dtypes = {leaf.dtype for leaf in leaves(args) if isinstance(getattr(leaf, "dtype", None), torch.dtype)}
     return "out" if len(dtypes) == 1 else "returned"
-
-
-def leaves(args: Any) -> Iterator[Any]:
-    """The leaves of nested tuples, lists and keyword pairs."""
-    if isinstance(args, (tuple, list)):
-        for item in args:
-            yield from leaves(item)
-    elif isinstance(args, dict):
-        yield from leaves(list(args.values()))
-    else:
-        yield args
 
 
 def references(args: Iterable[Any]) -> list[BufferRef]:

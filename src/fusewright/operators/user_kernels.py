@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -76,16 +77,21 @@ def register(launch: Launch) -> str:
     return _places[place]
 
 
+def _sizes_and_strides(launch: Launch, numbers: Sequence[Any]) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Of each tensor, from where they stand among the numbers."""
+    rest = iter(numbers)
+    for dimensions, *_ in launch.layouts:
+        yield tuple(itertools.islice(rest, dimensions)), tuple(itertools.islice(rest, dimensions))
+
+
 def _launch(key: str, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     launch = _launches[key]
     given = iter(tensors)
-    place = 0
     values: list[torch.Tensor] = []
-    for index, (dimensions, dtype, device, fresh) in enumerate(launch.layouts):
-        shape, strides = numbers[place : place + dimensions], numbers[place + dimensions : place + 2 * dimensions]
-        place += 2 * dimensions
+    layouts = zip(launch.layouts, _sizes_and_strides(launch, numbers), strict=True)
+    for index, ((_, dtype, device, fresh), (shape, strides)) in enumerate(layouts):
         value = None if fresh else next(given)
-        if value is None or index in launch.written or list(value.stride()) != list(strides):
+        if value is None or index in launch.written or value.stride() != strides:
             own = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             value = own if value is None else own.copy_(value)
         values.append(value)
@@ -116,10 +122,8 @@ def result_types(key: str, numbers: Sequence[Dim], tensors: Sequence[TensorType]
     """The shape rule. (No kernel may run to find it.)"""
     launch = _launches[key]
     found: list[TensorType] = []
-    place = 0
-    for index, (dimensions, dtype, device, _) in enumerate(launch.layouts):
-        shape, strides = tuple(numbers[place : place + dimensions]), tuple(numbers[place + dimensions :][:dimensions])
-        place += 2 * dimensions
+    layouts = zip(launch.layouts, _sizes_and_strides(launch, numbers), strict=True)
+    for index, ((_, dtype, device, _), (shape, strides)) in enumerate(layouts):
         if index in launch.written:
             laid_out = strides if index in launch.laid_out else contiguous_strides(shape)
             found.append(TensorType(shape, laid_out, dtype, device, False, 0))

@@ -37,7 +37,7 @@ from fusewright.record.draws import Draws
 from fusewright.record.forward_lines import ForwardLines
 from fusewright.record.special_operators import SPECIAL, UNINITIALISED, filler_of, is_symbolic_in_c
 from fusewright.record.torch_level import TorchLevel
-from fusewright.record.traced_tensor import DATA_METHODS, NonLeaf, TracedTensor, make_traced, make_view
+from fusewright.record.traced_tensor import NonLeaf, TracedTensor, make_traced, make_view
 from fusewright.record.unknown_shape import UnknownShape, make_unknown, result_types
 from fusewright.sizes.expressions import Dim, Expr, Symbol
 from fusewright.sizes.shape_env import ShapeEnv
@@ -291,7 +291,7 @@ class Recorder:
         """
         kwargs = kwargs or {}
         if args and isinstance(args[0], TracedTensor):
-            fn = _refusing(fn)
+            fn = refusals.refusing(fn)
         self.op_count += 1
         # A torch-level node must stand before anything that its shape computation adds, and holds the arguments as they
         # are now.
@@ -592,14 +592,6 @@ class Recorder:
         item = add_call(self.graph, operator.getitem, (node, index))
         item.meta.update(type=type_, location=self.here)
         return item
-
-
-def _refusing(fn: Callable[..., object]) -> Callable[..., object]:
-    """`fn`, or the refusal of TracedTensor that stands for it."""
-    try:
-        return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
-    except TypeError:  # not hashable, so none of ours
-        return fn
 
 
 def _name(fn: object) -> str:

@@ -6,6 +6,7 @@ Takes an operator with its arguments. Always holds: nothing is recorded here, so
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -16,7 +17,7 @@ from fusewright.graph.nodes import leaves
 from fusewright.operators.overlap import shares_in_part, view_chain
 from fusewright.operators.schema import argument, facts
 from fusewright.record.special_operators import SCALAR_READ
-from fusewright.record.traced_tensor import TracedTensor, check_window
+from fusewright.record.traced_tensor import DATA_METHODS, TracedTensor, check_window
 from fusewright.sizes.strides import shares_elements
 
 if TYPE_CHECKING:
@@ -112,3 +113,11 @@ def check(
     if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
         return None
     return _refusal(func)
+
+
+def refusing(fn: Callable[..., object]) -> Callable[..., object]:
+    """`fn`, or the refusal of TracedTensor that stands for it."""
+    try:
+        return DATA_METHODS.get(fn, fn)  # type: ignore[return-value]
+    except TypeError:  # not hashable, so none of ours
+        return fn

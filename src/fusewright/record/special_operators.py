@@ -18,6 +18,7 @@ from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.graph.known_values import LITERAL, NUMBER
 from fusewright.operators import decompositions
+from fusewright.operators.rules.collectives import NAMESPACE
 from fusewright.operators.rules.common import is_dense
 from fusewright.record import data_sizes
 from fusewright.record.traced_tensor import TracedTensor, move_metadata
@@ -199,7 +200,7 @@ def _wait(recorder: Recorder, args: tuple[object, ...], kwargs: dict[str, object
     if tensor.is_input:
         raise GraphBreak("distributed-call", "a wait for a collective that began before the graph")
     node: Any = tensor.node.args[0] if tensor.node.target is operator.getitem else tensor.node
-    if getattr(node.target, "namespace", "") != "_c10d_functional":
+    if getattr(node.target, "namespace", "") != NAMESPACE:
         return tensor
     op = torch.ops._c10d_functional.wait_tensor.default
     made, result = recorder.record_as(op, args, kwargs, replace(tensor.tensor_type, requires_grad=False))

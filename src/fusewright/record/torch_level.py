@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 import torch.fx
+from torch.fx.node import map_aggregate
 
 from fusewright.base.location import Location
 from fusewright.base.signals import GraphBreak
@@ -210,8 +211,8 @@ def sizes_as_nodes(graph: torch.fx.Graph) -> None:
         node.meta["type"]: node for node in graph.find_nodes(op="placeholder") if isinstance(node.meta["type"], Expr)
     }
 
-    def node_of(d: Dim) -> torch.fx.Node | int:
-        if isinstance(d, int):
+    def node_of(d: Any) -> Any:
+        if not isinstance(d, Expr):
             return d
         if d not in sizes:
             sizes[d] = make_size(graph, d, node_of, ())
@@ -220,15 +221,5 @@ def sizes_as_nodes(graph: torch.fx.Graph) -> None:
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         for node in list(graph.nodes):
-            node.args = _replaced(node.args, node_of)
-            node.kwargs = _replaced(node.kwargs, node_of)
-
-
-def _replaced(value: Any, node_of: Callable[[Dim], object]) -> Any:
-    if isinstance(value, Expr):
-        return node_of(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(item, node_of) for item in value)
-    if isinstance(value, dict):
-        return {name: _replaced(item, node_of) for name, item in value.items()}
-    return value
+            node.args = map_aggregate(node.args, node_of)
+            node.kwargs = map_aggregate(node.kwargs, node_of)

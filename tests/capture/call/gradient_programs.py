@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, j
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.capture.call.python_programs import PROGRAMS, made, program  # noqa: F401
+from tests.capture.call.torch_programs import stepping
 
 OPTIONS: dict[str, dict] = {}
 """What a program is compiled with."""
@@ -421,15 +422,6 @@ def operator_of_prims(x):
 
 
 # Optimizers.
-
-
-def stepping(kind, **options):
-    def make():
-        m = made()
-        m(torch.ones(2, 3)).sum().backward()
-        return m, kind(m.parameters(), **options)
-
-    return make
 
 
 def step_twice(m, optimizer):

@@ -14,6 +14,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._pytree import tree_map_only
 
 import fusewright
+from tests.capture.call.comparing import same
 
 CALLS = 3
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {}
@@ -573,20 +574,6 @@ def described(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return [described(one) for one in value.parameters()]
     return (type(value), value)
-
-
-def same(got: Any, expected: Any) -> None:
-    if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(got, expected, equal_nan=True)
-    elif isinstance(expected, (list, tuple)):
-        assert type(got) is type(expected) and len(got) == len(expected), (got, expected)
-        for both in zip(got, expected, strict=True):
-            same(*both)
-    elif isinstance(expected, dict):
-        assert list(got) == list(expected), (got, expected)
-        same(list(got.values()), list(expected.values()))
-    else:
-        assert got == expected, (got, expected)
 
 
 def seen(function: Callable[..., Any], make: Callable[[], Any]) -> list[Any]:

@@ -16,6 +16,7 @@ import torch
 
 import fusewright
 from tests.capture.call import gradient_programs, python_programs, torch_programs
+from tests.capture.call.comparing import same
 
 PROGRAMS = python_programs.PROGRAMS
 CALLS = 3
@@ -54,22 +55,6 @@ def described(value: Any) -> Any:
     if isinstance(value, (int, float, str, bytes, type(None), torch.dtype, np.generic)):
         return (type(value), value)
     return type(value).__qualname__
-
-
-def same(got: Any, expected: Any) -> None:
-    if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(got, expected, equal_nan=True)
-    elif isinstance(expected, (list, tuple)):
-        assert type(got) is type(expected) and len(got) == len(expected), (got, expected)
-        for pair in zip(got, expected, strict=True):
-            same(*pair)
-    elif isinstance(expected, dict):
-        assert got.keys() == expected.keys()
-        same(list(got.values()), list(expected.values()))
-    elif isinstance(expected, (float, np.floating)):
-        assert got == pytest.approx(expected, rel=1e-5, nan_ok=True)
-    else:
-        assert got == expected
 
 
 def seen(function: Callable[..., Any], make: Callable[[], Any], around: bool) -> list[Any]:
@@ -113,7 +98,7 @@ def test_equals_eager(name: str, backend: str) -> None:
             seen(fusewright.compile(function, backend=backend, fullgraph=True, options=options), make, around)
         fusewright.reset()
     compiled = fusewright.compile(function, backend=backend, fullgraph=whole, options=options)
-    same(seen(compiled, make, around), expected)
+    same(seen(compiled, make, around), expected, rel=1e-5)
 
 
 def test_the_programs_of_all_files_are_run() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.guards import MISSING
+from fusewright.graph.nodes import leaves
 from fusewright.record.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ def overriding(args: Args, kwargs: Kwargs) -> list[Any]:
                 )
                 found.insert(place, element)
     return found
+
+
+def is_traced_subclass(value: object) -> bool:
+    """Whether a traced tensor stands for one of a class of the program's."""
+    return type(value) is TracedTensor and value.python_class is not torch.Tensor
 
 
 def _class(value: Any) -> type:
@@ -127,7 +133,7 @@ class _Probe(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
         kwargs = kwargs or {}
-        asking = next(one for one in _leaves((args, kwargs)) if isinstance(one, _Probe)).__dict__["asking"]
+        asking = next(one for one in leaves((args, kwargs)) if isinstance(one, _Probe)).__dict__["asking"]
         if isinstance(asking.fn, _PYTHON_FUNCTION) and func is not asking.fn:
             raise _Elsewhere
         asking.asked = True
@@ -154,16 +160,6 @@ def _probe_class(kind: type) -> type:
 
 _PROBES: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 _PYTHON_FUNCTION = types.FunctionType
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _leaves(part)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -203,23 +199,20 @@ def _probed(world: World, fn: Callable[..., Any], args: Args, kwargs: Kwargs) ->
         return world.tracer.call(fn, args, kwargs)
 
 
+_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
 _SPECIAL: dict[Any, tuple[tuple[int, str], ...]] = {
     **{
-        getattr(operator, f"{name}_" if name in ("and", "or") else name): ((0, f"__{name}__"), (1, f"__r{name}__"))
-        for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
-    },
-    **{
-        getattr(operator, f"i{name}"): ((0, f"__i{name}__"), (0, f"__{name}__"), (1, f"__r{name}__"))
-        for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
+        getattr(operator, f"__{prefix}{name}__"): (
+            *(((0, f"__i{name}__"),) if prefix else ()), (0, f"__{name}__"), (1, f"__r{name}__"),
+        )
+        for name in _ARITHMETIC
+        for prefix in ("", "i")
     },
     **{
         getattr(operator, name): ((0, f"__{name}__"), (1, f"__{other}__"))
         for name, other in zip("lt le eq ne gt ge".split(), "gt ge eq ne lt le".split(), strict=True)
     },
-    **{
-        getattr(operator, name): ((0, f"__{name}__"),)
-        for name in ("neg", "pos", "invert", "getitem", "setitem")
-    },
+    **{getattr(operator, name): ((0, f"__{name}__"),) for name in ("neg", "pos", "invert", "getitem", "setitem")},
 }  # fmt: skip
 """The special methods that Python looks for, as (operand, name)."""
 
@@ -249,7 +242,7 @@ def _special_method(world: World, fn: Any, args: Args) -> Any:
 
 
 def _own(world: World, value: Any, name: str) -> types.FunctionType | None:
-    if type(value) is not TracedTensor or value.python_class is torch.Tensor:
+    if not is_traced_subclass(value):
         return None
     method = classes.python_method(world, value.python_class, name)
     return method if method is not None and not method.__module__.startswith("torch.") else None
@@ -315,7 +308,7 @@ def is_accessor(fn: Any) -> bool:
 def refuse_unasked(recorder: Any, args: Any, kwargs: Any) -> None:
     """For the recorder: an operator on a tensor whose class was not asked first."""
     if enabled():
-        for value in _leaves((args, kwargs)):
+        for value in leaves((args, kwargs)):
             if type(value) is TracedTensor and override_of(value.python_class) is not None:
                 raise GraphBreak(
                     "unsupported-tensor", f"native code computes with a {value.python_class.__qualname__} by itself"

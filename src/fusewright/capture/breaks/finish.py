@@ -20,9 +20,9 @@ import torch
 from fusewright.base.records import dataclass, field
 from fusewright.base.signals import GraphBreak
 from fusewright.capture.border.effects import DELETED, Shadow, attributes_changed, changed
+from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import context
 from fusewright.capture.border.values.dict import OutsideDict
-from fusewright.capture.border.values.subclass import is_traced_subclass
 from fusewright.capture.border.values.wrapper import is_wrapper
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object

@@ -86,17 +86,15 @@ def _make_subclass(tracer: Tracer, args: Args, kwargs: Kwargs) -> Any:
 
 def new(tracer: Tracer, kind: type, args: Args, kwargs: Kwargs) -> Any:
     """`torch.Tensor.__new__(kind, data)`."""
-    if len(args) == 1 and not kwargs and type(args[0]) is TracedTensor and subclass.is_subclass(kind):
-        return subclass.as_subclass(tracer.world, args[0], kind)
-    if subclass.is_subclass(kind):
-        made = tracer.call(torch.Tensor, args, kwargs)
-        return subclass.as_subclass(tracer.world, made, kind)
-    raise GraphBreak("tensor-construction", f"a call of the class {kind.__qualname__}")
+    if not subclass.is_subclass(kind):
+        raise GraphBreak("tensor-construction", f"a call of the class {kind.__qualname__}")
+    given = len(args) == 1 and not kwargs and type(args[0]) is TracedTensor
+    return subclass.as_subclass(tracer.world, args[0] if given else tracer.call(torch.Tensor, args, kwargs), kind)
 
 
 def setattr_of(tracer: Tracer, owner: Any, args: Args) -> Any:
     """`super().__setattr__(name, value)`."""
-    if subclass.is_traced_subclass(owner):
+    if torch_function.is_traced_subclass(owner):
         name, value = args
         return subclass.store_plainly(tracer.world, owner, name, value, tensors.setattr_plain)
     return tensors.setattr_tensor(tracer.world, owner, *args)

@@ -17,7 +17,6 @@ from fusewright.base.signals import GraphBreak, Retry, UserException
 from fusewright.capture.border import torch_function
 from fusewright.capture.border.values import cls as classes
 from fusewright.capture.guards import MISSING
-from fusewright.record.traced_tensor import TracedTensor
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -100,7 +99,7 @@ _SILENT = frozenset({"__class__", "__dict__", "__doc__", "__module__"})
 def getattr_subclass(world: World, tensor: Any, name: str, plainly: Plain) -> Any:
     """`tensor.name`; `plainly`: for a plain tensor."""
     kind = tensor.python_class
-    own = _own_method(world, kind, "__getattribute__")
+    own = classes.python_method(world, kind, "__getattribute__")
     if own is not None:
         return world.tracer.call(own, (tensor, name))
     found = classes.guarded_lookup(world, kind, name)
@@ -118,7 +117,7 @@ def getattr_subclass(world: World, tensor: Any, name: str, plainly: Plain) -> An
         return value
     if found is not MISSING:
         return world.bind(found, tensor, kind, name)
-    fallback = _own_method(world, kind, "__getattr__")
+    fallback = classes.python_method(world, kind, "__getattr__")
     if fallback is not None:
         return world.tracer.call(fallback, (tensor, name))
     raise UserException(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=tensor))
@@ -127,7 +126,7 @@ def getattr_subclass(world: World, tensor: Any, name: str, plainly: Plain) -> An
 def setattr_subclass(world: World, tensor: Any, name: str, value: object, plainly: Plain) -> None:
     """`tensor.name = value`."""
     kind = tensor.python_class
-    own = _own_method(world, kind, "__setattr__")
+    own = classes.python_method(world, kind, "__setattr__")
     if own is not None:
         world.tracer.call(own, (tensor, name, value))
         return
@@ -158,12 +157,3 @@ def store_plainly(world: World, tensor: Any, name: str, value: object, plainly: 
         namespace.store(name, value)
     else:
         namespace[name] = value
-
-
-def _own_method(world: World, kind: type, name: str) -> types.FunctionType | None:
-    return classes.python_method(world, kind, name)
-
-
-def is_traced_subclass(value: object) -> bool:
-    """Whether a traced tensor stands for one of a class of the program's."""
-    return type(value) is TracedTensor and value.python_class is not torch.Tensor

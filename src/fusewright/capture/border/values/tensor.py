@@ -18,6 +18,7 @@ import torch
 from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.border.native import native
+from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import cls as classes, subclass
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
@@ -181,7 +182,7 @@ def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
             if isinstance(found, types.FunctionType)
             else world.torch_call(getattr, (tensor, name), {})
         )
-    if subclass.is_traced_subclass(tensor):
+    if is_traced_subclass(tensor):
         return subclass.getattr_subclass(world, tensor, name, getattr_plain)
     return getattr_plain(world, tensor, name)
 
@@ -244,8 +245,7 @@ class _Reads:
         self.value = value
 
     def __call__(self, tensor: Any) -> bool:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.read(tensor) == self.value
+        return self.read(tensor) == self.value
 
     def __repr__(self) -> str:
         return f"has {self.name} = {self.value!r}"
@@ -257,10 +257,21 @@ def guarded_fact(world: World, tensor: torch.Tensor, name: str, read: Callable[[
     record = world.outside(tensor)
     if record is None:
         return native(read, tensor)
-    with torch._C.DisableTorchFunctionSubclass():
-        value = native(read, record.real)
+    if type(record.real) not in TENSOR_CLASSES:
+        read = _past_overrides(read)
+    value = native(read, record.real)
     world.guard("CALL", record.source, _Reads(name, read, value))
     return value
+
+
+def _past_overrides(read: Callable[[Any], object]) -> Callable[[Any], object]:
+    """`read`, of which a class's `__torch_function__` is not told."""
+
+    def plainly(tensor: Any) -> object:
+        with torch._C.DisableTorchFunctionSubclass():
+            return read(tensor)
+
+    return plainly
 
 
 def storage_offset(world: World, tensor: torch.Tensor) -> object:
@@ -314,7 +325,7 @@ def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object)
     """`tensor.name = value`: the gradient and user attributes are held back; anything else is a graph break."""
     if is_wrapper(tensor):
         raise GraphBreak("tensor-attribute", f"a store to an attribute of a {type(tensor).__qualname__}")
-    if subclass.is_traced_subclass(tensor):
+    if is_traced_subclass(tensor):
         subclass.setattr_subclass(world, tensor, name, value, setattr_plain)
     else:
         setattr_plain(world, tensor, name, value)

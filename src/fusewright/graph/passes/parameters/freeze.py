@@ -16,7 +16,7 @@ import torch.fx
 
 from fusewright.base.thresholds import MOST_GROWTH, SMALL
 from fusewright.graph.freezing import Preparation, Ref, Size, Step
-from fusewright.graph.nodes import add_placeholder
+from fusewright.graph.nodes import add_placeholder, ancestors
 from fusewright.graph.passes.parameters.stable import stable_nodes
 from fusewright.operators.schema import facts
 from fusewright.sizes.expressions import Expr, to_tuples
@@ -86,30 +86,13 @@ def _bytes(node: Node) -> int | None:
 
 def _sources(node: Node) -> set[Node]:
     """The inputs that a node depends on."""
-    found: set[Node] = set()
-    seen: set[Node] = set()
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        if one in seen:
-            continue
-        seen.add(one)
-        if one.op == "placeholder":
-            found.add(one)
-        waiting.extend(one.all_input_nodes)
-    return found
+    return {one for one in ancestors([node]) if one.op == "placeholder"}
 
 
 def _steps(graph: torch.fx.Graph, wanted: list[Node]) -> tuple[list[Step], list[int]]:
     """The steps that compute `wanted`, whose last ones are `wanted` in order; and the positions of the inputs that they
     read."""
-    needed: set[Node] = set()
-    waiting = list(wanted)
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting.extend(node.all_input_nodes)
+    needed = ancestors(wanted)
     places: dict[Node, int] = {}
     inputs: list[int] = []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
