@@ -77,7 +77,7 @@ def test_options_of_other_compilers_name_ours(name: str) -> None:
 WITHOUT = [name for name in registry.BUILT_IN if name not in ("native", "inductor", "onnxrt", "xla")]
 
 
-@pytest.mark.parametrize("backend", [*WITHOUT, lambda gm, inputs: gm.forward], ids=str)
+@pytest.mark.parametrize("backend", [*WITHOUT, pytest.param(lambda gm, inputs: gm.forward, id="callable")])
 def test_backends_refuse_what_they_do_not_take(backend: Any) -> None:
     with pytest.raises(OptionError, match=r"takes no options.*epilogue"):
         fusewright.compile(lambda x: x + 1, backend=backend, options={"epilogue": True})
