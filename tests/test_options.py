@@ -208,6 +208,7 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
     "background": (lambda seeing: on_this_thread, True),
     "fusion": (lambda seeing: kernels, False),
     "target": (lambda seeing: code, "x86-64-v2"),
+    "checked": (lambda seeing: code, True),
     "stop_after_rewrites": (lambda seeing: rewrites, 0),
     "instruction_limit": (lambda seeing: skipped, 500),
     "arena_limit_mib": (lambda seeing: kept_bytes, 1),

@@ -110,6 +110,12 @@ OPTIONS: dict[str, Option] = {
         "x86-64-v3, x86-64-v4, aarch64)",
         wrong=lambda value: "" if value in TARGETS else f"unknown target {value!r}: {near_misses(value, TARGETS)}",
     ),
+    "checked": Option(
+        bool,
+        False,
+        "check each memory access of the CPU kernels: one outside its buffer is an error that names kernel, line and "
+        "element (slow: to find a defect)",
+    ),
     "stop_after_rewrites": Option(
         int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"
     ),
