@@ -7,6 +7,7 @@ type is an `OptionError` that names the value and the near misses.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -122,6 +123,13 @@ OPTIONS: dict[str, Option] = {
     "instruction_limit": Option(
         int, 5_000_000, "Python instructions that capture follows before it gives up on a frame"
     ),
+    "compile_seconds": Option(
+        float,
+        0.0,
+        "time that capture and compile of a version may take, in seconds (0: as long as they need); then the function "
+        "runs eagerly for good. It is looked at between steps: code generation of one graph is one of them",
+        (0.0, math.inf),
+    ),
     "arena_limit_mib": Option(
         int, 4096, "temporary memory kept between calls, in MiB; larger needs are freed after each call"
     ),
@@ -147,6 +155,7 @@ CAPTURE_OPTIONS = frozenset(
     {
         "capture_dynamic_output_shape_ops",
         "capture_scalar_outputs",
+        "compile_seconds",
         "instruction_limit",
         "background",
         "trace.enabled",
