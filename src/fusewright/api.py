@@ -395,6 +395,7 @@ def package(
     targets: str | tuple[str, ...] = ("native",),
     options: Mapping[str, Any] | None = None,
     sign_key: Any = None,
+    standalone: bool = False,
 ) -> None:
     """Writes an exported program, or several by name that share their weights, with the machine code that runs it, to a
     path or to a file that is open for writing bytes: docs/export.md.
@@ -402,10 +403,11 @@ def package(
     targets   processors to compile for: "native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"
     options   of the compile, as `compile` takes them
     sign_key  an Ed25519 private key (of the package cryptography, or 32 bytes) to sign the file with
+    standalone  every step is a generated kernel: the file runs without Python and PyTorch too (docs/export.md)
 
     The code is for inference on CPUs. Raises ExportError for a program that has none.
     """
-    packaging.package(program, file, targets, options, sign_key)
+    packaging.package(program, file, targets, options, sign_key, standalone)
 
 
 def load_package(file: Any, *, verify_key: Any = None, target: str | None = None) -> Any:
