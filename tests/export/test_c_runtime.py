@@ -6,6 +6,7 @@ import copy
 import random
 import shutil
 import subprocess
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -188,3 +189,16 @@ def test_what_has_no_kernel_is_an_error_with_the_line(tmp_path):
     program = fusewright.export(Determinant(), (torch.randn(3, 4, 4),))
     with pytest.raises(fusewright.ExportError, match=r"(?s)no generated kernel for .*det.*test_c_runtime\.py:\d+"):
         fusewright.package(program, tmp_path / "model.fwp", standalone=True)
+
+
+def test_find_package_works_where_the_wheel_is_installed(tmp_path):
+    """The wheel's files, laid out as an installation does: a project finds them, and builds the library with itself."""
+    prefix, build = tmp_path / "prefix", tmp_path / "build"
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    for folder, patterns in files.items():
+        (prefix / folder).mkdir(parents=True, exist_ok=True)
+        for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
+            shutil.copy(path, prefix / folder)
+    subprocess.run(["cmake", "-S", ROOT / "examples", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], check=True)
+    subprocess.run(["cmake", "--build", build, "--target", "run"], check=True, capture_output=True)
+    assert subprocess.run([build / "run", tmp_path / "none"], capture_output=True).returncode == 1
