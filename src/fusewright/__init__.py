@@ -15,6 +15,7 @@ from fusewright.api import (
     explain,
     export,
     get_default_backend,
+    hlo,
     list_backends,
     load,
     load_package,
@@ -26,6 +27,7 @@ from fusewright.api import (
     set_default_backend,
     set_logs,
     set_stance,
+    stablehlo,
     to_onnx,
 )
 from fusewright.base import options as _options
@@ -102,6 +104,7 @@ __all__ = [
     "export",
     "get_default_backend",
     "graph_break",
+    "hlo",
     "is_compiling",
     "is_exporting",
     "list_backends",
@@ -123,6 +126,7 @@ __all__ = [
     "set_default_backend",
     "set_logs",
     "set_stance",
+    "stablehlo",
     "substitute_in_graph",
     "to_onnx",
     "wrap_numpy",

@@ -39,6 +39,7 @@ else:
     compiler, modules = _Lazy("fusewright.compiler"), _Lazy("fusewright.module")
 aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
+xla = _Lazy("fusewright.backends.xla.backend")
 minifying = _Lazy("fusewright.tools.minify")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
 packaging, packaged = _Lazy("fusewright.exporting.package"), _Lazy("fusewright.exporting.packaged")
@@ -386,6 +387,23 @@ def load(file: Any) -> Any:
     """The exported program of a path, an open file or bytes. Nothing of the file is executed. Raises ProgramFileError,
     which names the part, for a file that is damaged."""
     return archive.load(file)
+
+
+def stablehlo(f: Any, *args: Any) -> str:
+    """What backend "xla" gives to XLA for this call of `f`, as StableHLO. Needs jax."""
+    return _xla_text(f, args, "stablehlo")
+
+
+def hlo(f: Any, *args: Any, optimized: bool = False) -> str:
+    """The same as HLO; `optimized`: after XLA's own passes, fusion among them. Needs jax."""
+    return _xla_text(f, args, "optimized" if optimized else "hlo")
+
+
+def _xla_text(f: Any, args: tuple[Any, ...], kind: str) -> str:
+    texts = xla.Texts(kind)
+    with torch.no_grad():
+        compile(f, backend=texts.backend, fullgraph=True)(*args)
+    return "\n".join(texts.texts)
 
 
 def package(
