@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
