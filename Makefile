@@ -2,6 +2,7 @@
 # make test   the tests (slow sweeps are behind the marker `sweep`)
 # make bench  benchmarks/compare.py over all models (long)
 # make lint   ruff, mypy, import-linter
+# make docs   the site in build/site (links are checked; nothing is loaded from the network)
 # make dist   sdist and wheel in dist/, checked
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ TORCH ?= torch==2.13.0
 endif
 TRITON ?= triton==3.6.0
 
-.PHONY: demo test bench lint dist setup clean
+.PHONY: demo test bench lint docs dist setup clean
 
 setup: $(VENV)/.ready
 
@@ -40,9 +41,13 @@ bench: setup
 	$(BIN)/python benchmarks/compare.py
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 dist: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
