@@ -113,7 +113,7 @@ def compile(
     - `name`: stands before the function's name in logs and reports
     - `disable`: return `model` as it is
     - `recompile_limit`: versions kept for one function before new cases run eagerly (8)
-    - `isolate_recompiles`, `shapes_spec`: of torch.compile; versions are always apart, and an OptionError says what to use
+    - `isolate_recompiles`, `shapes_spec`: of torch.compile; versions are always apart, an OptionError says what to use
 
     Raises OptionError for a wrong argument, naming the value and the choices.
     """
