@@ -17,6 +17,7 @@
 
 #include "guards.h"
 #include "modes.h"
+#include "stack.h"
 #include "stance.h"
 
 namespace {
@@ -545,6 +546,7 @@ PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, 
         PyErr_SetString(PyExc_RuntimeError, "this compiled function has been cleared by the garbage collector");
         return nullptr;
     }
+    if (fw_stack_is_short()) return nullptr;
     int compiled = may_compile(self->function);
     if (compiled < 0) return nullptr;
     if (compiled == 0) {

@@ -19,6 +19,7 @@
 #include <Python.h>
 #include <frameobject.h>
 #include "entry.h"
+#include "stack.h"
 
 #include <internal/pycore_frame.h>
 #include <internal/pycore_interp.h>
@@ -267,6 +268,7 @@ static PyObject *evaluate(PyThreadState *tstate, struct _PyInterpreterFrame *fra
         return ours ? leave()(tstate, frame, throwflag) : hand_on(tstate, frame, throwflag);
     }
     if (handed == frame) return hand_on(tstate, frame, throwflag);
+    if (!throwflag && fw_stack_is_short()) return finish_frame(tstate, frame, NULL);
     PyCodeObject *code = frame_code(frame);
     PyObject *function = frame_function(frame);
     if (function == probe) {

@@ -250,6 +250,8 @@ class Call {
     }
 };
 
+}  // namespace
+
 // What a profile calls the steps. A defect in there costs the names, not the call.
 void ask_for_labels(Program &p) {
     if (p.labels == nullptr) return;
@@ -268,6 +270,8 @@ void ask_for_labels(Program &p) {
     Py_XDECREF(labels);
     Py_DECREF(asked);
 }
+
+namespace {
 
 PyObject *Call::execute(std::vector<int64_t> *nanoseconds) {
     Runner runner(p, *frame_, inputs_, values_);

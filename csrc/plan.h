@@ -337,6 +337,9 @@ struct Frame {
 // Whether the tensor is a plain one of the slot's shape (in `values`), dtype and device; its strides are told apart.
 bool matches(Handle handle, const Slot &slot, const int64_t *values, bool *strides_match);
 
+// Finds `step_labels`, once. GIL held.
+void ask_for_labels(Program &program);
+
 // Runs the steps of a program on a frame whose inputs and memory are in place.
 class Runner {
   public:
@@ -361,6 +364,7 @@ class Runner {
     int32_t device_ = -1;            // the GPU that is current while this runs
     void *guard_ = nullptr, *stream_ = nullptr;
     std::vector<Handle> copies_;     // of misaligned inputs
+    std::string outside_;            // what an access outside its buffer was, if the user is to hear of it
 
     void drop_gil() {
         if (released_ == nullptr) released_ = PyEval_SaveThread();
@@ -376,6 +380,8 @@ class Runner {
     bool named(size_t number);
     bool kernel(const KernelStep &step);
     bool group(const GroupStep &step);
+    bool kernel_failed(const KernelStep &step, int64_t status, const int64_t *sizes);
+    void raise_outside(size_t number);
     bool launch(const LaunchStep &step);
     bool enter_device(int32_t device);
     bool aligned_copy(int32_t slot, void **pointer);

@@ -41,6 +41,7 @@ struct GroupCall {
     const Row *rows;
     size_t count;
     int64_t failed;  // the number of a kernel that met an index out of range, or -1
+    int64_t status;  // what it said
 };
 
 void run_portions(int64_t begin, int64_t end, void *context) {
@@ -57,7 +58,9 @@ void run_portions(int64_t begin, int64_t end, void *context) {
         if (to > row.extent) to = row.extent;
         if (from >= to) continue;
         row.function(row.buffers, row.sizes, from, to, &status);
-        if (status != 0) __atomic_store_n(&call->failed, static_cast<int64_t>(i), __ATOMIC_RELAXED);
+        if (status == 0) continue;
+        __atomic_store_n(&call->status, status, __ATOMIC_RELAXED);
+        __atomic_store_n(&call->failed, static_cast<int64_t>(i), __ATOMIC_RELAXED);
     }
 }
 
@@ -93,6 +96,7 @@ bool Runner::run() {
     for (size_t i = 0; i < p.steps.size(); i++) {
         if (!(nanoseconds != nullptr ? timed(p.steps[i]) : labels != nullptr ? named(i) : step(p.steps[i]))) {
             hold_gil();
+            if (!outside_.empty()) raise_outside(i);
             return false;
         }
         if (p.steps[i].kind != StepKind::Skip) continue;
@@ -205,8 +209,33 @@ bool Runner::kernel(const KernelStep &step) {
     } else {
         run_chunk(0, extent, &call);
     }
-    if (call.status == 0) return true;
-    return fail("index out of range in " + step.name, PyExc_IndexError);
+    return call.status == 0 || kernel_failed(step, call.status, sizes);
+}
+
+// Status 1: an index of the user's was out of range. Another one is of a kernel with checks (codegen/llvm/checked.py): bit 1 says that it
+// was a store, bit 2 that the user is to hear of it; then the number of the buffer + 1, 13 bits, and the element. The elements of the
+// buffers are the last of its sizes.
+bool Runner::kernel_failed(const KernelStep &step, int64_t status, const int64_t *sizes) {
+    if (status == 1) return fail("index out of range in " + step.name, PyExc_IndexError);
+    size_t buffer = static_cast<size_t>((status >> 3 & 0x1fff) - 1);
+    std::string room = "memory of its own";
+    if (buffer < step.buffers.size())
+        room = "buffer " + std::to_string(buffer) + " of " + std::to_string(sizes[step.sizes.size() - step.buffers.size() + buffer]) + " elements";
+    std::string message = step.name + " would " + (status & 2 ? "write" : "read") + " element " + std::to_string(status >> 16) + " of " + room;
+    if ((status & 4) == 0) return fail(message, PyExc_SystemError);
+    outside_ = message;
+    return false;
+}
+
+void Runner::raise_outside(size_t number) {
+    ask_for_labels(p);
+    const std::vector<std::string> &labels = *p.step_labels;
+    std::string message = outside_ + (number < labels.size() ? ": " + labels[number] : "");
+    PyObject *module = PyErr_Occurred() ? nullptr : PyImport_ImportModule("fusewright.base.errors");
+    PyObject *error = module == nullptr ? nullptr : PyObject_GetAttrString(module, "OutOfBoundsError");
+    if (error != nullptr) PyErr_SetString(error, message.c_str());
+    Py_XDECREF(error);
+    Py_XDECREF(module);
 }
 
 // The kernels' iterations laid end to end, in portions of about equal work: a thread takes a run of portions, wherever they belong.
@@ -224,15 +253,14 @@ bool Runner::group(const GroupStep &step) {
         for (int32_t value : kernel.sizes) sizes[next_size++] = v[value];
         portions += extent > 0 ? (extent + portion - 1) / portion : 0;
     }
-    GroupCall call{rows.data(), rows.size(), -1};
+    GroupCall call{rows.data(), rows.size(), -1, 0};
     if (portions >= kPortions) drop_gil();
     if (portions >= 2 * kPortions) {
         if (torch.parallel_for(0, portions, kPortions, run_portions, &call) != 0) return fail(torch_error("a group of kernels"), PyExc_RuntimeError);
     } else {
         run_portions(0, portions, &call);
     }
-    if (call.failed < 0) return true;
-    return fail("index out of range in " + step.kernels[call.failed].name, PyExc_IndexError);
+    return call.failed < 0 || kernel_failed(step.kernels[call.failed], call.status, rows[call.failed].sizes);
 }
 
 // --- kernels on a GPU --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 # PyTorch's threads spin between parallel regions. Where other processes want the same cores, each small operator then waits for a thread
 # that is not running: tests of tiny tensors take 15 times as long. It is read when the OpenMP library is loaded, so before PyTorch.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:  # the other cores are the other workers'; two threads, as kernels are divided among them
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
 # PyTorch imports Triton where that is installed; on a machine without a GPU its interpreter runs the generated kernels on the CPU.
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,8 @@ def test_a_program_of_a_user_has_types(tmp_path: Path) -> None:
     mypy = pytest.importorskip("mypy.api")
     program = tmp_path / "user.py"
     program.write_text(USER)
+    recursion = sys.getrecursionlimit()
     text, _, _ = mypy.run(["--strict", "--config-file=", "--no-error-summary", str(program)])
+    sys.setrecursionlimit(recursion)  # mypy raises it
     wrong = {int(line.split(":")[1]) for line in text.splitlines() if ": error:" in line}
     assert wrong == {number for number, line in enumerate(USER.splitlines(), 1) if "text" in line or "fast" in line or "graf" in line or line == "g(1)"}, text

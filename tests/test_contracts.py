@@ -26,10 +26,10 @@ PEER_BACKENDS = {
     "backends/inductor.py",
     "backends/cudagraphs.py",
     "backends/onnxrt.py",
-    "backends/xla.py",
     "backends/tracing.py",  # for backends that are written for torch.compile and ask for its surroundings
 }
 ONLY_IN = {
+    "jax": ("backends/xla/",),
     "llvmlite": ("codegen/llvm/", "runtime/"),
     "triton": ("codegen/triton", "runtime/"),
 }

@@ -65,6 +65,11 @@ def skipped(options: dict[str, Any]) -> list[str]:
     return [event.report.code for event in heard(options, loop, torch.ones(3)) if isinstance(event, events.Skipped)]
 
 
+def slow(options: dict[str, Any]) -> list[str]:
+    found = heard(options, lambda x: x.sin() + 1, torch.ones(3))
+    return [event.report.code for event in found if isinstance(event, events.Skipped)]
+
+
 def saved(options: dict[str, Any]) -> str:
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
     return stages(heard(options, lambda x: torch.sigmoid(model(torch.tanh(x))) * 2, torch.randn(8, 16)))[
@@ -208,8 +213,10 @@ DEFAULT_AND_OTHER: dict[str, tuple[Any, Any]] = {
     "background": (lambda seeing: on_this_thread, True),
     "fusion": (lambda seeing: kernels, False),
     "target": (lambda seeing: code, "x86-64-v2"),
+    "checked": (lambda seeing: code, True),
     "stop_after_rewrites": (lambda seeing: rewrites, 0),
     "instruction_limit": (lambda seeing: skipped, 500),
+    "compile_seconds": (lambda seeing: slow, 1e-6),
     "arena_limit_mib": (lambda seeing: kept_bytes, 1),
 }
 """How an option is seen, and a value of it beside its default."""

@@ -39,6 +39,7 @@ else:
     compiler, modules = _Lazy("fusewright.compiler"), _Lazy("fusewright.module")
 aot_backend, registry = _Lazy("fusewright.backends.aot"), _Lazy("fusewright.backends.registry")
 debug_folder, explaining = _Lazy("fusewright.tools.debug_folder"), _Lazy("fusewright.tools.explain")
+xla = _Lazy("fusewright.backends.xla.backend")
 minifying = _Lazy("fusewright.tools.minify")
 trace, archive = _Lazy("fusewright.exporting.trace"), _Lazy("fusewright.exporting.archive")
 packaging, packaged = _Lazy("fusewright.exporting.package"), _Lazy("fusewright.exporting.packaged")
@@ -388,6 +389,23 @@ def load(file: Any) -> Any:
     return archive.load(file)
 
 
+def stablehlo(f: Any, *args: Any) -> str:
+    """What backend "xla" gives to XLA for this call of `f`, as StableHLO. Needs jax."""
+    return _xla_text(f, args, "stablehlo")
+
+
+def hlo(f: Any, *args: Any, optimized: bool = False) -> str:
+    """The same as HLO; `optimized`: after XLA's own passes, fusion among them. Needs jax."""
+    return _xla_text(f, args, "optimized" if optimized else "hlo")
+
+
+def _xla_text(f: Any, args: tuple[Any, ...], kind: str) -> str:
+    texts = xla.Texts(kind)
+    with torch.no_grad():
+        compile(f, backend=texts.backend, fullgraph=True)(*args)
+    return "\n".join(texts.texts)
+
+
 def package(
     program: Any,
     file: Any,
@@ -395,6 +413,7 @@ def package(
     targets: str | tuple[str, ...] = ("native",),
     options: Mapping[str, Any] | None = None,
     sign_key: Any = None,
+    standalone: bool = False,
 ) -> None:
     """Writes an exported program, or several by name that share their weights, with the machine code that runs it, to a
     path or to a file that is open for writing bytes: docs/export.md.
@@ -402,10 +421,11 @@ def package(
     targets   processors to compile for: "native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"
     options   of the compile, as `compile` takes them
     sign_key  an Ed25519 private key (of the package cryptography, or 32 bytes) to sign the file with
+    standalone  every step is a generated kernel: the file runs without Python and PyTorch too (docs/export.md)
 
     The code is for inference on CPUs. Raises ExportError for a program that has none.
     """
-    packaging.package(program, file, targets, options, sign_key)
+    packaging.package(program, file, targets, options, sign_key, standalone)
 
 
 def load_package(file: Any, *, verify_key: Any = None, target: str | None = None) -> Any:

@@ -51,10 +51,12 @@ from fusewright.base.events import (
     Hint,
     InternalError,
     LimitReached,
+    PassDone,
     Recompiling,
     Reused,
     Served,
     Skipped,
+    StageDone,
     Started,
     Subscriber,
 )
@@ -62,7 +64,7 @@ from fusewright.base.location import looping
 from fusewright.base.options import Settings
 from fusewright.base.records import replace
 from fusewright.base.rewrites import Rewrites
-from fusewright.base.signals import GraphBreak, Signal, SkipFrame
+from fusewright.base.signals import Deadline, GraphBreak, Signal, SkipFrame
 from fusewright.capture.attempt import capture_frame
 from fusewright.capture.bytecode.resume import in_loop
 from fusewright.capture.frame import CapturedFrame
@@ -126,11 +128,13 @@ class Compiler:
         self.frames.compiler = weakref.ref(self)
         PROCESS.compilers.add(self)
         self.history = History()
+        self.deadline = Deadline(settings["compile_seconds"])
         options = CaptureOptions(
             fullgraph=settings.fullgraph,
             level="aten",
             dynamic=settings.dynamic if self.backend.dynamic else False,
             instruction_budget=settings["instruction_limit"],
+            deadline=self.deadline,
             wrap_resume=self.wrap,
             call_eager=_native.call_eager,
             call_paused=_native.call_paused,
@@ -233,6 +237,7 @@ class Compiler:
         try:
             made = self._compile(compiled, state, name, function, values)
         finally:
+            self.deadline.stop()
             if collects:
                 gc.enable()
             self.notify(Ended(name))
@@ -266,6 +271,7 @@ class Compiler:
         self, compiled: Any, state: FunctionState, name: str, function: types.FunctionType, values: tuple[Any, ...]
     ) -> Any:
         started = time.perf_counter()
+        self.deadline.start()
 
         def capture(several: bool) -> CapturedFrame:
             state.stage = "capture"
@@ -287,14 +293,7 @@ class Compiler:
         try:
             served = serve(compiled.entries, Call(function, values, capture, announce, compile_, self._clean, several))
         except SkipFrame as signal:
-            state.skipped = signal.code not in TRANSIENT_SKIPS
-            report = describe_break(signal.code, signal.detail, signal.stack)
-            self.notify(Skipped(name, report))
-            if self.settings.fullgraph and signal.code not in TRANSIENT_SKIPS:
-                raise GraphBreakError(
-                    f"fullgraph=True, but {name} cannot be captured whole.\n{report}", signal.code
-                ) from None
-            return None
+            return self._skipped(state, name, signal)
         except GraphBreak as signal:
             if not self.settings.fullgraph:
                 raise
@@ -309,6 +308,15 @@ class Compiler:
             compiled.append(served.other)
         return served.entry
 
+    def _skipped(self, state: FunctionState, name: str, signal: SkipFrame) -> None:
+        """The frame runs eagerly from now on. Raises GraphBreakError under fullgraph."""
+        state.skipped = signal.code not in TRANSIENT_SKIPS
+        report = describe_break(signal.code, signal.detail, signal.stack)
+        self.notify(Skipped(name, report))
+        if self.settings.fullgraph and state.skipped:
+            why = f"fullgraph=True, but {name} cannot be captured whole.\n{report}"
+            raise GraphBreakError(why, signal.code) from None
+
     def _compile_later(
         self, compiled: Any, state: FunctionState, function: types.FunctionType, frame: CapturedFrame
     ) -> None:
@@ -321,14 +329,19 @@ class Compiler:
             with PROCESS.lock:
                 if PROCESS.states.get(compiled) is not state:
                     return  # there was a reset
+                self.deadline.start()
                 try:
                     compiled.append(self._finish(name, frame, time.perf_counter()))
                 except (Exception, Signal) as error:
                     try:
-                        self._failed(compiled, function, error)
+                        if isinstance(error, SkipFrame):
+                            self._skipped(state, name, error)
+                        else:
+                            self._failed(compiled, function, error)
                     except Exception as told:  # the caller's thread raises it at the next call
                         state.error = told
                 finally:
+                    self.deadline.stop()
                     state.pending.remove(pending)
 
         WORKER.submit(work)
@@ -434,6 +447,8 @@ class Compiler:
         return _native.Entry(build_program(frame.guards, plain_sources(frame.inputs)[0]), None, _eager_finish)
 
     def notify(self, event: Event) -> None:
+        if isinstance(event, (StageDone, PassDone)):
+            self.deadline.check()
         STREAM.emit(event)
         if self.listener is not None:
             self.listener(event)

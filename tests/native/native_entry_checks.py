@@ -406,6 +406,19 @@ def test_recursion_and_threads() -> None:
     loop = N.CompiledFunction(endless, None)
     loop.append(N.Entry(type_program(int), lambda n: (n,), lambda outputs, function, n: function(n)))
     raises(RecursionError, loop, 1)
+    # with a limit that the C stack cannot hold, on the main thread and on one with less stack
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    try:
+        raises(RecursionError, loop, 1)
+        told: list[object] = []
+        deep = threading.Thread(target=lambda: told.append(raises(RecursionError, loop, 1)))
+        deep.start()
+        deep.join()
+        assert told
+        raises(RecursionError, N.call_eager, endless, 1)
+    finally:
+        sys.setrecursionlimit(limit)
     errors: list[object] = []
 
     def work(value):

@@ -80,6 +80,7 @@ HOW: dict[str, dict[str, Any]] = {
     "eager": {"backend": "eager"},
     "aot_eager": {"backend": "aot_eager"},
     "dynamic": {"dynamic": True},
+    "xla": {"backend": "xla"},
 }
 """The ways to compile: the default, a backend that tests one half of the compiler, symbolic sizes."""
 
@@ -248,6 +249,11 @@ def table_of(outcomes: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def defects_of(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is no good outcome. Operators that XLA has no row for run with PyTorch: that is no defect of backend xla."""
+    return [o for o in outcomes if o["kind"] not in GOOD and (o["how"], o["kind"]) != ("xla", "fell back")]
+
+
 SECTION = "## Operators"
 
 
@@ -319,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     outcomes = run(options)
     print(table_of(outcomes))
-    defects = [o for o in outcomes if o["kind"] not in GOOD]
+    defects = defects_of(outcomes)
     for o in defects if not options.quiet else ():
         print(f"{o['kind']}: {o['case']}: {o['code']} {o['detail'][-300:]}")
     return bool(defects)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.ops.running import GOOD, run_case
-from tests.ops.sweep import Unit, cases_of, entries, run, table_of, units
+from tests.ops.sweep import Unit, cases_of, defects_of, entries, run, table_of, units
 
 TABLE = entries()
 STRIDE = 6
@@ -56,11 +56,14 @@ def test_a_slice_equals_eager(form: str) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("how", ["", "xla"])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "float64", "complex64"])
 @pytest.mark.parametrize(
     "form", ["function", "method", "inplace", "out", "gradient", "gradgrad", "errors", "foreach", "train", "eval"]
 )
-def test_every_entry_equals_eager(form: str, dtype: str) -> None:
+def test_every_entry_equals_eager(form: str, dtype: str, how: str) -> None:
+    if how == "xla":
+        pytest.importorskip("jax")
     options = argparse.Namespace(
         form=[form],
         dtype=[dtype],
@@ -71,9 +74,9 @@ def test_every_entry_equals_eager(form: str, dtype: str) -> None:
         quiet=True,
         cache=False,
         seconds=0,
-        how="",
+        how=how,
         device="cpu",
     )
     outcomes = run(options)
     print(table_of(outcomes))
-    assert not [o for o in outcomes if o["kind"] not in GOOD]
+    assert not defects_of(outcomes)

@@ -26,6 +26,7 @@ from fusewright.codegen.call_plan_types import CallPlan
 from fusewright.codegen.device_kernel import DeviceKernel
 from fusewright.codegen.kernel_code import KernelCode
 from fusewright.codegen.llvm import CompiledModule, compile_kernels, target_of
+from fusewright.codegen.llvm.checked import Checks
 from fusewright.codegen.llvm.emit.target import Target
 from fusewright.graph import passes, repeated_layers as bodies
 from fusewright.graph.builder import env_of
@@ -307,6 +308,7 @@ def generate(
     shown = run("bounds", "schedule", bounds.text, _in_bounds, to_compile, graph, plan)
     for access in shown.unproved:
         to_compile.notify(Hint(to_compile.function, f"not shown to lie inside its buffer: {access}"))
+    checks = _checks(to_compile, plan, shown)
     on_cpu: list[Kernel] = list(plan.kernels.values())
     on_gpu: list[Kernel] = []
     device_codes: dict[str, DeviceKernel] = {}
@@ -316,7 +318,8 @@ def generate(
         device_codes = run("gpu_kernels", "", gpu.texts, gpu.compile_kernels, on_gpu, plan, selection.tiles)
     module = CompiledModule({}, b"", "")
     if on_cpu or not on_gpu:
-        module = run("kernels", "", lambda made: made.ir, compile_kernels, on_cpu, target=to_compile.settings["target"])
+        compiled = functools.partial(compile_kernels, target=to_compile.settings["target"], checks=checks)
+        module = run("kernels", "", lambda made: made.ir, compiled, on_cpu)
     codes: dict[str, KernelCode | DeviceKernel] = {**module.codes, **device_codes}
     build = functools.partial(build_call_plan, available=launch.is_available, consumes=half == "backward")
     call_plan: CallPlan = run("call_plan", "output_code", describe, build, plan, codes, name=name)
@@ -338,6 +341,17 @@ def _in_bounds(to_compile: GraphToCompile, graph: torch.fx.Graph, plan: Plan) ->
         return of_sizes and env.hint(access.missing) >= 0 and env.settle(wanted)
 
     return replace(shown, unproved=tuple(access for access in shown.unproved if not guarded(access)))
+
+
+def _checks(to_compile: GraphToCompile, plan: Plan, shown: bounds.Shown) -> dict[str, Checks]:
+    """The kernels whose accesses are checked as they run: all, if the user wants that; else those of which it could not
+    be shown before."""
+    every, unproved = to_compile.settings["checked"], {access.where for access in shown.unproved}
+    return {
+        name: Checks(tuple(plan.buffers[buffer].span() for buffer in kernel.buffers), told=every)
+        for name, kernel in plan.kernels.items()
+        if every or name in unproved
+    }
 
 
 def _scheduled(

@@ -39,7 +39,7 @@ BUILT_IN = {
     "aot_eager": "fusewright.backends.aot_eager",
     "cudagraphs": "fusewright.backends.cudagraphs",
     "onnxrt": "fusewright.backends.onnxrt",
-    "xla": "fusewright.backends.xla",
+    "xla": "fusewright.backends.xla.backend",
     "inductor": "fusewright.backends.inductor",
 }
 

@@ -149,6 +149,10 @@ BREAKS: dict[str, tuple[str, str]] = {
         "the function raises an exception",
         "nothing: it runs eagerly, so that the exception and its traceback are genuine",
     ),
+    "compile-time": (
+        "the compile took longer than it may",
+        "raise options={'compile_seconds': ...}, or compile smaller parts",
+    ),
     "frame-access": ("a call reads or changes the frame that makes it (globals, eval, exec, sys._getframe)", _MOVE_OUT),
     "frame-kind": (
         "a generator, coroutine, class body or module is not compiled by itself",

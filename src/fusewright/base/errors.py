@@ -63,6 +63,11 @@ class ProgramFileError(FusewrightError, ValueError):
     """A file is no exported program, or a damaged one; the message names the part."""
 
 
+class OutOfBoundsError(FusewrightError):
+    """A generated kernel was about to touch memory outside its buffers: a defect of ours, found under the option
+    `checked`. Nothing outside was read or written."""
+
+
 class RuntimeFallback(FusewrightError):
     """Raised by native code when a compiled graph cannot finish (an index out of range, a library operator's error):
     the call is repeated eagerly, so users never see it."""

@@ -7,6 +7,7 @@ type is an `OptionError` that names the value and the near misses.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -110,11 +111,24 @@ OPTIONS: dict[str, Option] = {
         "x86-64-v3, x86-64-v4, aarch64)",
         wrong=lambda value: "" if value in TARGETS else f"unknown target {value!r}: {near_misses(value, TARGETS)}",
     ),
+    "checked": Option(
+        bool,
+        False,
+        "check each memory access of the CPU kernels: one outside its buffer is an error that names kernel, line and "
+        "element (slow: to find a defect)",
+    ),
     "stop_after_rewrites": Option(
         int, -1, "stop the graph passes after this many rewrites (-1: never): bisects a wrong answer"
     ),
     "instruction_limit": Option(
         int, 5_000_000, "Python instructions that capture follows before it gives up on a frame"
+    ),
+    "compile_seconds": Option(
+        float,
+        0.0,
+        "time that capture and compile of a version may take, in seconds (0: as long as they need); then the function "
+        "runs eagerly for good. It is looked at between steps: code generation of one graph is one of them",
+        (0.0, math.inf),
     ),
     "arena_limit_mib": Option(
         int, 4096, "temporary memory kept between calls, in MiB; larger needs are freed after each call"
@@ -141,6 +155,7 @@ CAPTURE_OPTIONS = frozenset(
     {
         "capture_dynamic_output_shape_ops",
         "capture_scalar_outputs",
+        "compile_seconds",
         "instruction_limit",
         "background",
         "trace.enabled",

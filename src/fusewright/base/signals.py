@@ -6,6 +6,9 @@ the user's exception tables (not even through a bare `except:` or `finally:`).
 
 from __future__ import annotations
 
+import math
+import time
+
 from fusewright.base.location import Location
 
 
@@ -37,6 +40,28 @@ class SkipFrame(Signal):
         self.code = code
         self.detail = detail
         self.stack = stack
+
+
+class Deadline:
+    """When a compile must be done. Whatever works on it for long asks now and then."""
+
+    __slots__ = ("at", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: that a compile may take; 0: as many as it needs."""
+        self.seconds = seconds
+        self.at = math.inf
+
+    def start(self) -> None:
+        self.at = time.perf_counter() + self.seconds if self.seconds else math.inf
+
+    def stop(self) -> None:
+        self.at = math.inf
+
+    def check(self) -> None:
+        """Raises SkipFrame when the time is over."""
+        if self.at != math.inf and time.perf_counter() > self.at:
+            raise SkipFrame("compile-time", f"compile_seconds={self.seconds:g} were over")
 
 
 class Retry(Signal):

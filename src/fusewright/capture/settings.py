@@ -6,10 +6,12 @@ them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fusewright.base.records import dataclass, field
+from fusewright.base.signals import Deadline
 
 
 def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:
@@ -27,6 +29,7 @@ class CaptureOptions:
     level                 "aten" for the native stages, "torch" for backends that take a torch-level graph
     dynamic               None: sizes are static until they change; True: symbolic from the start; False: never symbolic
     instruction_budget    work, in interpreted instructions, after which the frame is run eagerly
+    deadline              when capture and compile must be done; after that the frame is run eagerly
     inline_depth          interpreted frames on top of each other after which a call is a graph break
     max_attempts          captures of one frame (the first, and one for the break that it found) before giving up
     wrap_resume           makes a resume function a compiled function
@@ -54,6 +57,7 @@ class CaptureOptions:
     level: Literal["aten", "torch"] = "aten"
     dynamic: bool | None = None
     instruction_budget: int = 5_000_000
+    deadline: Deadline = field(default_factory=functools.partial(Deadline, 0))
     inline_depth: int = 400
     max_attempts: int = 4
     wrap_resume: Callable[[Callable[..., object]], Callable[..., object]] = _unwrapped

@@ -3,16 +3,16 @@
 The machine function's C signature is
     void kernel(void *const *buffers, const int64_t *sizes, int64_t begin, int64_t end, int64_t *status)
 It performs iterations begin..end-1 of the kernel's parallel domain, whose extent is `extent` (a Dim over `sizes`).
-`buffers` are data pointers in the order of `buffers`; `sizes` the values of the size symbols in the order of `sizes`;
-`*status` is set non-zero when an index was
-out of range. Different ranges of one kernel may run at the same time on different threads.
+`buffers` are data pointers in the order of `buffers`; `sizes` the values of `sizes`, in order; `*status` is set
+non-zero when an index was out of range, or, in a kernel with checks, an access outside its buffer. Different ranges of
+one kernel may run at the same time on different threads.
 """
 
 from __future__ import annotations
 
 from fusewright.base.location import Location
 from fusewright.base.records import dataclass
-from fusewright.sizes.expressions import Dim, Expr
+from fusewright.sizes.expressions import Dim
 
 
 def symbol_of(key: str) -> str:
@@ -33,7 +33,7 @@ class KernelCode:
     symbol: str
     source: str
     buffers: tuple[str, ...]
-    sizes: tuple[Expr, ...]
+    sizes: tuple[Dim, ...]
     extent: Dim
     grain: int
     locations: tuple[Location, ...] = ()

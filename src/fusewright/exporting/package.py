@@ -44,6 +44,7 @@ from fusewright.exporting.packaged import (
 from fusewright.exporting.program import ExportedProgram, ProgramModule, holds, zeros_of
 from fusewright.exporting.request import STAND_INS, Request, choose_roots, stand_in
 from fusewright.exporting.results import flat_results
+from fusewright.exporting.standalone import WRITTEN_OUT, check
 from fusewright.exporting.symbols import Captured, located
 from fusewright.exporting.trace import alone, sizes_again, tree
 from fusewright.graph.builder import env_of
@@ -62,6 +63,7 @@ def package(
     targets: tuple[str, ...],
     options: Mapping[str, Any] | None,
     sign_key: Any,
+    standalone: bool,
 ) -> None:
     """See `fusewright.package`."""
     named = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
@@ -88,7 +90,9 @@ def package(
         own = {weight: records[f"{name}/{weight}"] for weight in weights_of(program)}
         parts |= {f"{name}/{part}": text.encode() for part, text in texts_of(program, own).items()}
         sizes = example_sizes(program)
-        versions = [version for target in wanted for version in compiled(program, target, sizes, options, name)]
+        versions = [
+            version for target in wanted for version in compiled(program, target, sizes, options, name, standalone)
+        ]
         described = []
         for number, version in enumerate(versions):
             part = f"{name}/{number}.code"
@@ -128,10 +132,18 @@ def example_sizes(program: ExportedProgram) -> dict[str, int]:
 
 
 def compiled(
-    program: ExportedProgram, target: str, sizes: Mapping[str, int], options: Mapping[str, Any] | None, name: str
+    program: ExportedProgram,
+    target: str,
+    sizes: Mapping[str, int],
+    options: Mapping[str, Any] | None,
+    name: str,
+    standalone: bool = False,
 ) -> list[Version]:
     """The program compiled for inference on `target`: one version for its sizes in general, and others for sizes of 1
     where the general one is not for them. sizes: of the example, by symbol."""
+    given = program
+    if standalone:
+        program, options = program.run_decompositions(WRITTEN_OUT), {**(options or {}), "pack_weights": False}
     settings = option_tables.settings(
         backend="native", options={**(options or {}), "disk_cache": False, "target": target}
     )
@@ -140,7 +152,10 @@ def compiled(
     made: list[Version] = []
     with alone(), torch.no_grad():
         for fixed in waiting:  # grows
-            version, ones = _Compiling(request, program, settings, name).version(fixed)
+            compiling = _Compiling(request, program, settings, name)
+            version, ones = compiling.version(fixed)
+            if standalone:
+                check(name, version.graph, given.graph)
             made.append(version)
             further = [{**fixed, label: 1} for label in ones]
             waiting += [one for one in further if one not in waiting and len(waiting) < MOST_VERSIONS]

@@ -396,6 +396,7 @@ class Tracer:
         self._budget -= instructions
         if self._budget < 0:
             raise SkipFrame("instruction-budget", f"more than {self.options.instruction_budget} Python instructions")
+        self.options.deadline.check()
 
     def stack(self) -> tuple[Location, ...]:
         """The user's stack now, outermost first."""

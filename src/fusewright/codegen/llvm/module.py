@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from fusewright.base.records import dataclass, replace
 from fusewright.codegen.analysis import tree_size, values_of
 from fusewright.codegen.kernel_code import KernelCode, symbol_of
+from fusewright.codegen.llvm.checked import Checks, with_checks
 from fusewright.codegen.llvm.emit.target import LEVELS, Target, describe
 from fusewright.codegen.llvm.emitter import KernelText
 from fusewright.codegen.llvm.kernel import emit_kernel
@@ -128,10 +130,13 @@ def host_target() -> Target:
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel], without: frozenset[str] = frozenset(), target: str = "native"
+    kernels: Sequence[Kernel],
+    without: frozenset[str] = frozenset(),
+    target: str = "native",
+    checks: Mapping[str, Checks] = MappingProxyType({}),
 ) -> CompiledModule:
     """Compiles `kernels`; equal ones share one function. `target`: this processor, or one of LEVELS; `without`:
-    features of this one not to use.
+    features of this one not to use; `checks`: by name, the kernels whose accesses are checked.
 
     Raises ValueError for an operation that `capabilities.supports` denies.
     """
@@ -141,15 +146,20 @@ def compile_kernels(
     codes: dict[str, KernelCode] = {}
     texts: dict[Hashable, tuple[KernelText, Kernel]] = {}
     for kernel in kernels:
-        structure = signature(kernel, by_place=True)
+        check = checks.get(kernel.name)
+        structure = signature(kernel, by_place=True), check and check.told
         if structure not in texts:
-            texts[structure] = _emit(kernel, machine.target, declarations), kernel
+            made = _emit(kernel, machine.target, declarations)
+            if check is not None:
+                made = replace(made, body=with_checks(made.body, kernel, check.told, declarations))
+            texts[structure] = made, kernel
         text, first = texts[structure]
         text = replace(text, extent=substitute(text.extent, dict(zip(first.sizes, kernel.sizes, strict=True))))
         key = hashlib.sha256(text.body.encode()).hexdigest()
         symbol = symbol_of(key)
         functions.setdefault(symbol, f"define void @{symbol}{text.body}")
-        codes[kernel.name] = _code(kernel, text, key, symbol, functions[symbol])
+        rooms = () if check is None else check.rooms
+        codes[kernel.name] = replace(_code(kernel, text, key, symbol, functions[symbol]), sizes=(*kernel.sizes, *rooms))
     ir = "\n".join([f'target triple = "{machine.target.triple}"', *declarations.values(), *functions.values()]) + "\n"
     return CompiledModule(codes, _compile(machine, ir) if functions else b"", ir)
 

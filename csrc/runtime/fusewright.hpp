@@ -1,0 +1,87 @@
+// fusewright.h for C++17: objects that free themselves, and errors as exceptions.
+#ifndef FUSEWRIGHT_HPP
+#define FUSEWRIGHT_HPP
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fusewright.h"
+
+namespace fusewright {
+
+struct Error : std::runtime_error {
+    Error(fw_status status, const char *text) : std::runtime_error(text), status(status) {}
+    fw_status status;
+};
+
+inline void check(fw_status status) {
+    if (status != FW_OK) throw Error(status, fw_last_error());
+}
+
+// A result: owns its memory.
+class Tensor {
+  public:
+    Tensor() : tensor_{} {}
+    Tensor(Tensor &&other) noexcept : tensor_(other.tensor_) { other.tensor_ = {}; }
+    Tensor &operator=(Tensor &&other) noexcept {
+        std::swap(tensor_, other.tensor_);
+        return *this;
+    }
+    ~Tensor() { fw_free(&tensor_); }
+    fw_tensor *get() { return &tensor_; }
+    int32_t dtype() const { return tensor_.dtype; }
+    std::vector<int64_t> sizes() const { return {tensor_.sizes, tensor_.sizes + tensor_.ndim}; }
+    size_t count() const {
+        size_t product = 1;
+        for (int32_t i = 0; i < tensor_.ndim; i++) product *= static_cast<size_t>(tensor_.sizes[i]);
+        return product;
+    }
+    template <typename T>
+    const T *data() const {
+        return static_cast<const T *>(tensor_.data);
+    }
+
+  private:
+    fw_tensor tensor_;
+};
+
+// An argument: memory of the caller's, which is only read.
+inline fw_tensor tensor(const void *data, fw_dtype dtype, const std::vector<int64_t> &sizes) {
+    fw_tensor made{const_cast<void *>(data), dtype, static_cast<int32_t>(sizes.size()), {}};
+    if (sizes.size() > FW_MOST_DIMS) throw Error(FW_INPUT, "a tensor of too many dimensions");
+    for (size_t i = 0; i < sizes.size(); i++) made.sizes[i] = sizes[i];
+    return made;
+}
+
+class Package {
+  public:
+    explicit Package(const std::string &path) {
+        fw_package *made = nullptr;
+        check(fw_load(path.c_str(), &made));
+        package_.reset(made);
+    }
+    const fw_package *get() const { return package_.get(); }
+    std::vector<std::string> entries() const {
+        std::vector<std::string> names;
+        for (size_t i = 0; i < fw_entry_count(get()); i++) names.emplace_back(fw_entry_name(get(), i));
+        return names;
+    }
+    std::vector<Tensor> operator()(const std::vector<fw_tensor> &inputs, size_t entry = 0) const {
+        std::vector<fw_tensor> raw(fw_output_count(get(), entry));
+        check(fw_run(get(), entry, inputs.data(), inputs.size(), raw.data(), raw.size()));
+        std::vector<Tensor> made(raw.size());
+        for (size_t i = 0; i < raw.size(); i++) *made[i].get() = raw[i];
+        return made;
+    }
+
+  private:
+    struct Close {
+        void operator()(fw_package *package) const { fw_close(package); }
+    };
+    std::unique_ptr<fw_package, Close> package_;
+};
+
+}  // namespace fusewright
+#endif

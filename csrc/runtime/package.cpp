@@ -1,0 +1,447 @@
+// The C interface: packages, their entry points, and the conditions of their versions.
+// Takes a file; gives what fusewright.h says. Always holds: no byte of code is used before its hash holds; nothing that a
+// file or an argument holds leaves this library as a C++ exception.
+#include <sys/utsname.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <set>
+#include <sstream>
+
+#include "plan.h"
+
+namespace fw {
+namespace {
+
+// A size: a number, a symbol, or [operator, left, right].
+struct Size {
+    int64_t number = 0;
+    int symbol = -1;
+    std::string op;
+    std::vector<Size> sides;
+};
+
+struct Fact {
+    std::string op;
+    Size left, right;
+};
+
+struct Leaf {
+    std::string name;
+    int32_t dtype;
+    std::vector<Size> shape;
+};
+
+struct Symbol {
+    std::string name, label;
+    size_t leaf, dim;
+    int64_t min, max;
+};
+
+struct Version {
+    std::vector<Fact> facts;  // their symbols: the number of a leaf * FW_MOST_DIMS + the dimension
+    std::unique_ptr<CallPlan> plan;
+};
+
+struct Entry {
+    std::string name;
+    std::vector<Leaf> leaves;
+    std::vector<Symbol> symbols;
+    std::vector<Fact> constraints;
+    std::vector<Version> versions;
+    size_t results = 0;
+};
+
+template <typename Resolve>
+Size read_size(const Value &value, Resolve resolve, int depth = 0) {
+    Size made;
+    require(depth < 32, "a size of another form");
+    if (value.kind == Value::Text) {
+        made.symbol = resolve(value.text);
+    } else if (value.kind == Value::List) {
+        require(value.items.size() == 3, "a size of another form");
+        made.op = value.at(0).string();
+        static const std::set<std::string> known = {"+", "*", "//", "%", "min", "max"};
+        require(known.count(made.op) != 0, "a size of another form");
+        made.sides = {read_size(value.at(1), resolve, depth + 1), read_size(value.at(2), resolve, depth + 1)};
+    } else {
+        made.number = value.number();
+    }
+    return made;
+}
+
+template <typename Resolve>
+Fact read_fact(const Value &value, Resolve resolve) {
+    Fact made{value.list().at(0).string(), read_size(value.at(1), resolve), read_size(value.at(2), resolve)};
+    require(made.op == "==" || made.op == "!=" || made.op == "<" || made.op == "<=", "a condition of another form");
+    return made;
+}
+
+template <typename Known>
+int64_t evaluate(const Size &size, Known known) {
+    if (size.symbol >= 0) return known(size.symbol);
+    if (size.sides.empty()) return size.number;
+    int64_t a = evaluate(size.sides[0], known), b = evaluate(size.sides[1], known), result = 0;
+    if (size.op == "min") return a < b ? a : b;
+    if (size.op == "max") return a > b ? a : b;
+    bool bad = false;
+    if (size.op == "+") bad = __builtin_add_overflow(a, b, &result);
+    else if (size.op == "*") bad = __builtin_mul_overflow(a, b, &result);
+    else {
+        bad = b == 0 || (a == INT64_MIN && b == -1);
+        if (!bad) result = size.op == "//" ? a / b - (a % b != 0 && (a % b < 0) != (b < 0)) : (a % b + b) % b;
+    }
+    if (bad) fail("a size is too large, or divided by zero", FW_INPUT);
+    return result;
+}
+
+template <typename Known>
+bool holds(const Fact &fact, Known known) {
+    int64_t a = evaluate(fact.left, known), b = evaluate(fact.right, known);
+    return fact.op == "==" ? a == b : fact.op == "!=" ? a != b : fact.op == "<" ? a < b : a <= b;
+}
+
+// The flags of this processor, and its machine.
+bool runs_here(const Value &needs) {
+    struct utsname about;
+    if (uname(&about) != 0 || needs["machine"].string() != about.machine) return false;
+    std::set<std::string> flags;
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        if (line.compare(0, 5, "flags") != 0 && line.compare(0, 8, "Features") != 0) continue;
+        std::istringstream words(line.substr(line.find(':') + 1));
+        for (std::string word; words >> word;) flags.insert(word);
+        break;
+    }
+    for (const Value &flag : needs["flags"].list().items)
+        if (flags.count(flag.string()) == 0) return false;
+    return true;
+}
+
+}  // namespace
+}  // namespace fw
+
+struct fw_package {
+    explicit fw_package(const char *path) : file(path) {}
+    fw::Mapping file;
+    std::vector<std::unique_ptr<std::vector<int64_t>>> copies;  // of weights that lie at odd places
+    std::vector<fw::Entry> entries;
+};
+
+namespace fw {
+namespace {
+
+class Reader {
+  public:
+    explicit Reader(fw_package *package) : package_(package), parts_(read_zip(package->file.bytes)) {}
+
+    void read() {
+        Value manifest = json("package.json");
+        named("package.json", [&] { require(manifest["format"].number() == 1, "another format"); });
+        check_hashes(*named("package.json", [&] { return &manifest["hashes"]; }));
+        read_weights();
+        std::string target = chosen(*named("package.json", [&] { return &manifest["targets"]; }));
+        const Value &programs = *named("package.json", [&] { return &manifest["programs"]; });
+        require(programs.kind == Value::Object && !programs.items.empty(), "package.json: has no programs");
+        for (size_t i = 0; i < programs.keys.size(); i++) read_entry(programs.keys[i], programs.items[i], target);
+    }
+
+  private:
+    fw_package *package_;
+    Parts parts_;
+    std::map<std::string, Bytes> tensors_;
+
+    Bytes part(const std::string &name) {
+        auto found = parts_.find(name);
+        require(found != parts_.end(), name + ": is missing");
+        return found->second;
+    }
+
+    template <typename Read>
+    auto named(const std::string &name, Read read) -> decltype(read()) {
+        try {
+            return read();
+        } catch (const Failure &failure) {
+            if (failure.text.compare(0, name.size(), name) == 0) throw;
+            throw Failure{failure.status, name + ": " + failure.text};
+        }
+    }
+
+    Value json(const std::string &name) {
+        Bytes data = part(name);
+        return named(name, [&] { return read_json(data); });
+    }
+
+    void check_hashes(const Value &hashes) {
+        require(hashes.kind == Value::Object, "package.json: hashes are damaged");
+        std::set<std::string> hashed(hashes.keys.begin(), hashes.keys.end());
+        for (const auto &[name, data] : parts_) {
+            if (name == "package.json" || name == "package.ed25519") continue;
+            require(hashed.erase(name) == 1, name + ": has no hash");
+            // Weights have a checksum, which holds by now.
+            if (name != "weights.safetensors") require(sha256(data) == hashes[name.c_str()].string(), name + ": its hash differs: the file is damaged");
+        }
+        require(hashed.empty(), (hashed.empty() ? "" : *hashed.begin()) + ": is missing");
+    }
+
+    void read_weights() {
+        const std::string name = "weights.safetensors";
+        Bytes whole = part(name);
+        named(name, [&] {
+            uint64_t size = 0;
+            require(whole.size >= 8, "ends too early");
+            std::memcpy(&size, whole.data, 8);
+            require(size <= whole.size - 8, "its header ends behind its end");
+            Value header = read_json({whole.data + 8, static_cast<size_t>(size)});
+            require(header.kind == Value::Object, "its header is damaged");
+            Bytes data{whole.data + 8 + size, whole.size - 8 - static_cast<size_t>(size)};
+            for (size_t i = 0; i < header.keys.size(); i++) {
+                if (header.keys[i] == "__metadata__") continue;
+                const Value &range = header.items[i]["data_offsets"].list();
+                int64_t start = range.at(0).within(0, int64_t(data.size) + 1), end = range.at(1).within(start, int64_t(data.size) + 1);
+                tensors_[header.keys[i]] = {data.data + start, static_cast<size_t>(end - start)};
+            }
+        });
+    }
+
+    std::string chosen(const Value &targets) {
+        require(targets.kind == Value::Object, "package.json: targets are damaged");
+        for (const char *name : {"native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "aarch64"})
+            for (size_t i = 0; i < targets.keys.size(); i++)
+                if (targets.keys[i] == name && named("package.json", [&] { return runs_here(targets.items[i]); })) return name;
+        fail("no code in the package runs on this processor", FW_MACHINE);
+    }
+
+    void read_entry(const std::string &name, const Value &made, const std::string &target) {
+        Entry entry;
+        entry.name = name;
+        Value signature = json(name + "/signature.json");
+        named(name + "/signature.json", [&] { read_signature(signature, &entry); });
+        named("package.json", [&] {
+            for (const Value &one : made["versions"].list().items)
+                if (one["target"].string() == target) entry.versions.push_back(read_version(one, signature, &entry));
+        });
+        require(!entry.versions.empty(), "package.json: " + name + " has no code for " + target);
+        package_->entries.push_back(std::move(entry));
+    }
+
+    void read_signature(const Value &signature, Entry *entry) {
+        require(signature["format"].number() == 1, "another format");
+        const Value &symbols = signature["symbols"];
+        require(symbols.kind == Value::Object, "symbols are damaged");
+        auto symbol = [&](const std::string &name) {
+            for (size_t i = 0; i < symbols.keys.size(); i++)
+                if (symbols.keys[i] == name) return static_cast<int>(i);
+            fail("an unknown size " + name);
+        };
+        for (const Value &one : signature["leaves"].list().items) {
+            require(one["kind"].string() == "tensor", "an argument that is no tensor is not for the runtime without Python");
+            Leaf leaf{one["name"].string(), dtype_of(one["dtype"].string()), {}};
+            const Value &order = one["order"].list(), &shape = one["shape"].list();
+            require(order.items.size() == shape.items.size() && shape.items.size() <= FW_MOST_DIMS, "too many dimensions");
+            for (size_t i = 0; i < shape.items.size(); i++) {
+                require(order.at(i).number() == int64_t(i), leaf.name + ": does not lie row by row, which the runtime without Python needs");
+                leaf.shape.push_back(read_size(shape.at(i), symbol));
+            }
+            entry->leaves.push_back(std::move(leaf));
+        }
+        for (size_t i = 0; i < symbols.keys.size(); i++) {
+            const Value &one = symbols.items[i];
+            Symbol made{symbols.keys[i], one["label"].string(), size_t(one["leaf"].within(0, entry->leaves.size())), 0, one["min"].number(), INT64_MAX};
+            made.dim = one["dim"].within(0, entry->leaves[made.leaf].shape.size());
+            if (one["max"].kind != Value::Null) made.max = one["max"].number();
+            entry->symbols.push_back(made);
+        }
+        for (const Value &one : signature["constraints"].list().items) {
+            const Value &fact = one.kind == Value::Object && one.keys.size() != 0 ? one["relation"] : one;
+            entry->constraints.push_back(read_fact(fact, symbol));
+        }
+    }
+
+    Version read_version(const Value &record, const Value &signature, Entry *entry) {
+        auto leaf_of = [&](const Value &value) { return size_t(value.within(0, entry->leaves.size())); };
+        std::vector<PlanInput> inputs;
+        for (const Value &one : record["inputs"].list().items) {
+            const std::string &kind = one.list().at(0).string();
+            PlanInput made{};
+            if (kind == "leaf" || kind == "size") {
+                made.kind = kind == "leaf" ? PlanInput::Leaf : PlanInput::Size;
+                made.leaf = leaf_of(one.at(1));
+                if (kind == "size") made.dim = one.at(2).within(0, entry->leaves[made.leaf].shape.size());
+            } else {
+                require(kind == "state" || kind == "constant", "an input of another form");
+                made = weight(signature["weights"], (kind == "state" ? "" : "constant:") + one.at(1).string());
+            }
+            inputs.push_back(made);
+        }
+        std::vector<size_t> outputs;
+        for (const Value &one : record["results"].list().items) {
+            require(one.list().at(0).string() == "output", "a result that is not computed is not for the runtime without Python");
+            outputs.push_back(size_t(one.at(1).within(0, 1 << 20)));
+        }
+        require(entry->versions.empty() || entry->results == outputs.size(), "versions with other results");
+        entry->results = outputs.size();
+        Version made;
+        for (const Value &one : record["facts"].list().items)
+            made.facts.push_back(read_fact(one, [&](const std::string &text) {
+                char *end = nullptr;
+                unsigned long leaf = std::strtoul(text.c_str(), &end, 10), dim = *end == '.' ? std::strtoul(end + 1, &end, 10) : ~0ul;
+                require(*end == 0 && leaf < entry->leaves.size() && dim < entry->leaves[leaf].shape.size(), "a condition of another form");
+                return static_cast<int>(leaf * FW_MOST_DIMS + dim);
+            }));
+        const std::string &name = record["part"].string();
+        Bytes code = part(name);
+        made.plan = named(name, [&] { return std::make_unique<CallPlan>(code, std::move(inputs), std::move(outputs)); });
+        return made;
+    }
+
+    PlanInput weight(const Value &weights, const std::string &name) {
+        const Value &record = weights[name.c_str()];
+        auto found = tensors_.find(record["stored"].string());
+        require(found != tensors_.end(), "weights.safetensors: " + name + " is missing");
+        int64_t size = kDTypes[dtype_of(record["dtype"].string())].size;
+        int64_t offset = record["offset"].within(0, int64_t(found->second.size) / size + 1) * size;
+        PlanInput made{};
+        made.kind = PlanInput::Weight;
+        made.data = found->second.data + offset;
+        made.reach = found->second.size - offset;
+        if (reinterpret_cast<uintptr_t>(made.data) % 16 != 0) {  // never so in a file that package() wrote
+            package_->copies.push_back(std::make_unique<std::vector<int64_t>>(made.reach / 8 + 1));
+            if (made.reach != 0) std::memcpy(package_->copies.back()->data(), made.data, made.reach);
+            made.data = package_->copies.back()->data();
+        }
+        return made;
+    }
+};
+
+thread_local std::string last_error;
+
+template <typename Work>
+fw_status guarded(Work work) {
+    try {
+        work();
+        return FW_OK;
+    } catch (const Failure &failure) {
+        last_error = failure.text;
+        return failure.status;
+    } catch (const std::bad_alloc &) {
+        last_error = "no memory is left";
+        return FW_MEMORY;
+    } catch (const std::exception &error) {
+        last_error = error.what();
+        return FW_FILE;
+    }
+}
+
+const Entry &entry_of(const fw_package *package, size_t number) {
+    if (number >= package->entries.size()) fail("the package has no entry point " + std::to_string(number), FW_INPUT);
+    return package->entries[number];
+}
+
+std::string shape_text(const fw_tensor &tensor) {
+    std::string text = "(";
+    for (int32_t i = 0; i < tensor.ndim; i++) text += (i ? ", " : "") + std::to_string(tensor.sizes[i]);
+    return text + ")";
+}
+
+void check_inputs(const Entry &entry, const fw_tensor *inputs, size_t count) {
+    if (count != entry.leaves.size()) fail(entry.name + " takes " + std::to_string(entry.leaves.size()) + " tensors, got " + std::to_string(count), FW_INPUT);
+    for (size_t i = 0; i < count; i++) {
+        const Leaf &leaf = entry.leaves[i];
+        const fw_tensor &given = inputs[i];
+        if (given.dtype != leaf.dtype) fail(leaf.name + " must be " + kDTypes[leaf.dtype].name, FW_INPUT);
+        if (given.ndim != int32_t(leaf.shape.size())) fail(leaf.name + " has " + std::to_string(leaf.shape.size()) + " dimensions, got " + std::to_string(given.ndim), FW_INPUT);
+        int64_t count = 1;
+        for (int32_t k = 0; k < given.ndim; k++)
+            if (given.sizes[k] < 0 || __builtin_mul_overflow(count, given.sizes[k], &count)) fail(leaf.name + ": a size is wrong", FW_INPUT);
+        if (count != 0 && (given.data == nullptr || reinterpret_cast<uintptr_t>(given.data) % kDTypes[leaf.dtype].size != 0))
+            fail(leaf.name + ": its memory is missing, or not aligned as its dtype", FW_INPUT);
+    }
+    auto known = [&](int symbol) { return inputs[entry.symbols[symbol].leaf].sizes[entry.symbols[symbol].dim]; };
+    for (size_t i = 0; i < entry.symbols.size(); i++) {
+        const Symbol &symbol = entry.symbols[i];
+        int64_t size = known(int(i));
+        if (size < symbol.min || size > symbol.max)
+            fail(entry.leaves[symbol.leaf].name + ": dimension " + std::to_string(symbol.dim) + " (" + symbol.label + ") is " + std::to_string(size) + ", and must be at least " +
+                     std::to_string(symbol.min) + (symbol.max == INT64_MAX ? "" : " and at most " + std::to_string(symbol.max)), FW_INPUT);
+    }
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < entry.leaves[i].shape.size(); k++) {
+            int64_t wanted = evaluate(entry.leaves[i].shape[k], known);
+            if (inputs[i].sizes[k] != wanted) fail(entry.leaves[i].name + ": dimension " + std::to_string(k) + " must be " + std::to_string(wanted) + ", got " + shape_text(inputs[i]), FW_INPUT);
+        }
+    for (const Fact &fact : entry.constraints)
+        if (!holds(fact, known)) fail("the sizes of the arguments do not fit together", FW_INPUT);
+}
+
+}  // namespace
+}  // namespace fw
+
+using namespace fw;
+
+fw_status fw_load(const char *path, fw_package **package) {
+    return guarded([&] {
+        auto made = std::make_unique<fw_package>(path);
+        Reader(made.get()).read();
+        *package = made.release();
+    });
+}
+
+void fw_close(fw_package *package) { delete package; }
+const char *fw_last_error(void) { return last_error.c_str(); }
+int64_t fw_item_size(int32_t dtype) { return dtype < 0 || dtype >= 10 ? 0 : kDTypes[dtype].size; }
+size_t fw_entry_count(const fw_package *package) { return package->entries.size(); }
+
+const char *fw_entry_name(const fw_package *package, size_t entry) { return entry < package->entries.size() ? package->entries[entry].name.c_str() : nullptr; }
+
+size_t fw_input_count(const fw_package *package, size_t entry) { return entry < package->entries.size() ? package->entries[entry].leaves.size() : 0; }
+
+size_t fw_output_count(const fw_package *package, size_t entry) { return entry < package->entries.size() ? package->entries[entry].results : 0; }
+
+const char *fw_input_name(const fw_package *package, size_t entry, size_t input) {
+    return input < fw_input_count(package, entry) ? package->entries[entry].leaves[input].name.c_str() : nullptr;
+}
+
+fw_status fw_input(const fw_package *package, size_t entry, size_t input, fw_tensor *description) {
+    return guarded([&] {
+        const Entry &one = entry_of(package, entry);
+        if (input >= one.leaves.size()) fail("there is no input of this number", FW_INPUT);
+        const Leaf &leaf = one.leaves[input];
+        *description = {nullptr, leaf.dtype, int32_t(leaf.shape.size()), {}};
+        for (size_t i = 0; i < leaf.shape.size(); i++) {
+            bool varies = leaf.shape[i].symbol >= 0 || !leaf.shape[i].sides.empty();
+            description->sizes[i] = varies ? -1 : leaf.shape[i].number;
+        }
+    });
+}
+
+fw_status fw_output(const fw_package *package, size_t entry, size_t output, fw_tensor *description) {
+    return guarded([&] {
+        const Entry &one = entry_of(package, entry);
+        if (output >= one.results) fail("there is no output of this number", FW_INPUT);
+        *description = one.versions[0].plan->described(output);
+    });
+}
+
+fw_status fw_run(const fw_package *package, size_t entry, const fw_tensor *inputs, size_t input_count, fw_tensor *outputs, size_t output_count) {
+    return guarded([&] {
+        const Entry &one = entry_of(package, entry);
+        if (output_count != one.results) fail(one.name + " gives " + std::to_string(one.results) + " tensors, not " + std::to_string(output_count), FW_INPUT);
+        check_inputs(one, inputs, input_count);
+        auto known = [&](int place) { return inputs[place / FW_MOST_DIMS].sizes[place % FW_MOST_DIMS]; };
+        for (const Version &version : one.versions) {
+            bool fits = true;
+            for (const Fact &fact : version.facts) fits = fits && holds(fact, known);
+            if (fits) return version.plan->run(inputs, outputs);
+        }
+        fail("no compiled version is for these sizes", FW_INPUT);
+    });
+}
+
+void fw_free(fw_tensor *tensor) {
+    std::free(tensor->data);
+    tensor->data = nullptr;
+}

@@ -1,0 +1,116 @@
+"""Programs whose every step is a generated kernel: what `package(standalone=True)` writes out as loops, and what it
+refuses.
+
+Takes an exported program, and call plans; gives the program with products, convolutions and attention as sums of
+products, and errors. Always holds: a plan that passes `check` needs neither Python nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch.nn import functional
+
+from fusewright.base.errors import ExportError
+from fusewright.codegen.call_plan_types import CCall, Guarded, KernelCall, KernelGroup, PythonCall, SlotStep
+from fusewright.runtime.artifact import CompiledGraph
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+MEMORY = ("allocate", "release")
+
+
+def _mm(x: Tensor, y: Tensor) -> Tensor:
+    # The inner dimension last: weights of linear layers lie so in memory.
+    return (x.unsqueeze(-2) * y.transpose(-1, -2).unsqueeze(-3)).sum(-1)
+
+
+def _addmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    product = _mm(x, y) if alpha == 1 else _mm(x, y) * alpha
+    return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
+
+
+def _mv(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1)
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *rest: Any
+) -> Tensor:
+    transposed, _, groups = rest
+    dims = weight.dim() - 2
+    if transposed:
+        return aten.convolution.default(x, weight, bias, stride, padding, dilation, *rest)
+    stride, padding, dilation = (list(one) * dims if len(one) == 1 else one for one in (stride, padding, dilation))
+    x = functional.pad(x, [one for pad in reversed(padding) for one in (pad, pad)])
+    for dim in range(dims):
+        x = x.unfold(2 + dim, (weight.shape[2 + dim] - 1) * dilation[dim] + 1, stride[dim])
+    for dim in range(dims):
+        x = aten.slice.Tensor(x, 2 + dims + dim, 0, None, dilation[dim])
+    # windows: batch, groups, outputs of a group, channels of a group, places, places in the window
+    windows = x.unflatten(1, (groups, -1)).unsqueeze(2)
+    filters = weight.unflatten(0, (groups, -1)).unsqueeze(0)
+    filters = filters[(...,) + (None,) * dims + (slice(None),) * dims]
+    summed = (windows * filters).sum([3, *range(4 + dims, 4 + 2 * dims)]).flatten(1, 2)
+    return summed if bias is None else summed + bias.reshape(-1, *(1,) * dims)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **more: Any
+) -> tuple[Tensor, Tensor]:
+    scale, mask = more.get("scale"), more.get("attn_mask")
+    scores = _mm(query, key.transpose(-1, -2)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        rows, columns = (torch.arange(size, device=query.device) for size in scores.shape[-2:])
+        scores = scores.masked_fill(columns > rows.unsqueeze(-1), -math.inf)
+    if mask is not None:
+        scores = scores + mask
+    # The operator's result has the heads beside the features in memory.
+    result = _mm(torch.softmax(scores, -1), value).transpose(1, 2).contiguous().transpose(1, 2)
+    return result, torch.logsumexp(scores, -1)
+
+
+WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
+    aten.mm.default: _mm,
+    aten.bmm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _addmm,
+    aten.mv.default: _mv,
+    aten.dot.default: _mv,
+    aten.convolution.default: _convolution,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+}
+"""Operators that a plan would leave to a library, as those that loops are made of."""
+
+
+def check(name: str, made: CompiledGraph, program: torch.fx.Graph) -> None:
+    """Raises ExportError, which names operator and line, unless each step is a kernel or moves no data. program: what
+    was compiled, as it was before anything was written out."""
+    steps = [inner for step in made.plan.steps for inner in (step.steps if isinstance(step, Guarded) else (step,))]
+    for step in steps:
+        if isinstance(step, (CCall, PythonCall)):
+            what = step.symbol if isinstance(step, CCall) else step.target
+            origin = step.origin or step.name
+            lines = "".join(f"\n  {line}" for line in _lines(program, origin))
+            raise ExportError(f"{name} cannot stand alone: there is no generated kernel for {what} ({origin}){lines}")
+    for step in steps:
+        if isinstance(step, SlotStep) and step.kind == "mutate":
+            raise ExportError(f"{name} cannot stand alone: it writes to an argument or a buffer")
+        if not isinstance(step, (KernelCall, KernelGroup)) and not (isinstance(step, SlotStep) and step.kind in MEMORY):
+            raise ExportError(f"{name} cannot stand alone: its plan has a step {step!r:.80}")
+
+
+def _lines(program: torch.fx.Graph, origin: str) -> list[str]:
+    """The lines of the program's operators that a library call is named after."""
+    found: dict[str, None] = {}
+    for node in program.nodes:
+        schema = getattr(node.target, "_schema", None)
+        operator = None if schema is None else schema.name.partition("::")[2]
+        if operator is not None and origin.startswith(operator.lower()) and node.meta.get("location"):
+            places = node.meta["location"]
+            found[str(places[-1] if isinstance(places, (tuple, list)) else places)] = None
+    return list(found)

@@ -1,0 +1,204 @@
+"""Standalone packages by the library without Python: eager's results, no Python in the process, errors for damage."""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+import subprocess
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusewright
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("cmake", "cc", "c++", "ldd")
+pytestmark = pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="needs a C++ compiler and CMake")
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 128), nn.LayerNorm(128), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return torch.softmax(self.last(F.gelu(self.norm(self.first(x)))), -1)
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, stride=2, padding=2, dilation=2, groups=2)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
+        return self.last(F.relu(self.second(x)).mean((2, 3)))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 32), nn.Parameter(torch.randn(16, 32))
+        self.queries, self.out, self.norm = nn.Linear(32, 96), nn.Linear(32, 32), nn.LayerNorm(32)
+        self.up, self.down, self.last = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32)
+
+    def forward(self, words):
+        x = self.words(words) + self.places
+        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in self.queries(x).chunk(3, -1))
+        x = self.norm(x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+        x = self.last(x + self.down(F.gelu(self.up(x))))
+        return x, x.mean(1).argmax(-1)
+
+
+MODELS = {
+    "layers": (Layers, lambda size: torch.randn(size, 64)),
+    "images": (Images, lambda size: torch.randn(size, 3, 16, 16)),
+    "encoder": (Encoder, lambda size: torch.randint(0, 50, (size, 16))),
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with the library, installed, and the examples, built against it by find_package."""
+    folder = tmp_path_factory.mktemp("runtime")
+    for source, more in (("csrc/runtime", ()), ("examples", (f"-DCMAKE_PREFIX_PATH={folder / 'installed'}",))):
+        build = folder / Path(source).name
+        configure = ["cmake", "-S", ROOT / source, "-B", build, f"-DCMAKE_INSTALL_PREFIX={folder / 'installed'}", *more]
+        subprocess.run(configure, check=True, capture_output=True)
+        subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
+        if source == "csrc/runtime":
+            subprocess.run(["cmake", "--install", build], check=True, capture_output=True)
+    return folder / "examples"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory) -> dict[str, tuple[nn.Module, Path]]:
+    torch.manual_seed(0)
+    made = {}
+    for name, (kind, arguments) in MODELS.items():
+        model = kind().eval()
+        batch = fusewright.Dim("batch", min=1, max=256)
+        program = fusewright.export(model, (arguments(2),), dynamic_shapes=({0: batch},))
+        path = tmp_path_factory.mktemp("packages") / f"{name}.fwp"
+        fusewright.package(program, path, standalone=True)
+        made[name] = (model, path)
+    return made
+
+
+def run(built: Path, *words) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(built / "run"), *map(str, words)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_library_gives_what_eager_gives(name, built, packages, tmp_path):
+    (model, path), given = packages[name], tmp_path / "given"
+    loaded = fusewright.load_package(path)
+    for size in (1, 2, 7, 64):
+        x = MODELS[name][1](size)
+        given.write_bytes(x.numpy().tobytes())
+        done = run(built, path, size, given)
+        assert done.returncode == 0, done.stderr
+        expected, again = model(copy.deepcopy(x)), loaded(x)
+        for number, (one, other) in enumerate(zip(*((r if isinstance(r, tuple) else (r,)) for r in (expected, again)))):
+            found = torch.frombuffer(bytearray(Path(f"{given}.out.{number}").read_bytes()), dtype=one.dtype)
+            torch.testing.assert_close(found.view(one.shape), one.detach())
+            torch.testing.assert_close(other, one.detach())
+    given.write_bytes(bytes(8 * x[0].numel() * 300))
+    done = run(built, path, 300, given)
+    assert done.returncode == 1 and "batch" in done.stderr and "256" in done.stderr
+
+
+def test_an_index_out_of_range_is_an_error(built, packages, tmp_path):
+    given = tmp_path / "given"
+    given.write_bytes(torch.full((2, 16), 50).numpy().tobytes())
+    done = run(built, packages["encoder"][1], 2, given)
+    assert done.returncode == 1 and "index out of range" in done.stderr
+
+
+def test_the_library_needs_neither_python_nor_pytorch(built):
+    needs = subprocess.run(["ldd", built / "run"], capture_output=True, text=True, check=True).stdout
+    assert "libfusewright_runtime" in needs and "libc.so" in needs
+    assert not [line for line in needs.splitlines() if "python" in line or "torch" in line or "stdc++" in line]
+
+
+def test_the_cpp_example(built, packages):
+    model, path = packages["layers"]
+    done = subprocess.run([built / "run_cpp", path, "3"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = torch.tensor([float(word) for word in done.stdout.split()]).view(3, 10)
+    torch.testing.assert_close(found, model(torch.ones(3, 64)).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_damaged_files_are_errors(built, packages, tmp_path):
+    """Truncated at any place, or with a bit of a part turned over: an error that says where. Elsewhere in the file (the
+    zip's dates) a bit may mean nothing."""
+    whole = packages["layers"][1].read_bytes()
+    draw, bad = random.Random(0), tmp_path / "bad.fwp"
+    with zipfile.ZipFile(packages["layers"][1]) as archive:
+        parts = [(one.header_offset + 30 + len(one.filename), one.file_size) for one in archive.infolist()]
+
+    def damaged(data: bytes, must_fail: bool) -> None:
+        bad.write_bytes(data)
+        done = run(built, bad)
+        assert done.returncode == 1 or (done.returncode == 0 and not must_fail), (done.returncode, done.stderr)
+        assert done.returncode == 0 or done.stderr.startswith("load: ")
+
+    for size in (0, 1, 21, 22, 100, *(draw.randrange(len(whole)) for _ in range(20)), len(whole) - 1):
+        damaged(whole[:size], True)
+    for start, size in parts * 4:
+        data = bytearray(whole)
+        data[start + size // 2 + draw.randrange(size // 2)] ^= 1 << draw.randrange(8)
+        damaged(bytes(data), True)
+    for _ in range(40):
+        data = bytearray(whole)
+        data[-1 - draw.randrange(600)] ^= 1 << draw.randrange(8)
+        damaged(bytes(data), False)
+
+
+@pytest.mark.parametrize("change", [b"", b"{}", b"[" * 5000, b'{"format": 2}', b'{"format": 1, "hashes": 3}'])
+def test_a_manifest_that_is_none_is_an_error(change, built, packages, tmp_path):
+    bad = tmp_path / "bad.fwp"
+    with zipfile.ZipFile(packages["layers"][1]) as archive, zipfile.ZipFile(bad, "w") as other:
+        for name in archive.namelist():
+            other.writestr(name, change if name == "package.json" else archive.read(name))
+    done = run(built, bad)
+    assert done.returncode == 1 and "package.json" in done.stderr
+
+
+def test_a_package_that_does_not_stand_alone_is_refused(built, tmp_path):
+    program = fusewright.export(Layers().eval(), (torch.randn(64, 64),))
+    fusewright.package(program, tmp_path / "model.fwp")
+    done = run(built, tmp_path / "model.fwp")
+    assert done.returncode == 1 and "0.code" in done.stderr and "standalone" in done.stderr
+
+
+class Determinant(nn.Module):
+    def forward(self, x):
+        return torch.linalg.det(x * 2) + 1
+
+
+def test_what_has_no_kernel_is_an_error_with_the_line(tmp_path):
+    program = fusewright.export(Determinant(), (torch.randn(3, 4, 4),))
+    with pytest.raises(fusewright.ExportError, match=r"(?s)no generated kernel for .*det.*test_c_runtime\.py:\d+"):
+        fusewright.package(program, tmp_path / "model.fwp", standalone=True)
+
+
+def test_find_package_works_where_the_wheel_is_installed(tmp_path):
+    """The wheel's files, laid out as an installation does: a project finds them, and builds the library with itself."""
+    prefix, build = tmp_path / "prefix", tmp_path / "build"
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    for folder, patterns in files.items():
+        (prefix / folder).mkdir(parents=True, exist_ok=True)
+        for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
+            shutil.copy(path, prefix / folder)
+    subprocess.run(["cmake", "-S", ROOT / "examples", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], check=True)
+    subprocess.run(["cmake", "--build", build, "--target", "run"], check=True, capture_output=True)
+    assert subprocess.run([build / "run", tmp_path / "none"], capture_output=True).returncode == 1
