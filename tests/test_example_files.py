@@ -55,17 +55,18 @@ def test_quick_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out
 
 
+def environment() -> dict[str, str]:
+    """Programs find this tree's fusewright, log what they compile, and compile it anew."""
+    paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+    return os.environ | {"PYTHONPATH": paths, "FUSEWRIGHT_LOGS": "schedule", "FUSEWRIGHT_CACHE": "0"}
+
+
 def run(*words: str) -> str:
-    """What a program prints, with the log of what is compiled. It finds this tree's fusewright, and an empty cache."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "FUSEWRIGHT_LOGS": "schedule",
-        "FUSEWRIGHT_CACHE": "0",
-    }
+    """What a program prints."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=EXAMPLES.parent,
-        env=environment,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -103,7 +104,9 @@ def test_notebook_runs() -> None:
     pytest.importorskip("ipykernel")
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute(
+        env=environment()
+    )
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("text/html" in output.get("data", {}) for output in shown)
     assert any("1 graph" in output.get("text", "") for output in shown)
