@@ -38,10 +38,9 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 @dataclass(slots=True)
 class Wrapped:
-    """A stand-in, where it came from, and its attributes, history and version when it was made."""
+    """A stand-in, and its attributes, history and version when it was made."""
 
     value: Any
-    source: Source
     attributes: dict[str, object]
     history: object
     version: int
@@ -113,7 +112,7 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     for name, value in attributes.items():
         if name not in inner:
             made.__dict__.setdefault(name, value)
-    world.wrappers.append(Wrapped(made, source, dict(made.__dict__), made.grad_fn, _version(made)))
+    world.wrappers.append(Wrapped(made, dict(made.__dict__), made.grad_fn, _version(made)))
     return world.stand_in(real, source, made)  # type: ignore[no-any-return]
 
 
@@ -135,10 +134,9 @@ def _carrier(world: World, real: torch.Tensor, source: Source, form: Form) -> to
 
 def _linked(world: World, inside: Any, where: Source, source: WrappedPart) -> torch.Tensor:
     """A tensor for the same input as `inside`, with a history, as the input will have."""
-    inputs = world.input_sources
-    if where not in inputs:
-        raise GraphBreak(CODE, f"{where.text()} is a part of two tensors, or wraps tensors itself")
-    inputs[inputs.index(where)] = source
+    if world.input_sources[-1] != where:  # it was not loaded just now, or its own parts were
+        raise GraphBreak(CODE, f"{where.text()} is an input besides, or wraps tensors itself")
+    world.input_sources[-1] = source
     return with_history(inside)
 
 
