@@ -111,6 +111,18 @@ def test_paths_in_backquotes_exist(page: Path) -> None:
     assert not missing, f"{page.name} names files that are not there: {missing}"
 
 
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_tests_in_backquotes_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    assert not [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+
+
+def test_every_guarantee_names_its_test() -> None:
+    rows = [line for line in (ROOT / "docs/guarantees.md").read_text().splitlines() if line.startswith("|")]
+    bare = [row for row in rows if "`tests/" not in row and not row.startswith(("| what |", "|---"))]
+    assert rows and not bare
+
+
 NAME = re.compile(r"([A-Za-z_][\w.]*?)(?:\(.*\))?")
 ELSEWHERE = {"PYTHONDONTWRITEBYTECODE"}
 
