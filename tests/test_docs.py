@@ -104,6 +104,13 @@ def test_tables_list_what_there_is() -> None:
         assert documented, name
 
 
+def test_each_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = re.findall(r": (\S+)$", navigation, re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert not [page for page in pages if page not in listed and f"{Path(page).parent}/" not in listed]
+
+
 def test_the_reference_has_each_public_name_once() -> None:
     listed = re.findall(r"^::: fusewright\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(fusewright.__all__)
@@ -121,6 +128,18 @@ def test_paths_in_backquotes_exist(page: Path) -> None:
         if is_path and "/" in quoted and not any((place / quoted).exists() for place in PLACES):
             missing.append(quoted)
     assert not missing, f"{page.name} names files that are not there: {missing}"
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_tests_in_backquotes_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    assert not [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+
+
+def test_every_guarantee_names_its_test() -> None:
+    rows = [line for line in (ROOT / "docs/guarantees.md").read_text().splitlines() if line.startswith("|")]
+    bare = [row for row in rows if "`tests/" not in row and not row.startswith(("| what |", "|---"))]
+    assert rows and not bare
 
 
 NAME = re.compile(r"([A-Za-z_][\w.]*?)(?:\(.*\))?")
