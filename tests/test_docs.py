@@ -72,7 +72,8 @@ def test_every_block_is_run_or_is_no_program(page: Path) -> None:
     languages = re.findall(r"^[ \t]*```+[ \t]*(\S+)", text, re.MULTILINE)
     assert set(languages) <= {"python", "sh", "text", "cpp"}, "a language that nobody knows, or `py`, would not be run"
     assert languages.count("python") == len(BLOCK.findall(text)), "an indented block is not run"
-    assert text.count("<!-- fragment -->") == sum(bool(fragment) for fragment, *_ in BLOCK.findall(text))
+    marks = re.findall(r"^<!-- fragment -->$", text, re.MULTILINE)
+    assert len(marks) == sum(bool(fragment) for fragment, *_ in BLOCK.findall(text)), "a mark without a block after it"
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:
