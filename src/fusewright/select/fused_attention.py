@@ -16,7 +16,7 @@ import torch
 
 from fusewright.base.records import dataclass, field, replace
 from fusewright.loops import ir
-from fusewright.loops.ir import Apply, Axis, Constant, Expression, IndexValue, Load, LocalValue, Masked, Store
+from fusewright.loops.ir import Apply, Axis, Constant, Expression, IndexValue, Load, Masked, Store
 from fusewright.schedule.expressions import Rewriter, survey
 from fusewright.schedule.plan import Define, Kernel, Operand, Plan, Product, Reduce, RunKernel, Softmax, Stage
 from fusewright.select import prologues, replacement, sites, variants
@@ -160,8 +160,9 @@ def _factor(value: Expression, of: Expression, rounded: list[torch.dtype]) -> Ex
 def _conditions(score: Expression) -> list[Expression]:
     """What must hold, all of it, for the score to be above negative infinity."""
     match score:
-        case Apply(op="where", args=(mask, inner, Constant(value=value))) | Masked(
-            mask=mask, body=inner, other=Constant(value=value)
+        case (
+            Apply(op="where", args=(mask, inner, Constant(value=value)))
+            | Masked(mask=mask, body=inner, other=Constant(value=value))
         ) if value == -math.inf:
             return [*_parts(mask), *_conditions(inner)]
     return []
@@ -360,9 +361,7 @@ def _joined(
         whole = sites.alone(whole)
         steps = tuple(number for number in steps if number != site.following)
         variant = variants.plain(plan, whole)
-    return _checked(
-        plan, _with(variant.kernels[0], softmax, rows, (share, stores), plan), steps, producers, kernel
-    )
+    return _checked(plan, _with(variant.kernels[0], softmax, rows, (share, stores), plan), steps, producers, kernel)
 
 
 def weight_name(inner: Site) -> str:
@@ -403,9 +402,7 @@ def _operand(operand: Operand, by_buffer: dict[str, Producer], mapping: dict[Exp
     return Operand(buffer, dtype, index - k * inner, k * inner)
 
 
-def _with(
-    kernel: Kernel, softmax: Softmax, rows: _Rows, shares: tuple[Expression, list[Store]], plan: Plan
-) -> Kernel:
+def _with(kernel: Kernel, softmax: Softmax, rows: _Rows, shares: tuple[Expression, list[Store]], plan: Plan) -> Kernel:
     """The second product's kernel as that of all."""
     share, stores = shares
     product = kernel.product

@@ -112,7 +112,7 @@ class AttentionEmitter(ProductEmitter):
         product, softmax, tile, out = self._product, self._softmax, self._tile, self.lines[1]
         self.level = 1
         whole = product.length % tile.k == 0
-        for side, dims in (("left", "[None, :]"), ("right", "[:, None]")):
+        for side in ("left", "right"):
             self.bound[sizes.loop_symbol(f"k_{side}", product.length)] = Value(f"k_{side}", frozenset("k"), 1)
             if not whole:
                 out.append(f"k_{side}_mask = k_{side} < {product.length}")
@@ -209,4 +209,3 @@ class AttentionEmitter(ProductEmitter):
         weights = "power" if dtype is torch.float32 else f"power.to({language_type(dtype)})"
         text = f"tl.dot({weights}, {value}, {product.local} * again{self._precision(dtype)})"
         out.append(f"{product.local} = {text}")
-
