@@ -94,6 +94,18 @@ def compile_kernels(kernels: list[Kernel], plan: Plan, tiles: Tiles = NO_TILES) 
     return made
 
 
+def has_code(kernel: Kernel, plan: Plan) -> bool:
+    """Whether there is code for a kernel, on a GPU."""
+    device = home(kernel, plan.buffers)
+    if device.type != "cuda" or cuda_code.triton_version() is None:
+        return False
+    try:
+        generate([kernel], plan.buffers, cuda_code.processor(device.index or 0))
+    except Unsupported:
+        return False
+    return True
+
+
 def autotune(plan: Plan, seconds: float, records: Records | None) -> Tuned:
     """The plan with what is quickest on each of its GPUs, by measuring for at most so many seconds."""
     tuned = Tuned(plan, {}, (), 0)

@@ -42,7 +42,7 @@ from fusewright.schedule import ScheduleOptions, bounds, schedule, with_memory
 from fusewright.schedule.plan import Kernel, Plan, RunExtern
 from fusewright.schedule.printer import plan_text
 from fusewright.schedule.unroll import Irregular, Repeat
-from fusewright.select import generated_gemm
+from fusewright.select import fused_attention, generated_gemm
 from fusewright.select.linear import Chooser
 from fusewright.sizes.expressions import Relation, free_symbols
 
@@ -237,6 +237,10 @@ def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
     return generated_gemm.with_generated_attention(selection.plan, _other_target(to_compile))
 
 
+def _fused_attention(to_compile: GraphToCompile, selection: Selection) -> Plan:
+    return fused_attention.fused(selection.plan, lambda kernel: selection.gpu.has_code(kernel, selection.plan))
+
+
 def _memory(to_compile: GraphToCompile, selection: Selection) -> Plan:
     return with_memory(selection.plan, selection.options.own_bytes)
 
@@ -270,6 +274,12 @@ def _autotune(to_compile: GraphToCompile, selection: Selection) -> Plan:
 PLAN_STAGES = [
     PlanStage("generated_gemm", "", _gemm, lambda to_compile, selection: selection.is_for_rules),
     PlanStage("generated_attention", "", _attention, lambda to_compile, selection: selection.is_for_rules),
+    PlanStage(
+        "fused_attention",
+        "",
+        _fused_attention,
+        lambda to_compile, selection: selection.gpu is not None and selection.options.fusion,
+    ),
     PlanStage(
         "gpu_candidates",
         "",

@@ -23,7 +23,7 @@ from fusewright.loops.ir import (
     Store,
     is_argument,
 )
-from fusewright.schedule.plan import Attention, Axis, Kernel, Product, Reduce, ScanStep
+from fusewright.schedule.plan import Attention, Axis, Kernel, Product, Reduce, ScanStep, Softmax
 from fusewright.sizes import expressions as sizes
 from fusewright.sizes.expressions import Dim, Expr
 
@@ -104,7 +104,15 @@ def _product(number: _Numberer, product: Product) -> Hashable:
         for side in (product.left, product.right)
     ]
     chosen = ((number.name(name), *map(number.name, buffers)) for name, buffers in product.chosen)
-    return (number.local(product.local), *sides, product.k, product.length, product.full, product.most, *chosen)
+    inner = None if product.softmax is None else _softmax(number, product.softmax)
+    return (number.local(product.local), *sides, product.k, product.length, product.full, product.most, inner, *chosen)
+
+
+def _softmax(number: _Numberer, softmax: Softmax) -> Hashable:
+    seen = None if softmax.seen is None else number.node(softmax.seen)
+    places = (number.dim(softmax.least), number.dim(softmax.end))
+    scores = _product(number, softmax.scores)
+    return scores, number.node(softmax.score), number.local(softmax.most), number.local(softmax.total), *places, seen
 
 
 def _attention(number: _Numberer, attention: Attention) -> Hashable:

@@ -407,8 +407,10 @@ class _OfKernel:
 
     # --- products and attention ---------------------------------------------------------------------------------------
 
-    def product(self, found: Product) -> None:
-        cases = self.enter(*self.kernel.outer, Axis(found.k, found.length))
+    def product(self, found: Product, *more: Axis) -> None:
+        if found.softmax is not None:
+            self.product(found.softmax.scores, Axis(found.k, found.length))
+        cases = self.enter(*self.kernel.outer, *more, Axis(found.k, found.length))
         for side in (found.left, found.right):
             self.operand(side, cases)
 

@@ -116,6 +116,25 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Softmax:
+    """What makes a product's left operand exp(score - most), for each row and place k of it: `score` is an expression
+    over the outer axes, that k, and the local of `scores`, a product whose rows are those and whose columns are the
+    places. Locals `most` and `total` are a row's largest score and the sum of its exponentials (NaN where the largest
+    is infinite, as in a softmax). least, end: places from and up to which scores may be above negative infinity, for
+    rows from `first` to `last`. seen: where they may be, if that is worth a question for each block of them."""
+
+    scores: Product
+    score: Expression
+    most: str
+    total: str
+    first: Expr
+    last: Expr
+    least: Dim
+    end: Dim
+    seen: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """A batch of matrix products: at outer point (batch, row, column), local `local` is the float32 sum over k < length
     of left * right.
@@ -123,6 +142,7 @@ class Product:
     `left` does not depend on the column, `right` not on the row. full: float32 operands are multiplied in full
     precision (not in TF32). chosen: names in the kernel that stand for another buffer in each batch (its buffers, batch
     by batch). most: rows, where their number is none that is known; the kernel runs for 1 to `most`.
+    softmax: what the left operand, an expression, is made of.
     """
 
     local: str
@@ -133,6 +153,7 @@ class Product:
     full: bool = True
     chosen: tuple[tuple[str, tuple[str, ...]], ...] = ()
     most: int = 0
+    softmax: Softmax | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def kernel_text(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None, loc
     )
     if kernel.product is not None:
         lines += [f"{indent}{name} is {', '.join(buffers)} by o0" for name, buffers in kernel.product.chosen]
-        lines.append(indent + product_text(kernel.product))
+        lines.extend(indent + line for line in product_lines(kernel.product))
     if kernel.attention is not None:
         lines.append(indent + attention_text(kernel.attention))
     for stage in kernel.stages:
@@ -156,6 +156,16 @@ def attention_text(attention: Attention) -> str:
     texts += ["causal"] if attention.causal else []
     texts += ["many rows"] if attention.many else []
     return f"{attention.result.buffer}[{attention.result.outer}] = attention({', '.join(texts)})"
+
+
+def product_lines(product: Product) -> list[str]:
+    softmax = product.softmax
+    if softmax is None:
+        return [product_text(product)]
+    within = f"for {product.k} in {softmax.least} .. {softmax.end} of rows {softmax.first} .. {softmax.last}"
+    seen = "" if softmax.seen is None else f" where {expression_text(softmax.seen)}"
+    rows = [f"{softmax.most} = max of {expression_text(softmax.score)}", f"{softmax.total} = sum of exponentials"]
+    return [f"{within}{seen}:", *(f"  {line}" for line in (product_text(softmax.scores), *rows, product_text(product)))]
 
 
 def product_text(product: Product) -> str:

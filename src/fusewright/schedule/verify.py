@@ -12,7 +12,7 @@ from fusewright.schedule.dependencies import extern_reads
 from fusewright.schedule.expressions import survey
 from fusewright.schedule.horizontal_fusion import moments
 from fusewright.schedule.plan import Define, Kernel, Plan, Product, Reduce, RunKernel, ScanStep, Stage, Statement, roots
-from fusewright.sizes.expressions import Dim, free_symbols, is_multiple, known_le
+from fusewright.sizes.expressions import Dim, Expr, free_symbols, is_multiple, known_le
 
 
 class PlanError(AssertionError):
@@ -55,7 +55,7 @@ def verify_kernel(kernel: Kernel) -> None:
     known |= chosen.keys()
     written = kernel.written | {name for name, buffers in chosen.items() if kernel.written.issuperset(buffers)}
     outer_symbols = {axis.symbol for axis in kernel.outer}
-    visible: set[str] = set() if kernel.product is None else {kernel.product.local}
+    visible: set[str] = set() if kernel.product is None else _locals(kernel.product)
     if kernel.product is not None:
         _verify_operands(kernel, kernel.product, known)
     stored_before: set[str] = set()
@@ -102,8 +102,18 @@ def verify_kernel(kernel: Kernel) -> None:
         stored_before |= stored
 
 
-def _verify_operands(kernel: Kernel, product: Product, known: set[str]) -> None:
-    allowed = {product.k, *(axis.symbol for axis in kernel.outer)}
+def _locals(product: Product) -> set[str]:
+    return {product.local} if product.softmax is None else {product.local, product.softmax.most, product.softmax.total}
+
+
+def _verify_operands(
+    kernel: Kernel, product: Product, known: set[str], outer: frozenset[Expr] = frozenset()
+) -> None:
+    allowed = {product.k, *(axis.symbol for axis in kernel.outer), *outer}
+    made: set[str] = set()
+    if product.softmax is not None:
+        made = {product.softmax.scores.local, product.softmax.most}
+        _verify_operands(kernel, product.softmax.scores, known, frozenset({product.k}))
     for side in (product.left, product.right):
         if side.value is None:
             _require(side.buffer in known, f"{kernel.name}: {side.buffer} is no parameter")
@@ -118,7 +128,7 @@ def _verify_operands(kernel: Kernel, product: Product, known: set[str]) -> None:
                 load.buffer in known - kernel.written, f"{kernel.name}: {load.buffer} is no parameter that is only read"
             )
         loose = {symbol for dim in found.dims for symbol in free_symbols(dim)} - allowed
-        _require(not found.locals, f"{kernel.name}: an operand reads locals {sorted(found.locals)}")
+        _require(found.locals <= made, f"{kernel.name}: an operand reads locals {sorted(found.locals)}")
         _require(not loose, f"{kernel.name}: an operand uses unknown symbols {loose}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,10 +28,19 @@ def function_of(code: DeviceKernel) -> Any:
 
 def _number_programs() -> None:
     """NumPy makes no Python number of an array of one element any more, which the interpreter counts on where a loop starts at a program's
-    number: gives it as an array without dimensions."""
+    number, or at what is computed of it: gives the first as an array without dimensions, and takes the other's element."""
     import numpy
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
 
+    patch = getattr(interpreter._patch_lang_tensor, "__wrapped__", interpreter._patch_lang_tensor)
+
+    @functools.wraps(patch)
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
     InterpreterBuilder.create_get_program_id = lambda self, axis: TensorHandle(
         numpy.asarray(self.grid_idx[axis], numpy.int32), tl.int32
     )

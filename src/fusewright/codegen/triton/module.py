@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fusewright.codegen.analysis import tree_size, values_of, walk
 from fusewright.codegen.device_kernel import DeviceKernel, Processor, Unsupported
 from fusewright.codegen.signature import signature
+from fusewright.codegen.triton.attention import emit_attention, tile_of
 from fusewright.codegen.triton.gemm import emit_product
 from fusewright.codegen.triton.gemm_tiles import ProductTile
 from fusewright.codegen.triton.kernel import LONGEST_INDEX, KernelText, emit_kernel
@@ -47,6 +48,8 @@ def generate(
         wide = _is_wide(kernel, buffers)
         aligned = tuple(_is_aligned(buffers[name]) for name in kernel.buffers)
         tile = tiles.get(kernel.name)
+        if tile is None and kernel.product is not None and kernel.product.softmax is not None:
+            tile = tile_of(kernel)
         structure = (signature(kernel), scalars, wide, aligned, tile)
         first = made.get(structure)
         if first is None:
@@ -124,7 +127,8 @@ def _generate(
     if isinstance(tile, ProductTile):
         if scalars:
             raise Unsupported("a product with a number in CPU memory")
-        made, stages = emit_product(kernel, wide, tile), tile.stages
+        softmax = kernel.product is not None and kernel.product.softmax is not None
+        made, stages = (emit_attention if softmax else emit_product)(kernel, wide, tile), tile.stages
     else:
         made = emit_kernel(kernel, processor, frozenset(kernel.buffers[k] for k in scalars), wide, tile)
     types = [("" if k in scalars else "*") + _type(dtype, k in scalars) for k, dtype in enumerate(kernel.dtypes)]
