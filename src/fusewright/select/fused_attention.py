@@ -450,7 +450,8 @@ def _checked(
         read, written = touched(plan, number)
         if written & reads or (read | written) & (kernel.written | rows.written):
             return None
-    devices = {plan.buffers[name].device for name in kernel.buffers}
+    shapes = {name: plan.buffers[name].shape for name in kernel.buffers}  # a number may be in CPU memory
+    devices = {plan.buffers[name].device for name, shape in shapes.items() if any(size != 1 for size in shape)}
     lines = tuple(dict.fromkeys((*rows.locations, *kernel.locations)))
     origins = tuple(dict.fromkeys((*rows.origins, *kernel.origins)))
     if len(devices) != 1:

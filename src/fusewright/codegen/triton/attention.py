@@ -52,12 +52,12 @@ def tile_of(kernel: Kernel) -> ProductTile:
     return ProductTile(_block(features), y, k, warps if y > 32 else 4, stages, 1)
 
 
-def emit_attention(kernel: Kernel, wide: bool, tile: ProductTile) -> KernelText:
-    """Raises Unsupported."""
+def emit_attention(kernel: Kernel, scalars: frozenset[str], wide: bool, tile: ProductTile) -> KernelText:
+    """scalars: buffers in CPU memory, whose one element is the parameter. Raises Unsupported."""
     (stage,) = kernel.stages
     aliases = {name: name for name in kernel.written}
     shape = Shape(kernel, list(kernel.outer), [StageView(stage, [], aliases)], aliases)
-    return AttentionEmitter(kernel, shape, tile, frozenset(), wide, ()).run()
+    return AttentionEmitter(kernel, shape, tile, scalars, wide, ()).run()
 
 
 @dataclass(slots=True)

@@ -123,14 +123,17 @@ def _generate(
     aligned: Sequence[bool],
     tile: Tile | ProductTile | None,
 ) -> DeviceKernel:
-    stages = STAGES
+    stages, numbers = STAGES, frozenset(kernel.buffers[k] for k in scalars)
     if isinstance(tile, ProductTile):
-        if scalars:
+        stages = tile.stages
+        if kernel.product is not None and kernel.product.softmax is not None:
+            made = emit_attention(kernel, numbers, wide, tile)
+        elif scalars:
             raise Unsupported("a product with a number in CPU memory")
-        softmax = kernel.product is not None and kernel.product.softmax is not None
-        made, stages = (emit_attention if softmax else emit_product)(kernel, wide, tile), tile.stages
+        else:
+            made = emit_product(kernel, wide, tile)
     else:
-        made = emit_kernel(kernel, processor, frozenset(kernel.buffers[k] for k in scalars), wide, tile)
+        made = emit_kernel(kernel, processor, numbers, wide, tile)
     types = [("" if k in scalars else "*") + _type(dtype, k in scalars) for k, dtype in enumerate(kernel.dtypes)]
     types += ["*" + TYPES[spill.dtype] for spill in made.spills]
     pointers = tuple(k for k in range(len(types)) if k not in scalars and (k >= len(aligned) or aligned[k]))
