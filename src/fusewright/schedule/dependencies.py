@@ -14,8 +14,19 @@ import torch
 
 from fusewright.base.records import dataclass, replace
 from fusewright.loops import ir
-from fusewright.loops.ir import BufferRef, Expression, Extern, LoopProgram, Operation, Pointwise, Reduction, Scan
+from fusewright.loops.ir import (
+    BufferRef,
+    Expression,
+    Extern,
+    LoopProgram,
+    Operation,
+    Output,
+    Pointwise,
+    Reduction,
+    Scan,
+)
 from fusewright.schedule.expressions import Rewriter, Survey, survey
+from fusewright.schedule.plan import Kernel, RunExtern, Step
 
 
 @dataclass(slots=True)
@@ -66,6 +77,22 @@ def buffer_refs(argument: Any) -> Iterator[BufferRef]:
 def extern_reads(extern: Extern) -> list[str]:
     few = () if extern.few is None else extern.few.args
     return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), few))]
+
+
+def used_buffers(
+    inputs: Iterable[str], outputs: Iterable[Output], kernels: Mapping[str, Kernel], steps: Iterable[Step]
+) -> set[str]:
+    """The buffers that a plan of these speaks of."""
+    used = set(inputs)
+    for output in outputs:
+        used.add(output.buffer if output.ref is None else output.ref.buffer)
+    for kernel in kernels.values():
+        used.update(kernel.buffers)
+    for step in steps:
+        if isinstance(step, RunExtern):
+            used.update(extern_reads(step.extern))
+            used.update(name for name in (*step.extern.outputs, *step.extern.mutates) if name is not None)
+    return used
 
 
 @lru_cache(maxsize=1 << 10)
