@@ -2,6 +2,8 @@
 # make test   the tests (slow sweeps are behind the marker `sweep`)
 # make bench  benchmarks/compare.py over all models (long)
 # make lint   ruff, mypy, import-linter
+# make sanitize  the native part with AddressSanitizer and UBSan (SANITIZE=thread: ThreadSanitizer), under its own tests
+# make docs   the site in build/site (links are checked; nothing is loaded from the network)
 # make dist   sdist and wheel in dist/, checked
 
 PYTHON ?= python3
@@ -18,7 +20,7 @@ TORCH ?= torch==2.13.0
 endif
 TRITON ?= triton==3.6.0
 
-.PHONY: demo test bench lint dist setup clean
+.PHONY: demo test bench lint sanitize docs dist setup clean
 
 setup: $(VENV)/.ready
 
@@ -40,9 +42,26 @@ bench: setup
 	$(BIN)/python benchmarks/compare.py
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+SANITIZE ?= address,undefined
+SANITIZED := build/sanitize
+# Python itself is not built with the sanitizer, so its library is loaded first; what Python leaves allocated is no leak.
+SANITIZER := $(if $(findstring thread,$(SANITIZE)),tsan,asan)
+
+sanitize: setup
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/fusewright $(SANITIZED)/
+	CFLAGS="-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer -g1" LDFLAGS="-fsanitize=$(SANITIZE)" \
+		$(BIN)/python setup.py -q build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)-objects
+	LD_PRELOAD="$$(gcc -print-file-name=lib$(SANITIZER).so) $$(gcc -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=suppressions=tests/native/tsan.txt FUSEWRIGHT_CACHE=0 \
+		$(BIN)/python -m pytest -p no:cacheprovider -o pythonpath=$(SANITIZED) $(or $(TESTS),tests/native tests/runtime tests/test_threads.py)
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 dist: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine

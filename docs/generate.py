@@ -1,12 +1,15 @@
-"""Writes docs/breaks/: a page for each graph-break code, from the catalogue. `python docs/generate.py`"""
+"""Writes docs/breaks/, a page for each graph-break code, and docs/pictures/. `python docs/generate.py`"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from fusewright.base.break_catalogue import BREAKS
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
 
-FOLDER = Path(__file__).parent / "breaks"
+from docs.pictures import pictures  # noqa: E402
+from fusewright.base.break_catalogue import BREAKS  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -23,9 +26,16 @@ def pages() -> dict[str, str]:
     return made
 
 
+MADE = {"breaks": pages, "pictures": pictures}
+"""What stands in each folder that is generated whole."""
+
+
 if __name__ == "__main__":
-    for name, text in pages().items():
-        (FOLDER / name).write_text(text)
-    for page in FOLDER.glob("*.md"):
-        if page.name not in pages():
-            page.unlink()
+    for folder, texts in MADE.items():
+        made = texts()
+        (DOCS / folder).mkdir(exist_ok=True)
+        for name, text in made.items():
+            (DOCS / folder / name).write_text(text)
+        for file in (DOCS / folder).iterdir():
+            if file.name not in made:
+                file.unlink()

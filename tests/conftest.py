@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -25,6 +26,14 @@ from fusewright.base.events import STREAM
 from fusewright.frame_policy import policy
 from fusewright.select import linear as linear_choice
 from fusewright.tools import served_cases
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> None:
+    """What was imported and made by earlier files is left out of collections: a full one takes seconds otherwise, and
+    many tests ask for one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -19,27 +19,25 @@ from fusewright.base.options import MODES, OPTIONS, STANCES, VARIABLES
 from fusewright.tools import logs
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    *(
-        ROOT / "docs" / name
-        for name in (
-            "compile.md",
-            "distributed.md",
-            "check.md",
-            "command.md",
-            "from-torch-compile.md",
-            "report.md",
-            "explain.md",
-            "backends.md",
-            "export.md",
-        )
-    ),
-]
-EXAMPLE = re.compile(r"^```python\n(.*?)^```(?:\n\nThis prints:\n\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
+PROSE = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+BLOCK = re.compile(
+    r"^(<!-- fragment -->\n\n)?```python\n(.*?)^```(?:\n\nThis prints:\n\n```text\n(.*?)^```)?",
+    re.DOTALL | re.MULTILINE,
+)
+"""A program, with what it prints. A fragment is shown, not run."""
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 EXAMPLES = [
-    (page.name, number, *texts) for page in PAGES for number, texts in enumerate(EXAMPLE.findall(page.read_text()))
+    (page_id(page), number, text, output)
+    for page in PROSE
+    for number, (fragment, text, output) in enumerate(BLOCK.findall(page.read_text()))
+    if not fragment
 ]
+GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["MADE"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,10 +60,19 @@ def test_every_example_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / f"{page}_{number}.py"  # capture reads source lines
+    file = tmp_path / f"{Path(page).name}_{number}.py"  # capture reads source lines
     file.write_text(text)
     exec(compile(text, str(file), "exec"), {"__name__": "__main__", "model": torch.nn.Linear(2, 2)})
     assert not output or capsys.readouterr().out == output
+
+
+@pytest.mark.parametrize("page", PROSE, ids=page_id)
+def test_every_block_is_run_or_is_no_program(page: Path) -> None:
+    text = page.read_text()
+    languages = re.findall(r"^[ \t]*```+[ \t]*(\S+)", text, re.MULTILINE)
+    assert set(languages) <= {"python", "cpp", "sh", "text"}, "another language, or `py`, would not be run"
+    assert languages.count("python") == len(BLOCK.findall(text)), "an indented block is not run"
+    assert text.count("<!-- fragment -->") == sum(bool(fragment) for fragment, *_ in BLOCK.findall(text))
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:
@@ -91,17 +98,22 @@ def test_tables_list_what_there_is() -> None:
     for name in (*STANCES, *(name for name in fusewright.__all__ if name.islower())):
         documented = any(
             f"`{name}" in page.read_text() or f"fusewright.{name}" in page.read_text() or f'"{name}"' in treatment
-            for page in PAGES
+            for page in PROSE
+            if page.name != "api.md"
         )
         assert documented, name
 
 
-PROSE = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
+def test_the_reference_has_each_public_name_once() -> None:
+    listed = re.findall(r"^::: fusewright\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(fusewright.__all__)
+
+
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 PLACES = (ROOT, ROOT / "src" / "fusewright", ROOT / "docs")
 
 
-@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PROSE, ids=page_id)
 def test_paths_in_backquotes_exist(page: Path) -> None:
     missing = []
     for quoted in re.findall(r"`([^`\n]+)`", page.read_text()):
@@ -111,6 +123,18 @@ def test_paths_in_backquotes_exist(page: Path) -> None:
     assert not missing, f"{page.name} names files that are not there: {missing}"
 
 
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_tests_in_backquotes_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    assert not [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+
+
+def test_every_guarantee_names_its_test() -> None:
+    rows = [line for line in (ROOT / "docs/guarantees.md").read_text().splitlines() if line.startswith("|")]
+    bare = [row for row in rows if "`tests/" not in row and not row.startswith(("| what |", "|---"))]
+    assert rows and not bare
+
+
 NAME = re.compile(r"([A-Za-z_][\w.]*?)(?:\(.*\))?")
 ELSEWHERE = {"PYTHONDONTWRITEBYTECODE"}
 
@@ -118,7 +142,7 @@ ELSEWHERE = {"PYTHONDONTWRITEBYTECODE"}
 @functools.cache
 def vocabulary() -> frozenset[str]:
     """Every word of the tree, and every file's name."""
-    folders = (ROOT / folder for folder in ("src", "csrc", "tests", "benchmarks"))
+    folders = (ROOT / folder for folder in ("src", "csrc", "tests", "benchmarks", "examples"))
     files = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".c", ".cpp", ".h")]
     texts = [file.read_text() for file in (*files, ROOT / "pyproject.toml") if file != Path(__file__)]
     return frozenset(word for text in texts for word in re.findall(r"\w+", text)) | {file.name for file in files}
@@ -136,14 +160,14 @@ def exists(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PROSE, ids=page_id)
 def test_names_in_backquotes_exist(page: Path) -> None:
     names = [found[1] for quoted in re.findall(r"`([^`\n]+)`", page.read_text()) if (found := NAME.fullmatch(quoted))]
     missing = [name for name in names if not exists(name)]
     assert not missing, f"{page.name} names what is not there: {missing}"
 
 
-@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PROSE, ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert not [target for target in targets if not (page.parent / target).exists()]
@@ -163,7 +187,7 @@ def test_results_say_where_they_come_from(path: Path) -> None:
     assert any(f"<!-- table: {path.stem} -->" in (ROOT / page).read_text() for page in tables.PAGES), "on no page"
 
 
-def test_the_pages_of_graph_breaks_are_current() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
-    found = {page.name: page.read_text() for page in (ROOT / "docs" / "breaks").glob("*.md")}
-    assert found == made, "python docs/generate.py writes them anew"
+@pytest.mark.parametrize("folder", sorted(GENERATED))
+def test_generated_pages_and_pictures_are_current(folder: str) -> None:
+    found = {file.name: file.read_text() for file in (ROOT / "docs" / folder).iterdir()}
+    assert found == GENERATED[folder](), "python docs/generate.py writes them anew"

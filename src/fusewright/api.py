@@ -106,15 +106,15 @@ def compile(
     Lazy: nothing is compiled before the first call. A module comes back as a module that shares the original's state; a
     function as a function. What cannot be compiled runs eagerly with the same result.
 
-    fullgraph   raise GraphBreakError at the first graph break, instead of running that part eagerly
-    dynamic     None: sizes are static until they change; True: symbolic from the start; False: never symbolic
-    backend     "native" (default), another name of `list_backends()`, or a callable backend(gm, example_inputs)
-    mode        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    options     typed options (fusewright.base.options.OPTIONS); they refine the mode
-    name        stands before the function's name in logs and reports
-    disable     return `model` as it is
-    recompile_limit  versions kept for one function before new cases run eagerly (8)
-    isolate_recompiles, shapes_spec  of torch.compile: versions are always apart here; an OptionError names what to use
+    - `fullgraph`: raise GraphBreakError at the first graph break, instead of running that part eagerly
+    - `dynamic`: None: sizes are static until they change; True: symbolic from the start; False: never symbolic
+    - `backend`: "native" (default), another name of `list_backends()`, or a callable backend(gm, example_inputs)
+    - `mode`: "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    - `options`: typed options (fusewright.base.options.OPTIONS); they refine the mode
+    - `name`: stands before the function's name in logs and reports
+    - `disable`: return `model` as it is
+    - `recompile_limit`: versions kept for one function before new cases run eagerly (8)
+    - `isolate_recompiles`, `shapes_spec`: of torch.compile; versions are always apart, an OptionError says what to use
 
     Raises OptionError for a wrong argument, naming the value and the choices.
     """

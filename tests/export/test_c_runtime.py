@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import shutil
 import subprocess
 import tomllib
@@ -202,3 +203,10 @@ def test_find_package_works_where_the_wheel_is_installed(tmp_path):
     subprocess.run(["cmake", "-S", ROOT / "examples", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], check=True)
     subprocess.run(["cmake", "--build", build, "--target", "run"], check=True, capture_output=True)
     assert subprocess.run([build / "run", tmp_path / "none"], capture_output=True).returncode == 1
+
+
+def test_the_program_on_the_page_compiles(tmp_path):
+    (text,) = re.findall(r"^```cpp\n(.*?)^```", (ROOT / "docs/export.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "page.cpp").write_text(text)
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-Wall", "-Werror", "-I", ROOT / "csrc/runtime", tmp_path / "page.cpp"]
+    subprocess.run(command, check=True)
