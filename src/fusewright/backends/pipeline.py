@@ -159,9 +159,9 @@ def pass_context(to_compile: GraphToCompile) -> passes.PassContext:
     context = passes.PassContext(to_compile.rewrites, keeps_parameters=settings["pack_weights"] and inference)
     context.choose, context.has_quick_onednn = choose, choose.has_quick_onednn
     if settings["fusion"]:
-        context.few_rows = choose.few_rows
+        context.skinny_rows = choose.skinny_rows
         if inference:
-            context.takes_generated = choose.takes_own
+            context.takes_generated = choose.takes_generated
     if settings["trace.enabled"] or environment("FUSEWRIGHT_DEBUG"):
 
         def tell(report: passes.PassReport) -> None:
@@ -173,7 +173,7 @@ def pass_context(to_compile: GraphToCompile) -> passes.PassContext:
 
 
 def chooser(to_compile: GraphToCompile) -> Chooser:
-    """What chooses between the library's ways and kernels of ours, as the options say."""
+    """What chooses between the library's candidates and kernels of ours, as the options say."""
     settings = to_compile.settings
     store = settings["disk_cache"] and environment("FUSEWRIGHT_CACHE")
     target = _other_target(to_compile)
@@ -234,7 +234,7 @@ class PlanStage(NamedTuple):
 def _gemm(to_compile: GraphToCompile, selection: Selection) -> Plan:
     choose = chooser(to_compile)
     plan, examples = selection.plan, selection.options.examples
-    return generated_gemm.with_generated_gemm(plan, choose.takes_own, choose.few_rows, examples, choose.target)
+    return generated_gemm.with_generated_gemm(plan, choose.takes_generated, choose.skinny_rows, examples, choose.target)
 
 
 def _attention(to_compile: GraphToCompile, selection: Selection) -> Plan:

@@ -17,9 +17,9 @@ from fusewright.schedule import plan
 
 _PLACES = (ir.Axis, ir.Buffer, ir.BufferRef, ir.Output, Location)
 RECORDS: dict[type, tuple[type, ...]] = {
-    ir.LoopProgram: (*_PLACES, ir.Pointwise, ir.Reduction, ir.Scan, ir.Extern, ir.FewRows, ir.Store),
+    ir.LoopProgram: (*_PLACES, ir.Pointwise, ir.Reduction, ir.Scan, ir.Extern, ir.SkinnyGemm, ir.Store),
     plan.Plan: (
-        *_PLACES, ir.Extern, ir.FewRows, ir.Store, plan.Attention, plan.Define, plan.Kernel, plan.Operand,
+        *_PLACES, ir.Extern, ir.SkinnyGemm, ir.Store, plan.Attention, plan.Define, plan.Kernel, plan.Operand,
         plan.Placement, plan.Product, plan.Reduce, plan.Rows, plan.RunExtern, plan.RunKernel, plan.ScanStep,
         plan.Scratch, plan.Stage,
     ),

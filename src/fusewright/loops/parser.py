@@ -408,7 +408,7 @@ class Parser:
             most = self.integer()
             self.expect("rows:")
             target = self.target()
-            notes["few"] = ir.FewRows(most, target, tuple(self.several(self.argument, r"\)")))
+            notes["skinny"] = ir.SkinnyGemm(most, target, tuple(self.several(self.argument, r"\)")))
         elif self.accept(r"writes\b"):
             notes["mutates"] = (*notes.get("mutates", ()), self.name())
         elif self.expect(r"(?:out|ordered)\b") == "out":

@@ -249,9 +249,9 @@ def _extern(operation: Extern) -> list[str]:
         if holds
     ]
     notes += [f"writes {name}" for name in operation.mutates]
-    if operation.few is not None:
-        few = ", ".join(print_argument(arg) for arg in operation.few.args)
-        notes.append(f"up to {operation.few.most} rows: {operation.few.target}({few})")
+    if operation.skinny is not None:
+        few = ", ".join(print_argument(arg) for arg in operation.skinny.args)
+        notes.append(f"up to {operation.skinny.most} rows: {operation.skinny.target}({few})")
     tail = f"    [{', '.join(notes)}]" if notes else ""
     return [f"{outputs} = {operation.target}({', '.join(args)}){tail}{print_location(operation.locations)}"]
 

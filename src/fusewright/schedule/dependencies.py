@@ -75,7 +75,7 @@ def buffer_refs(argument: Any) -> Iterator[BufferRef]:
 
 
 def extern_reads(extern: Extern) -> list[str]:
-    few = () if extern.few is None else extern.few.args
+    few = () if extern.skinny is None else extern.skinny.args
     return [ref.buffer for ref in buffer_refs((extern.args, tuple(value for _, value in extern.kwargs), few))]
 
 
@@ -266,9 +266,10 @@ def rename_reads(operation: Operation, renamed: dict[str, str]) -> Operation:
                 return type(argument)(renamed_ref(item) for item in argument)
             return argument
 
-        few = None if operation.few is None else replace(operation.few, args=renamed_ref(operation.few.args))
+        skinny = operation.skinny
+        skinny = None if skinny is None else replace(skinny, args=renamed_ref(skinny.args))
         kwargs = tuple((k, renamed_ref(v)) for k, v in operation.kwargs)
-        return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, few=few)
+        return replace(operation, args=renamed_ref(operation.args), kwargs=kwargs, skinny=skinny)
 
     def load(node: ir.Load) -> Expression | None:
         if node.buffer not in renamed:

@@ -11,7 +11,7 @@ from fusewright.loops.ir import LoopProgram
 from fusewright.schedule.build import build_kernel
 from fusewright.schedule.dependencies import Dependencies, analyse, used_buffers
 from fusewright.schedule.fuse import Group, fuse
-from fusewright.schedule.horizontal_fusion import run_together
+from fusewright.schedule.horizontal_fusion import fuse_horizontally
 from fusewright.schedule.in_place import write_in_place
 from fusewright.schedule.memory import plan_memory
 from fusewright.schedule.names import kernel_name
@@ -43,7 +43,7 @@ def schedule(program: LoopProgram, options: ScheduleOptions = DEFAULTS, repeat: 
         kernels[name] = build_kernel(group, name, internal, program.buffers, program.size_symbols.keys(), options)
         steps.append(RunKernel(name))
     if options.fusion:
-        steps = run_together(steps, kernels, program.buffers, dependencies.shared, options)
+        steps = fuse_horizontally(steps, kernels, program.buffers, dependencies.shared, options)
     buffers, outputs = program.buffers, program.outputs
     if repeat is not None:
         whole = unroll(Steps(steps, kernels, buffers, outputs), program.makers, repeat)
