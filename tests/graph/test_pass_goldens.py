@@ -18,6 +18,7 @@ from fusewright.graph.passes.context import Pass, PassContext
 from fusewright.graph.passes.precision import half_products as precision
 from fusewright.graph.printer import print_graph
 from fusewright.graph.verify import verify
+from tests import goldens
 from tests.graph.texts import graph_of
 
 FOLDER = Path(__file__).parent / "golden"
@@ -28,18 +29,7 @@ LISTS = (
 PASSES: dict[str, Pass] = {one.__name__: one for stage in LISTS for one, _ in stage}
 
 
-def scenarios() -> dict[str, tuple[str, str]]:
-    """By heading: the graph, and the pass's result."""
-    found: dict[str, tuple[str, str]] = {}
-    for file in sorted(FOLDER.glob("*.txt")):
-        for part in file.read_text().split("## ")[1:]:
-            heading, text = part.split("\n", 1)
-            before, _, after = text.partition("-->\n")
-            found[heading] = before.strip(), after.strip()
-    return found
-
-
-SCENARIOS = scenarios()
+SCENARIOS = goldens.scenarios(FOLDER)
 
 
 def context() -> PassContext:
@@ -77,8 +67,4 @@ def test_every_pass_has_one_that_it_changes() -> None:
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
         same_processor(patch)
-        for file in FOLDER.glob("*.txt"):
-            texts = [part.split("\n", 1) for part in file.read_text().split("## ")[1:]]
-            parts = [(heading, text.partition("-->\n")[0].strip()) for heading, text in texts]
-            written = [f"## {heading}\n{before}\n-->\n{result(heading, before)}\n" for heading, before in parts]
-            file.write_text("\n".join(written))
+        goldens.write(FOLDER, result)
