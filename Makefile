@@ -2,8 +2,8 @@
 # make test   the tests (slow sweeps are behind the marker `sweep`)
 # make bench  benchmarks/compare.py over all models (long)
 # make lint   ruff, mypy, import-linter
-# make sanitize  the native part with AddressSanitizer and UBSan (SANITIZE=thread: ThreadSanitizer), under its own tests
 # make docs   the site in build/site (links are checked; nothing is loaded from the network)
+# make sanitize  the native part with AddressSanitizer and UBSan (SANITIZE=thread: ThreadSanitizer), under its own tests
 # make dist   sdist and wheel in dist/, checked
 
 PYTHON ?= python3
@@ -46,6 +46,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 # Python itself is not built with the sanitizer, so its library is loaded first; what Python leaves allocated is no leak.
@@ -58,10 +62,6 @@ sanitize: setup
 	LD_PRELOAD="$$(gcc -print-file-name=lib$(SANITIZER).so) $$(gcc -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=suppressions=tests/native/tsan.txt FUSEWRIGHT_CACHE=0 \
 		$(BIN)/python -m pytest -p no:cacheprovider -o pythonpath=$(SANITIZED) $(or $(TESTS),tests/native tests/runtime tests/test_threads.py)
-
-docs: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 dist: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine

@@ -70,9 +70,10 @@ def test_every_example_runs(
 def test_every_block_is_run_or_is_no_program(page: Path) -> None:
     text = page.read_text()
     languages = re.findall(r"^[ \t]*```+[ \t]*(\S+)", text, re.MULTILINE)
-    assert set(languages) <= {"python", "cpp", "sh", "text"}, "another language, or `py`, would not be run"
+    assert set(languages) <= {"python", "sh", "text", "cpp"}, "a language that nobody knows, or `py`, would not be run"
     assert languages.count("python") == len(BLOCK.findall(text)), "an indented block is not run"
-    assert text.count("<!-- fragment -->") == sum(bool(fragment) for fragment, *_ in BLOCK.findall(text))
+    marks = re.findall(r"^<!-- fragment -->$", text, re.MULTILINE)
+    assert len(marks) == sum(bool(fragment) for fragment, *_ in BLOCK.findall(text)), "a mark without a block after it"
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:
@@ -102,6 +103,13 @@ def test_tables_list_what_there_is() -> None:
             if page.name != "api.md"
         )
         assert documented, name
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = re.findall(r": (\S+)$", navigation, re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert not [page for page in pages if page not in listed and f"{Path(page).parent}/" not in listed]
 
 
 def test_the_reference_has_each_public_name_once() -> None:

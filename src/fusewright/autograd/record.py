@@ -108,6 +108,9 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
                 break
             finally:
                 recorder.lines.active = False
+            for value in found:
+                if value is not None and not recorder.owns(value):
+                    raise CannotDifferentiate(f"the gradient of a plain tensor is a {type(value).__qualname__}")
             gradients += [(*reached, value) for reached, value in zip(group.inputs, found, strict=True)]
             if _note_effects(recorder.graph, begins, index) and len(group.places) > 1:
                 raise CannotDifferentiate("the backward has effects, and some of its outputs may have no part in it")
@@ -131,7 +134,7 @@ def _record(recorder: Recorder, outputs: Sequence[object]) -> tuple[Backward, tu
         undefined=tuple((position, depends) for position, depends, value in gradients if value is None),
         updates=updates,
         rebuilt=None if plain else rebuilt,
-        user_code=None if recorder.user_gradients is None else tuple(recorder.user_gradients),
+        user_code=None if recorder.user_gradients is None or recorder.wrapped else tuple(recorder.user_gradients),
         freed=freed,
     )
     return backward, (*results.values, *(gradient for _, _, gradient in defined)), ""

@@ -1,4 +1,5 @@
-"""Python floats as inputs of a compiled graph: they reach it as 0-dimensional float64 tensors.
+"""What reaches a compiled graph as another thing than it is: Python floats as 0-dimensional float64 tensors, NumPy
+arrays and tensors of subclasses as plain ones, tensors that wrap others as their parts.
 
 Takes the sources of a graph's inputs and the compiled callable; gives the sources that guards read, and a callable that
 converts.
@@ -12,20 +13,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusewright.capture.guards.sources import ArrayTensor, NumberTensor, PlainTensor, Source
+from fusewright.capture.guards.sources import ArrayTensor, NumberTensor, PlainTensor, Source, WrappedPart
+from fusewright.record.apart import Apart, Form
+
+Converted = tuple[int, Source]
 
 
-def plain_sources(inputs: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[int, ...]]:
-    """Where each input is read, and the positions of those that are floats or NumPy arrays."""
-    positions = tuple(position for position, source in enumerate(inputs) if isinstance(source, _CONVERTED))
+def plain_sources(inputs: Sequence[Source]) -> tuple[tuple[Source, ...], tuple[Converted, ...]]:
+    """Where each input is read, and the positions of those that are converted."""
+    positions = tuple((position, source) for position, source in enumerate(inputs) if isinstance(source, _CONVERTED))
     return tuple(source.base if isinstance(source, _CONVERTED) else source for source in inputs), positions
 
 
-_CONVERTED = (NumberTensor, ArrayTensor, PlainTensor)
+_CONVERTED = (NumberTensor, ArrayTensor, PlainTensor, WrappedPart)
 
 
-def takes_numbers(compiled: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:
-    """`compiled` over inputs of which those at `positions` are Python floats or NumPy arrays."""
+def takes_numbers(compiled: Callable[..., Any], converted: tuple[Converted, ...]) -> Callable[..., Any]:
+    """`compiled` over inputs of which some are not yet what the graph takes."""
+    positions = tuple(position for position, source in converted if type(source) is not WrappedPart)
+    wrapped: dict[Any, list[tuple[int, int]]] = {}
+    for position, source in converted:
+        if isinstance(source, WrappedPart):
+            wrapped.setdefault(source.form, []).append((position, source.index))
+    if wrapped:
+        compiled = _takes_wrapped(compiled, wrapped)
+    if not positions:
+        return compiled
     cpu, float64, tensor = torch.device("cpu"), torch.float64, torch.tensor
     array, from_numpy = np.ndarray, torch.from_numpy
     plain, as_subclass = torch.Tensor, torch.Tensor.as_subclass
@@ -40,6 +53,21 @@ def takes_numbers(compiled: Callable[..., Any], positions: tuple[int, ...]) -> C
                 given[position] = from_numpy(value)
             else:
                 given[position] = tensor(value, dtype=float64, device=cpu)
+        return compiled(*given)
+
+    return run
+
+
+def _takes_wrapped(compiled: Callable[..., Any], wrapped: dict[Form, list[tuple[int, int]]]) -> Callable[..., Any]:
+    """`compiled` over inputs where a tensor that wraps others stands in the place of each of its parts."""
+    groups = tuple((form, tuple(places)) for form, places in wrapped.items())
+
+    def run(*inputs: Any) -> Any:
+        given = list(inputs)
+        for form, places in groups:
+            parts: Any = Apart.apply(form, True, given[places[0][0]])
+            for position, index in places:
+                given[position] = parts[index]
         return compiled(*given)
 
     return run

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 import torch
 import torch.fx
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from fusewright.base.location import Location
 from fusewright.base.records import replace
@@ -76,11 +76,12 @@ class Recorder:
     location   called for the user's stack (outermost first) at each call; its value goes to node.meta["location"]
 
     Set by the capture as it goes: user_gradients (custom autograd functions and hooks that have a part in the
-    gradients; None when one of them cannot be called again), freed (the program
-    has run a backward that frees its graph), recompute (nodes recorded now are to be computed again by the backward:
-    meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from PyTorch's), unknown_shapes
-    (results whose shape depends on data are recorded as long as nothing reads it). Set by its options: data_shapes,
-    data_numbers (sizes that depend on data are recorded: record/data_sizes.py), changes_level (see `lacks_form`).
+    gradients; None when one of them cannot be called again), freed (the program has run a backward that frees its
+    graph), wrapped (tensors that wrap others enter or leave with a history), recompute (nodes recorded now are to be
+    computed again by the backward: meta["recompute"]), draws (dropout draws from the kernels' own generator; None: from
+    PyTorch's), unknown_shapes (results whose shape depends on data are recorded as long as nothing reads it). Set by
+    its options: data_shapes, data_numbers (sizes that depend on data are recorded: record/data_sizes.py), changes_level
+    (see `lacks_form`).
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Recorder:
         self._depth = 0
         self._grad_mode = True  # as it was when the present call began
         self.user_gradients: list[Application | Hook] | None = []
-        self.freed = False
+        self.freed = self.wrapped = False
         self.recompute = False
         self.refuse_unasked: Callable[[Recorder, Any, Any], None] | None = None  # tensor classes override functions
         self.draws: Draws | None = None
@@ -233,6 +234,8 @@ class Recorder:
             raise GraphBreak(
                 "operator-failed", "a tensor that requires a gradient reached an operator without being an input"
             )
+        if is_traceable_wrapper_subclass(tensor):
+            raise GraphBreak("unsupported-tensor", f"a {type(tensor).__qualname__} reached an operator")
         found = self._constant_nodes.get(id(tensor))
         if found is not None:
             return found

@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from fusewright.base.records import replace
 from fusewright.base.signals import GraphBreak
 from fusewright.sizes.expressions import Dim, Relation
 from fusewright.sizes.symint import dim_of, size_of
@@ -155,6 +156,16 @@ class NonLeaf(torch.autograd.Function):
     @staticmethod
     def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
+
+
+def with_history(traced: TracedTensor) -> TracedTensor:
+    """Another tensor for the input `traced`, which as a real tensor requires a gradient and is no leaf."""
+    node, type_ = traced.node, replace(traced.tensor_type, requires_grad=True)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = make_traced(traced.recorder, node, type_, requires_grad=True)  # type: ignore[arg-type]
+        made: TracedTensor = NonLeaf.apply(leaf)  # type: ignore[assignment]
+    node.meta.update(type=type_, leaf=leaf, history=made.grad_fn)
+    return made
 
 
 def move_metadata(traced: TracedTensor, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nested._internal.nested_tensor import NestedTensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import fusewright
+from fusewright.base import events
 from tests.capture.call.comparing import same
 
 CALLS = 3
@@ -22,9 +23,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {}
 # What is not captured whole: on both backends, and on torch level alone.
 OPEN = frozenset(
     """
-    int8_made nested_gradient nested_linear nested_made nested_pointwise pair_containers pair_gradients pair_in_place
-    pair_in_place_of_part pair_leaf_gradient pair_linear pair_made pair_made_of_plain pair_result
-    pair_returned_with_gradient pair_through_functional quantised_input sparse_input
+    int8_leaves_with_history nested_gradient nested_linear nested_made nested_pointwise quantised_input sparse_input
+    tagged_backward_inside tagged_view_with_history wrapper_of_wrappers_gradient
     """.split()
 )
 
@@ -212,6 +212,43 @@ class Int8(torch.Tensor):
         return func(*plain, **(kwargs or {}))
 
 
+class Tagged(torch.Tensor):
+    """Floats, integers that come along, and a context that products change; its sum is a plain tensor."""
+
+    data_: torch.Tensor
+    ids: torch.Tensor
+    tag: int
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: Any, data: Any, ids: Any, tag: int) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype, strides=data.stride())
+
+    def __init__(self, data: Any, ids: Any, tag: int) -> None:
+        self.data_, self.ids, self.tag = data, ids, tag
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return "Tagged"
+
+    def __tensor_flatten__(self) -> Any:
+        return ["data_", "ids"], (self.tag,)
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Tagged(parts["data_"], parts["ids"], *context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = next(one for one in tree_leaves(args) if isinstance(one, Tagged))
+        made = func(*tree_map_only(Tagged, lambda one: one.data_, args), **(kwargs or {}))
+        if func.__name__.split(".")[0].endswith("_"):
+            return args[0]
+        if func is torch.ops.aten.sum.default:
+            return made
+        tag = first.tag + (func is torch.ops.aten.mul.Tensor)
+        return tree_map_only(torch.Tensor, lambda one: Tagged(one, first.ids, tag), made)
+
+
 def numbers(kind: Any, grad: bool = False, **attributes: Any) -> Any:
     made = torch.arange(-2.0, 4.0).reshape(2, 3).as_subclass(kind)
     made.__dict__.update(attributes)
@@ -225,6 +262,25 @@ def boxes() -> Any:
 def pair(grad: bool = False, note: str = "n") -> Any:
     made = Pair(torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3) - 3, note)
     return made.requires_grad_() if grad else made
+
+
+def tagged(grad: bool = False, tag: int = 0) -> Any:
+    made = Tagged(torch.arange(6.0).reshape(2, 3), torch.arange(3), tag)
+    return made.requires_grad_() if grad else made
+
+
+def pair_of_tagged(grad: bool = False) -> Any:
+    made = Pair(tagged(), tagged(tag=3), "outer")
+    return made.requires_grad_() if grad else made
+
+
+class PairLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(pair())
+
+    def forward(self, x: Any) -> Any:
+        return (self.weight * x).sin()
 
 
 def nested(grad: bool = False) -> Any:
@@ -509,6 +565,94 @@ def int8_made(x):
     return made, F.linear(x, made)
 
 
+@program(lambda: Int8.of(plain()).requires_grad_(), lambda: torch.ones(2, 3, requires_grad=True))
+def int8_plain_gradient_of_a_wrapper(w, x):
+    return F.linear(x, w).sum()
+
+
+@program(lambda: Int8.of(plain()).requires_grad_())
+def int8_leaves_with_history(w):
+    return w.clone()
+
+
+@program(PairLayer, plain)
+def wrapper_parameter(m, x):
+    return m(x).sum()
+
+
+@program(PairLayer, plain)
+def wrapper_parameter_updated(m, x):
+    with torch.no_grad():
+        m.weight.sub_(0.5)
+    return m(x).sum(), m.weight.is_leaf, m.weight.requires_grad, m.weight.grad
+
+
+@program(tagged)
+def tagged_results(t):
+    return t + 1, t * 2 * 3, t.t(), t.view(3, 2)
+
+
+@program(lambda: tagged(True))
+def tagged_gradient(t):
+    return (t * t).sum()
+
+
+@program(lambda: tagged(True) * 2)
+def tagged_with_history(t):
+    return t.exp().sum()
+
+
+@program(lambda: tagged(True))
+def tagged_gradients_of_two_kinds(t):
+    return (t * t).sum() + t.sum()
+
+
+@program(tagged)
+def tagged_made_and_parts(t):
+    return Tagged(t.data_ * 2, t.ids + 1, 7), t.data_, t
+
+
+@program(tagged)
+def tagged_in_place(t):
+    t.add_(1)
+    return t.mul_(2)
+
+
+@program(lambda: tagged(True))
+def tagged_in_place_with_history(t):
+    y = t * 2
+    y.add_(1)
+    return y.sum()
+
+
+@program(lambda: tagged(True))
+def tagged_view_with_history(t):
+    return t.t()
+
+
+@program(tagged)
+def tagged_attribute_of_made(t):
+    made = t * 2
+    made.tag = 9
+    return made
+
+
+@program(lambda: tagged(True))
+def tagged_backward_inside(t):
+    (t * t).sum().backward()
+    return t.grad
+
+
+@program(pair_of_tagged)
+def wrapper_of_wrappers(p):
+    return p * 2, p.a * 3
+
+
+@program(lambda: pair_of_tagged(True))
+def wrapper_of_wrappers_gradient(p):
+    return p * p
+
+
 @program(nested)
 def nested_pointwise(n):
     return (n * 2).sin() + 1
@@ -546,10 +690,10 @@ def described(value: Any) -> Any:
     """What can be seen of a value, as plain data and plain tensors."""
     if isinstance(value, torch.Tensor):
         kind = type(value)
-        if isinstance(value, (Pair, Int8, NestedTensor)):
-            names = value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+        if isinstance(value, (Pair, Int8, Tagged, NestedTensor)):
+            names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
             parts = [described(getattr(value, name)) for name in names if "seqlen" not in name]
-            context = value.note if isinstance(value, Pair) else None
+            context = None if isinstance(value, NestedTensor) else (context, tuple(value.shape), value.stride())
             return (
                 kind,
                 value.requires_grad,
@@ -601,3 +745,48 @@ def test_equals_eager(name: str, backend: str) -> None:
             seen(fusewright.compile(function, backend=backend, fullgraph=True), make)
         fusewright.reset()
     same(seen(fusewright.compile(function, backend=backend, fullgraph=whole), make), expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_plain_tensors_have_the_gradients_of_eager(backend: str) -> None:
+    """Such a gradient is a wrapper: no graph gives one."""
+
+    def function(t: Any, x: Any) -> Any:
+        return (t * x).sum()
+
+    def make() -> Any:
+        return tagged(), torch.ones(2, 3, requires_grad=True)
+
+    same(seen(fusewright.compile(function, backend=backend), make), seen(function, make))
+
+
+def test_a_wrapper_written_to_in_place_has_another_version() -> None:
+    t = tagged()
+    saved = (torch.ones(2, 3, requires_grad=True) * t).sum()
+    fusewright.compile(lambda t: t.add_(1), fullgraph=True)(t)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
+def test_wrappers_of_equal_context_share_a_graph() -> None:
+    compiled = fusewright.compile(lambda t: t * 2, fullgraph=True)
+    with events.STREAM.listening((heard := []).append):
+        for tag in (0, 0, 1, 1, 0):
+            assert compiled(tagged(tag=tag)).tag == tag + 1
+    assert sum(isinstance(event, events.Captured) for event in heard) == 2
+
+
+def test_the_gradient_of_a_result_of_another_context_is_an_error() -> None:
+    """The backward was recorded for one kind of gradient."""
+    p = pair(True)
+    result = fusewright.compile(lambda p: p * 2, fullgraph=True)(p)
+    with pytest.raises(RuntimeError, match="the gradient of a Pair"):
+        result.backward(pair(note="another"))
+
+
+def test_a_second_derivative_through_a_wrapper_is_refused() -> None:
+    p = pair(True)
+    result = fusewright.compile(lambda p: (p * p * p).sum(), fullgraph=True)(p)
+    with pytest.raises(RuntimeError):
+        (gradient,) = torch.autograd.grad(result, p, create_graph=True)
+        gradient.sum().backward()

@@ -23,7 +23,7 @@ from fusewright.capture.border.effects import DELETED, Shadow, attributes_change
 from fusewright.capture.border.torch_function import is_traced_subclass
 from fusewright.capture.border.values import context
 from fusewright.capture.border.values.dict import OutsideDict
-from fusewright.capture.border.values.wrapper import is_wrapper
+from fusewright.capture.border.values.wrapper import is_wrapper, leaving
 from fusewright.capture.breaks.contents import ATOMS, FUNCTION, atom, content_text, parts
 from fusewright.capture.breaks.rebuild import BASE_BUILDERS, BUILDERS, build_object
 from fusewright.capture.guards.sources import Constant, Item, Local, Source
@@ -393,9 +393,7 @@ class Code:
 
     def _tensor(self, value: torch.Tensor) -> str:
         if is_wrapper(value):
-            raise GraphBreak(
-                "unsupported-tensor", f"a {type(value).__qualname__} that was made inside leaves the graph"
-            )
+            return self._wrapper(value)
         if not self.world.recorder_owns(value):
             raise GraphBreak(
                 "functorch-transform", "a tensor leaves the transform (vmap, grad, jvp) that it belongs to"
@@ -415,6 +413,15 @@ class Code:
             for name, attribute in attributes.items():
                 self.lines.append(f"{text}.{name} = {self.expression(attribute)}")
         return text
+
+    def _wrapper(self, value: Any) -> str:
+        """A tensor that wraps others, made inside: put together behind the graph."""
+        left = leaving(self.world, value)
+        self.alive.append(left.parts)
+        parts = ", ".join(self.expression(part) for part in left.parts)
+        layout = ", ".join(self.expression(tuple(one)) for one in left.layout)
+        name = self.bind("together", left.together)
+        return self.start(value, f"{name}({layout}, {parts})")
 
     def cell(self, cell: types.CellType) -> str:
         """A closure cell, outside (bound as it is, or through the root function) or made inside."""

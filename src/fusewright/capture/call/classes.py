@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import native
 from fusewright.capture.border.native_ready import for_native
 from fusewright.capture.border.protocols import truth
-from fusewright.capture.border.values import cls as classes, subclass
+from fusewright.capture.border.values import cls as classes, subclass, wrapper
 from fusewright.capture.border.values.constant import FROZEN_TYPES, is_constant
 from fusewright.capture.call import subclasses, support as call_support, torch as call_torch
 from fusewright.capture.guards import MISSING
@@ -39,6 +39,8 @@ def call_class(tracer: Tracer, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if cls is torch.Tensor or cls in call_torch.LEGACY_TENSOR_TYPES:
         return _legacy_tensor(tracer, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
+        if wrapper.has_parts(cls):
+            return wrapper.construct(world, cls, args, kwargs)
         if not subclass.is_subclass(cls):
             raise GraphBreak("tensor-construction", f"a call of the class {cls.__qualname__}")
         return construct(tracer, cls, args, kwargs)

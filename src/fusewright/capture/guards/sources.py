@@ -209,6 +209,20 @@ class PlainTensor(Source):
 
 
 @dataclass(frozen=True, slots=True)
+class WrappedPart(Source):
+    """A part of a tensor that wraps others and requires a gradient, so that the part's gradient becomes the tensor's.
+
+    form: how the tensor crosses the border (record/apart.py); index: 0 for its carrier, then its parts in order."""
+
+    base: Source
+    form: object
+    index: int
+
+    def text(self) -> str:
+        return f"part {self.index} of {self.base.text()}"
+
+
+@dataclass(frozen=True, slots=True)
 class Global(Source):
     """A global name of the root frame's function: `__globals__[name]`, falling to builtins."""
 

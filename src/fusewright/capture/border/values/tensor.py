@@ -19,7 +19,7 @@ from fusewright.base.signals import GraphBreak, SkipFrame, UserException
 from fusewright.capture.border.dynamic import symbolic_dims, symbolic_steps
 from fusewright.capture.border.native import native
 from fusewright.capture.border.torch_function import is_traced_subclass
-from fusewright.capture.border.values import cls as classes, subclass
+from fusewright.capture.border.values import cls as classes, subclass, wrapper
 from fusewright.capture.border.values.dict import OutsideDict
 from fusewright.capture.border.values.wrapper import is_wrapper, load_wrapper
 from fusewright.capture.guards import MISSING, Guard, TensorGuard
@@ -176,6 +176,8 @@ _REFUSED = {
 def getattr_tensor(world: World, tensor: torch.Tensor, name: str) -> object:
     """`tensor.name`."""
     if is_wrapper(tensor):
+        if name in _REFUSED or (name in _OF_AUTOGRAD and world.outside(tensor) is not None):
+            return getattr_plain(world, tensor, name)
         found = classes.lookup(type(tensor), name)
         return (
             types.MethodType(found, tensor)
@@ -321,10 +323,18 @@ _ATTRIBUTES: dict[str, Callable[[World, torch.Tensor], object]] = {
 }
 
 
+# What the stand-in of a tensor that wraps others does not know: its history is that of its parts.
+_OF_AUTOGRAD = frozenset({"requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "output_nr"})
+
+
 def setattr_tensor(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
     """`tensor.name = value`: the gradient and user attributes are held back; anything else is a graph break."""
     if is_wrapper(tensor):
-        raise GraphBreak("tensor-attribute", f"a store to an attribute of a {type(tensor).__qualname__}")
+        if name == "grad" and world.outside(tensor) is not None:
+            world.effects.store_slot(tensor, "grad", value)
+        else:
+            wrapper.store(world, tensor, name, value)
+        return
     if is_traced_subclass(tensor):
         subclass.setattr_subclass(world, tensor, name, value, setattr_plain)
     else:

@@ -3,24 +3,31 @@
 Takes a tensor whose class has PyTorch's contract for such classes (`__tensor_flatten__`, `__tensor_unflatten__`: all
 that it is are its parts and a context); gives one of the same class, made of traced parts. Its own code
 (`__torch_function__`, `__torch_dispatch__`) runs as in eager, under the recorder, and what it does to the parts is
-recorded.
-Always holds: the very object is guarded, its attributes too; one that its own code writes to, or that leaves the graph,
-breaks it.
+recorded. One that requires a gradient has its parts' gradients (record/apart.py).
+Always holds: of a parameter the very object is guarded, of any other its context by equality; the attributes too. One
+whose attributes its own code writes to breaks the graph.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_traceable_wrapper_subclass_type
 
 from fusewright.base.records import dataclass
 from fusewright.base.signals import GraphBreak, UserException
 from fusewright.capture.border.native import unwatched
-from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source
-from fusewright.record.traced_tensor import TracedTensor
+from fusewright.capture.border.values import cls as classes
+from fusewright.capture.border.values.constant import is_constant
+from fusewright.capture.guards import MISSING
+from fusewright.capture.guards.sources import Attribute, InstanceDict, Item, Source, WrappedPart
+from fusewright.record import apart
+from fusewright.record.apart import Apart, Form, Makeup, Together
+from fusewright.record.traced_tensor import TracedTensor, with_history
 
 if TYPE_CHECKING:
     from fusewright.capture.border.interfaces import World
@@ -31,10 +38,12 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 @dataclass(slots=True)
 class Wrapped:
-    """A stand-in, and the attributes that it had when it was made."""
+    """A stand-in, and its attributes, history and version when it was made."""
 
-    value: torch.Tensor
+    value: Any
     attributes: dict[str, object]
+    history: object
+    version: int
 
 
 def is_wrapper(real: object) -> bool:
@@ -43,7 +52,23 @@ def is_wrapper(real: object) -> bool:
     kind = type(real)
     if kind is TracedTensor or kind in PLAIN or not issubclass(kind, torch.Tensor):
         return False
-    return is_traceable_wrapper_subclass(real) and not kind.__module__.startswith("torch.")  # type: ignore[arg-type]
+    return is_traceable_wrapper_subclass(real) and not of_torch(kind)  # type: ignore[arg-type]
+
+
+def of_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
+
+
+def has_parts(kind: Any) -> bool:
+    """Whether instances of the class can be wrappers."""
+    return is_traceable_wrapper_subclass_type(kind) and not of_torch(kind)
+
+
+def construct(world: World, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`kind(*args, **kwargs)`: its own code runs, as that of its operators does."""
+    if world.recorder.level != "aten":
+        world.recorder.lacks_form(CODE, f"a {kind.__qualname__} is made, which graphs at torch level do not take apart")
+    return world.torch_call(kind, args, kwargs)
 
 
 def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tensor:
@@ -51,37 +76,119 @@ def load_wrapper(world: World, real: torch.Tensor, source: Source) -> torch.Tens
     what = f"{source.text()}, a {type(real).__qualname__},"
     if world.recorder.level != "aten":
         world.recorder.lacks_form(CODE, f"{what} is a tensor subclass, which graphs at torch level do not take apart")
-    if real.requires_grad:
-        raise GraphBreak(CODE, f"{what} requires a gradient: tensor subclasses are traced where they need none")
-    try:
-        names, context = unwatched(real.__tensor_flatten__)  # type: ignore[attr-defined]
-        held = {name: unwatched(getattr, real, name) for name in names}
-    except UserException as error:  # its constructor may still be running
-        raise GraphBreak(CODE, f"{what} cannot be taken apart ({error.exception})") from None
-    world.guard("CALL", source, _IsStill(real))
+    own = taken_apart(real, what)
+    inner = {name: unwatched(getattr, real, name) for name in own.names}
+    form = Form(own) if real.requires_grad else None
+    if form is not None and any(part.requires_grad for part in inner.values()):
+        raise GraphBreak(CODE, f"{what} requires a gradient, and so does a part of it")
+    known = None if isinstance(real, torch.nn.Parameter) else apart.kept(own)
+    world.guard("TYPE", source, type(real))
+    world.guard("CALL", source, _IsStill(real) if known is None else _IsAlike(real, known))
     attributes = object.__getattribute__(real, "__dict__")
-    parts: dict[str, torch.Tensor] = {}
-    for name, part in held.items():
+    parts: list[Any] = []
+    linked: list[torch.Tensor] = [] if form is None else [_carrier(world, real, source, form)]
+    for index, (name, part) in enumerate(inner.items(), 1):
         where = Item(InstanceDict(source), name) if attributes.get(name) is part else Attribute(source, name)
         inside = world.load(part, where)
         if not (world.recorder_owns(inside) or is_wrapper(inside)):
             raise GraphBreak(CODE, f"{what} has a part {name!r} that is no tensor")
         if any(type(size) is not int for size in inside.shape):
             raise GraphBreak(CODE, f"{what} has a part {name!r} of symbolic size")
-        parts[name] = inside
+        parts.append(inside)
+        if form is not None and apart.carries_gradient(inside):
+            linked.append(_linked(world, inside, where, WrappedPart(source, form, index)))
+    held: tuple[object, ...] = (*own.context, own.context) if isinstance(own.context, tuple) else (own.context,)
     for name, value in attributes.items():
-        if name not in parts:
+        if name not in inner and not any(value is one for one in held if known is not None):
             _guard_attribute(world, value, Item(InstanceDict(source), name))
-    with torch._C.DisableTorchFunctionSubclass():
-        shape, stride = real.shape, real.stride()
-    made = unwatched(type(real).__tensor_unflatten__, parts, context, shape, stride)  # type: ignore[attr-defined]
-    if type(made) is not type(real) or made.requires_grad:
+    size, stride = apart.layout_of(real)
+
+    def make() -> torch.Tensor:
+        return own.make(parts, size, stride)
+
+    made = unwatched(make) if form is None else _together(world, make, form, parts, linked)
+    if type(made) is not type(real) or made.requires_grad != real.requires_grad:
         raise GraphBreak(CODE, f"{what} is not what its __tensor_unflatten__ makes")
     for name, value in attributes.items():
-        if name not in parts:
+        if name not in inner:
             made.__dict__.setdefault(name, value)
-    world.wrappers.append(Wrapped(made, dict(made.__dict__)))
+    world.wrappers.append(Wrapped(made, dict(made.__dict__), made.grad_fn, _version(made)))
     return world.stand_in(real, source, made)  # type: ignore[no-any-return]
+
+
+def taken_apart(real: Any, what: str) -> Makeup:
+    try:
+        return unwatched(apart.makeup, real)  # type: ignore[no-any-return]
+    except UserException as error:  # its constructor may still be running
+        raise GraphBreak(CODE, f"{what} cannot be taken apart ({error.exception})") from None
+
+
+def _carrier(world: World, real: torch.Tensor, source: Source, form: Form) -> torch.Tensor:
+    """The input that a gradient without parts is the gradient of."""
+    world.repeats.enabled = False
+    world.recorder.wrapped = True
+    traced = world.recorder.input(apart.carrier(real), "carrier", requires_grad=True)
+    world.input_sources.append(WrappedPart(source, form, 0))
+    return traced  # type: ignore[no-any-return]
+
+
+def _linked(world: World, inside: Any, where: Source, source: WrappedPart) -> torch.Tensor:
+    """A tensor for the same input as `inside`, with a history, as the input will have."""
+    if world.input_sources[-1] != where:  # it was not loaded just now, or its own parts were
+        raise GraphBreak(CODE, f"{where.text()} is an input besides, or wraps tensors itself")
+    world.input_sources[-1] = source
+    return with_history(inside)
+
+
+def _together(world: World, make: Any, form: Form, parts: list[Any], linked: list[torch.Tensor]) -> Any:
+    with torch.enable_grad():
+        return world.recorder.call(Together.apply, (make, form, parts, *linked))
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A wrapper that was made inside: its parts and layout, and what makes one of real ones."""
+
+    parts: list[Any]
+    layout: tuple[Any, Any]
+    together: Callable[..., torch.Tensor]
+
+
+def leaving(world: World, value: Any) -> Leaving:
+    """Takes apart what leaves the graph."""
+    what = f"a {type(value).__qualname__} that leaves the graph"
+    own = taken_apart(value, what)
+    if not apart.is_immutable(own.context):
+        raise GraphBreak(CODE, f"{what} has a context that can be written to: {own.context!r}")
+    parts = apart.parts_of(value, own.names)
+    layout = apart.layout_of(value)
+    alike = unwatched(own.make, parts, *layout)
+    if type(alike) is not type(value) or alike.__dict__.keys() != value.__dict__.keys():
+        raise GraphBreak(CODE, f"{what} is not what its __tensor_unflatten__ makes")
+    form = Form(own)
+    if not value.requires_grad:
+        return Leaving(parts, layout, functools.partial(apart.without_history, form))
+    if value.is_leaf or value._is_view():
+        raise GraphBreak(CODE, f"{what} is a leaf or a view with a history")
+    form.gradient = own
+    with torch.no_grad():
+        natural = [world.recorder.call(fn, (value.detach(),)) for fn in (torch.ones_like, torch.sum)]
+    if any(apart.makeup(one) != own for one in natural):
+        raise GraphBreak(CODE, f"{what} has a history, and its gradient may be of another class or context")
+    with torch.enable_grad():
+        parts = [*world.recorder.call(Apart.apply, (form, False, value))]  # type: ignore[misc]
+    world.recorder.wrapped = True
+    return Leaving(parts, layout, functools.partial(apart.together, form))
+
+
+def store(world: World, tensor: torch.Tensor, name: str, value: object) -> None:
+    """`tensor.name = value`: a wrapper that was made inside is changed itself."""
+    kind = type(tensor)
+    own_rule = classes.lookup(kind, "__setattr__") is not classes.lookup(torch.Tensor, "__setattr__")
+    known = classes.lookup(kind, name)
+    if world.outside(tensor) is not None or own_rule or known is not MISSING or not is_constant(value):
+        raise GraphBreak("tensor-attribute", f"a store to an attribute of a {kind.__qualname__}")
+    tensor.__dict__[name] = value
 
 
 def check_result(world: World, fn: object, result: object) -> None:
@@ -106,17 +213,37 @@ def check_result(world: World, fn: object, result: object) -> None:
 class _IsStill:
     """Guard callable: it is the very tensor. Does not keep it alive."""
 
-    __slots__ = ("name", "reference")
+    __slots__ = ("name", "reference", "requires_grad")
 
     def __init__(self, real: torch.Tensor) -> None:
-        self.name = type(real).__qualname__
+        self.name, self.requires_grad = type(real).__qualname__, real.requires_grad
         self.reference = weakref.ref(real)
 
-    def __call__(self, subject: object) -> bool:
-        return self.reference() is subject
+    def __call__(self, subject: Any) -> bool:
+        known = self.reference()
+        return known is not None and known is subject and known.requires_grad == self.requires_grad
 
     def __repr__(self) -> str:
         return f"is the same {self.name}"
+
+
+class _IsAlike:
+    """Guard callable: a tensor of the same class, context and layout."""
+
+    __slots__ = ("known", "layout", "requires_grad")
+
+    def __init__(self, real: torch.Tensor, known: Makeup) -> None:
+        self.known, self.layout, self.requires_grad = known, apart.layout_of(real), real.requires_grad
+
+    def __call__(self, subject: Any) -> bool:
+        return (
+            apart.makeup(subject) == self.known
+            and apart.layout_of(subject) == self.layout
+            and subject.requires_grad == self.requires_grad
+        )
+
+    def __repr__(self) -> str:
+        return f"is a {self.known.kind.__qualname__} of context {self.known.context!r}"  # type: ignore[union-attr]
 
 
 def _guard_attribute(world: World, value: Any, source: Source) -> None:
@@ -130,10 +257,19 @@ def _guard_attribute(world: World, value: Any, source: Source) -> None:
                 _guard_attribute(world, held, Item(InstanceDict(source), name))
 
 
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def check_unchanged(world: World) -> None:
-    """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written
-    to."""
+    """Called at the end of an attempt. Raises GraphBreak for a wrapper from outside whose attributes were written to,
+    or whose history was changed by a write in place."""
     for one in world.wrappers:
         now = one.value.__dict__
         if now.keys() != one.attributes.keys() or any(now[name] is not held for name, held in one.attributes.items()):
             raise GraphBreak(CODE, f"an attribute of a {type(one.value).__qualname__} was written to")
+        if one.value.grad_fn is not one.history:
+            raise GraphBreak(CODE, f"a {type(one.value).__qualname__} with a history was written to in place")
+        if _version(one.value) != one.version:  # the graph writes to the parts: autograd shall know of the whole
+            one.version = _version(one.value)
+            world.effects.defer(torch.autograd.graph.increment_version, (one.value,), {}, "")

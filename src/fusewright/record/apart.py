@@ -1,0 +1,197 @@
+"""Tensors that wrap others, taken apart and put together so that autograd follows.
+
+Takes a wrapper, or the parts of one; gives its parts, or the wrapper. The same two functions stand on both sides of a
+graph: outside a wrapper is taken apart in front of the graph and put together behind it, inside the other way round.
+Always holds: the gradient of a wrapper crosses as the gradients of its parts, or, where it is a plain tensor, as that
+of the carrier, a tensor of the wrapper's shape that takes no memory; it is of the class and context that the graph was
+recorded with, or an error says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fusewright.base.records import dataclass
+
+Parts = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Makeup:
+    """What a wrapper is besides its parts and its size. kind None: a plain tensor."""
+
+    kind: type | None
+    names: tuple[str, ...] = ()
+    context: Any = None
+
+    def make(self, parts: Parts, size: Any, stride: Any) -> torch.Tensor:
+        assert self.kind is not None
+        inner = dict(zip(self.names, parts, strict=True))
+        return self.kind.__tensor_unflatten__(inner, self.context, size, stride)  # type: ignore[attr-defined,no-any-return]
+
+
+PLAIN = Makeup(None)
+
+
+def makeup(tensor: Any) -> Makeup:
+    """Of a wrapper or of a plain tensor; the context is the tensor's own object."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return PLAIN
+    names, context = tensor.__tensor_flatten__()
+    return Makeup(type(tensor), tuple(names), context)
+
+
+def kept(value: Makeup) -> Makeup | None:
+    """A copy that later writes to the context do not reach. None where a copy is not equal, so that nothing can be
+    compared with it."""
+    try:
+        context = copy.deepcopy(value.context)
+        return Makeup(value.kind, value.names, context) if bool(context == value.context) else None
+    except Exception:  # the user's own __deepcopy__ and __eq__
+        return None
+
+
+_ATOMS = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
+
+
+def is_immutable(context: object) -> bool:
+    """Whether results can share a context: nobody can write to it, and it holds nothing of one recording."""
+    if isinstance(context, (tuple, frozenset)):
+        return all(map(is_immutable, context))
+    if isinstance(context, (*_ATOMS, torch.memory_format, type, enum.Enum)):
+        return True
+    settings = getattr(type(context), "__dataclass_params__", None)
+    return settings is not None and settings.frozen and all(map(is_immutable, vars(context).values()))
+
+
+def parts_of(tensor: Any, names: Sequence[str]) -> list[torch.Tensor]:
+    return [getattr(tensor, name) for name in names]
+
+
+def carries_gradient(part: torch.Tensor) -> bool:
+    return part.dtype.is_floating_point or part.dtype.is_complex
+
+
+class Form:
+    """How one wrapper crosses the border of the graph.
+
+    own       what it is
+    gradient  what its gradient is: None until the backward has been recorded
+    """
+
+    __slots__ = ("gradient", "own")
+
+    def __init__(self, own: Makeup, gradient: Makeup | None = None) -> None:
+        self.own, self.gradient = own, gradient
+
+    def split(self, gradient: torch.Tensor, own: Parts) -> list[torch.Tensor | None]:
+        """The gradients of the carrier and of the parts that have one."""
+        found = makeup(gradient)
+        if self.gradient is None:
+            self.gradient = found if is_immutable(found.context) else None
+        if found != self.gradient:
+            raise RuntimeError(f"the gradient of a {_said(self.own)} is a {_said(found)}, not {_said(self.gradient)}")
+        if found.kind is None:
+            return [gradient, *(None for part in own if carries_gradient(part))]
+        given = parts_of(gradient, found.names)
+        for mine, theirs in zip(own, given, strict=True):
+            if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+                raise RuntimeError(f"the gradient of a {_said(self.own)} has parts of other shapes or dtypes")
+            if not carries_gradient(mine) and not same_value(mine, theirs):
+                raise RuntimeError(f"the gradient of a {_said(self.own)} has other integers than it")
+        return [None, *(part for part in given if carries_gradient(part))]
+
+    def join(self, carried: torch.Tensor | None, given: Parts, own: Parts, layout: Any) -> torch.Tensor | None:
+        """The gradient of which these are parts. own: the parts of the wrapper itself; layout: its size and stride."""
+        if carried is not None:
+            return carried
+        if self.gradient is None or all(part is None for part in given):
+            return None
+        following = iter(given)
+        parts = [_or_zeros(next(following), part) if carries_gradient(part) else part for part in own]
+        return self.gradient.make(parts, *layout)
+
+
+def _said(value: Makeup | None) -> str:
+    if value is None or value.kind is None:
+        return "plain tensor"
+    return f"{value.kind.__qualname__} of context {value.context!r}"
+
+
+def _or_zeros(gradient: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(part) if gradient is None else gradient
+
+
+def same_value(mine: Any, theirs: Any) -> bool:
+    """Whether two tensors are one: the object, or a result of the recording that is."""
+    node = getattr(mine, "node", None)
+    if node is not None:
+        return node is getattr(theirs, "node", None)
+    return mine is theirs or torch.equal(mine, theirs)
+
+
+class Apart(torch.autograd.Function):
+    """forward(ctx, form, with a carrier, wrapper) → its parts, behind its carrier."""
+
+    @staticmethod
+    def forward(ctx: Any, form: Form, carried: bool, wrapper: Any) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.form, ctx.carried, ctx.layout = form, carried, layout_of(wrapper)
+        ctx.own = parts_of(wrapper, form.own.names)
+        parts = [part.detach() for part in ctx.own]
+        ctx.mark_non_differentiable(*(part for part in parts if not carries_gradient(part)))
+        return (carrier(wrapper), *parts) if carried else tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        carried, given = (gradients[0], gradients[1:]) if ctx.carried else (None, gradients)
+        floats = [one for one, part in zip(given, ctx.own, strict=True) if carries_gradient(part)]
+        return None, None, ctx.form.join(carried, floats, ctx.own, ctx.layout)
+
+
+class Together(torch.autograd.Function):
+    """forward(ctx, make, form, parts, carrier, *linked) → the wrapper of the parts (a list, which autograd does not
+    look into). linked: what the gradients of the floating-point ones go to."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, make: Callable[[], torch.Tensor], form: Form, parts: list[torch.Tensor], *linked: Any
+    ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.form, ctx.parts = form, parts
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        if gradient is None:
+            return (None,) * len(ctx.needs_input_grad)
+        return (None, None, None, *ctx.form.split(gradient, ctx.parts))
+
+
+def layout_of(wrapper: torch.Tensor) -> tuple[Any, Any]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return wrapper.shape, wrapper.stride()
+
+
+def carrier(wrapper: Any) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty((), dtype=wrapper.dtype, device=wrapper.device).expand(wrapper.shape)
+
+
+def together(form: Form, size: Any, stride: Any, *parts: torch.Tensor) -> torch.Tensor:
+    """The wrapper behind a graph whose outputs its parts are, with their history."""
+    inner = [part.detach() for part in parts]
+    linked = [part for part in parts if carries_gradient(part)]
+    made: Any = Together.apply(lambda: form.own.make(inner, size, stride), form, inner, None, *linked)
+    return made  # type: ignore[no-any-return]
+
+
+def without_history(form: Form, size: Any, stride: Any, *parts: torch.Tensor) -> torch.Tensor:
+    """The wrapper behind a graph of one that requires no gradient."""
+    return form.own.make(parts, size, stride)
